@@ -1,0 +1,55 @@
+"""Hooks on decoder blocks as context managers: see or replace a block's hidden states, whatever the block returns.
+
+Some architectures' blocks return a tensor, others a tuple whose first item is the hidden states. That difference is
+handled here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def hidden_of(output: Any) -> Tensor:
+    """Return the hidden states in a module's output: the output itself, or the first item of a tuple."""
+    hidden = output[0] if isinstance(output, tuple | list) else output
+    if not isinstance(hidden, Tensor):
+        raise TypeError(f"a decoder block returned {type(hidden).__name__}, where hidden states were expected")
+    return hidden
+
+
+def with_hidden(output: Any, hidden: Tensor) -> Any:
+    """Return a module's output with its hidden states replaced by `hidden`, in the form the module used."""
+    return (hidden, *output[1:]) if isinstance(output, tuple | list) else hidden
+
+
+@contextmanager
+def replace(module: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within the context, replace the hidden states h that `module` returns by ``function(h)``.
+
+    Args:
+        module: The token embedding or a decoder block.
+        function: From hidden states ``(batch, positions, hidden)`` to hidden states of the same shape.
+    """
+    handle = module.register_forward_hook(lambda _m, _i, output: with_hidden(output, function(hidden_of(output))))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within the context, call ``function(h)`` on the hidden states h that `module` returns."""
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        function(hidden_of(output))
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,133 @@
+"""The Jacobian do/ds of an LM's decoding of a prompt, at every layer, from one reverse sweep.
+
+Three things make it cheap, and none changes the result (Section 3.1 of the paper defines it; the tests compare every
+element with the plain computation over the whole prompt):
+
+* Tokens before the subject's last token do not depend on s. Their keys and values are computed once, without a graph.
+* The gradient of o with respect to the subject position *as a node of the graph at a layer* is that layer's Jacobian,
+  so one set of `hidden` vector-Jacobian products yields all layers.
+* Cotangents go in chunks: the suffix is repeated over the lanes of a batch, run forward once, and every ordinary
+  backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError
+from lre_lightning.hooks import replace
+from lre_lightning.language_model import LanguageModel, Layer, repeat_cache
+
+DEFAULT_CHUNK_SIZE = 128
+
+
+@dataclass(frozen=True)
+class PromptJacobian:
+    """First-order behaviour of the LM around one prompt.
+
+    Attributes:
+        jacobian: do/ds by layer, each `(hidden, hidden)`: row i is the gradient of o_i.
+        subject: s by layer, each `(hidden,)`.
+        object: o, `(hidden,)`: output of the last block at the prompt's last token, before the final norm.
+
+    All are in the LM's dtype, on the LM's device, without a graph.
+    """
+
+    jacobian: dict[Layer, Tensor]
+    subject: dict[Layer, Tensor]
+    object: Tensor
+
+    def bias(self, layer: Layer) -> Tensor:
+        """O - (do/ds) s at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider (Equation 3)."""
+        wide = torch.promote_types(self.object.dtype, torch.float32)
+        return self.object.to(wide) - self.jacobian[layer].to(wide) @ self.subject[layer].to(wide)
+
+
+def prompt_jacobian(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    subject_position: int,
+    layers: Sequence[Layer] | None = None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> PromptJacobian:
+    """Compute do/ds at every requested layer for one prompt.
+
+    Args:
+        lm: The language model.
+        input_ids: The prompt's token ids `(positions,)`, int64, without padding.
+        subject_position: Index of the subject's last token.
+        layers: The layers wanted; all if None.
+        chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it.
+
+    Raises:
+        LREError: If the position or a layer is out of range, the chunk size is below 1, or a Jacobian is not finite.
+    """
+    if not 0 <= subject_position < len(input_ids):
+        raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
+    if chunk_size < 1:
+        raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
+    chosen = lm.check_layers(layers)
+    lanes = min(chunk_size, lm.hidden_size)
+    with torch.inference_mode(False):
+        ids = input_ids.to(lm.device, copy=True)
+        nodes, output = _suffix_graph(lm, ids, subject_position, chosen, lanes)
+        rows = _sweep(output, [nodes[layer] for layer in chosen], lm.hidden_size)
+        result = PromptJacobian(
+            jacobian=dict(zip(chosen, rows, strict=True)),
+            subject={layer: nodes[layer][0, 0].detach().clone() for layer in chosen},
+            object=output[0].detach().clone(),
+        )
+    _check_finite(result, lm)
+    return result
+
+
+def _suffix_graph(
+    lm: LanguageModel, ids: Tensor, position: int, layers: tuple[Layer, ...], lanes: int
+) -> tuple[dict[Layer, Tensor], Tensor]:
+    """Run the suffix on `lanes` equal lanes; return each layer's node `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
+
+    The graph starts at the first requested layer.
+    """
+    cache = repeat_cache(lm.prefix_cache(ids[:position]), lanes)
+    nodes: dict[Layer, Tensor] = {}
+
+    def start_graph(hidden: Tensor) -> Tensor:
+        nodes[layers[0]] = hidden.detach().requires_grad_(True)
+        return nodes[layers[0]]
+
+    with torch.enable_grad(), ExitStack() as stack:
+        stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
+        wanted = [*layers[1:], lm.num_layers - 1]
+        found = lm.hidden_states(ids[position:].repeat(lanes, 1), wanted, cache)
+    output = found[lm.num_layers - 1]
+    nodes |= {layer: found[layer] for layer in layers[1:]}
+    return nodes, output[:, -1]
+
+
+def _sweep(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
+    """Rows of do/dnode at the suffix's first position, for each node, `(hidden, hidden)`."""
+    lanes = output.shape[0]
+    jacobians = [torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for node in nodes]
+    for start in range(0, hidden, lanes):
+        count = min(lanes, hidden - start)
+        cotangents = torch.zeros_like(output)
+        cotangents[torch.arange(count), start + torch.arange(count)] = 1
+        last = start + lanes >= hidden
+        gradients = torch.autograd.grad(output, nodes, cotangents, retain_graph=not last)
+        for jacobian, gradient in zip(jacobians, gradients, strict=True):
+            jacobian[start : start + count] = gradient[:count, 0]
+    return jacobians
+
+
+def _check_finite(result: PromptJacobian, lm: LanguageModel) -> None:
+    for layer, jacobian in result.jacobian.items():
+        if not torch.isfinite(jacobian).all():
+            raise LREError(
+                f"the Jacobian at layer {layer} of {lm.name} is not finite in {str(lm.dtype).removeprefix('torch.')}: "
+                "load the LM in bfloat16 or float32"
+            )

@@ -1,0 +1,278 @@
+"""A decoder-only Hugging Face LM behind the few operations that LREs need.
+
+Token ids in; hidden states at any layer, the decoder head D and logits out. Prompts are padded on the right and
+attention is causal, so that no attention mask or position ids are ever needed: a real token never sees a pad.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lre_lightning import architectures
+from lre_lightning.demo import resolve
+from lre_lightning.errors import LREError
+from lre_lightning.hooks import observe
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+Layer: TypeAlias = int | Literal["emb"]
+"""``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
+
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+
+
+class LanguageModel(nn.Module):
+    """A frozen decoder-only LM: its layers, its decoder head D, its hidden states.
+
+    Args:
+        model: A causal LM as `AutoModelForCausalLM` loads it. It is put in eval mode and frozen, and stays so.
+        name: What the LM is called in results and in the origin of its LREs.
+        revision: Revision of the LM on the hub, where it came from there.
+
+    Raises:
+        LREError: If `model` is not a supported decoder-only LM.
+
+    Example:
+        >>> from lre_lightning import LanguageModel
+        >>> lm = LanguageModel.from_pretrained("demo")
+        >>> lm.layers[:2], lm.layers[-1] == lm.num_layers - 1
+        (('emb', 0), True)
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str | None = None, revision: str | None = None) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        self.name = name or model.config.name_or_path or type(model).__name__
+        self.revision = revision
+        self.eval()
+        self._parts = architectures.find_parts(model)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        device_map: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """Load an LM from a hub name or a local folder (``"demo"`` is the bundled one).
+
+        Args:
+            name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it.
+            dtype: One of ``"auto"`` (as stored), ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``.
+            attn_implementation: As in transformers: ``"sdpa"``, ``"eager"``, …; the model's default if None.
+            device_map: As in transformers (needs accelerate); the LM is moved by Lightning if None.
+            revision: Branch, tag or commit on the hub.
+            trust_remote_code: Run code that comes with the model. Off unless asked for.
+
+        Raises:
+            LREError: If there is no such model, or it is not a supported decoder-only LM.
+        """
+        if dtype not in DTYPES:
+            raise LREError(f"dtype {dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        options = {
+            "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+            "revision": revision,
+            "trust_remote_code": trust_remote_code,
+            "attn_implementation": attn_implementation,
+            "device_map": device_map,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        return cls(_load(name_or_path, given), name=name_or_path, revision=revision)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder blocks."""
+        return len(self._parts.blocks)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer: ``"emb"``, 0, …, `num_layers` - 1."""
+        return ("emb", *range(self.num_layers))
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return int(self._config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the unembedding scores."""
+        return int(self._unembedding_weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return next(self._parts.embedding.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the hidden states."""
+        return self._unembedding_weight.dtype
+
+    @property
+    def _config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def _unembedding_weight(self) -> Tensor:
+        weight = self._parts.unembedding.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the unembedding's values in float32: tells one LM from another, whatever its folder is called.
+
+        Loading weights in a dtype that rounds them changes it.
+        """
+        digest = hashlib.sha256(str(tuple(self._unembedding_weight.shape)).encode())
+        for rows in self._unembedding_weight.detach().split(4096):
+            digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode: an LM under study does not train, and dropout would change every number."""
+        return super().train(False)
+
+    def check_layers(self, layers: Iterable[Layer] | None) -> tuple[Layer, ...]:
+        """Return `layers` in the LM's order, all of them if None.
+
+        Raises:
+            LREError: If one of them is not a layer of this LM, or there is none.
+        """
+        if layers is None:
+            return self.layers
+        chosen = list(layers)
+        for layer in chosen:
+            if layer not in self.layers:
+                raise LREError(
+                    f"layer {layer!r} is out of range: {self.name} has the layers 'emb' and 0 to {self.num_layers - 1}"
+                )
+        if not chosen:
+            raise LREError("no layer is given: name at least one, such as 'emb' or 0")
+        return tuple(layer for layer in self.layers if layer in chosen)
+
+    def module_at(self, layer: Layer) -> nn.Module:
+        """The module whose output is the hidden state at `layer`."""
+        return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
+
+    def forward(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Run the LM up to the output of its last decoder block.
+
+        Args:
+            input_ids: Token ids `(batch, positions)`, int64, padded on the right.
+            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+
+        Returns:
+            Output of the last block before the final norm, `(batch, positions, hidden)`.
+        """
+        last = self.num_layers - 1
+        return self.hidden_states(input_ids, [last], cache)[last]
+
+    def hidden_states(
+        self, input_ids: Tensor, layers: Sequence[Layer], cache: Cache | None = None
+    ) -> dict[Layer, Tensor]:
+        """Run the LM and return the hidden states at `layers`.
+
+        Args:
+            input_ids: Token ids `(batch, positions)`, int64, padded on the right.
+            layers: The layers whose outputs are wanted.
+            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+
+        Returns:
+            Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, with their graph where there is one.
+        """
+        found: dict[Layer, Tensor] = {}
+
+        def keep(layer: Layer) -> Any:
+            return lambda hidden: found.__setitem__(layer, hidden)
+
+        with ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(observe(self.module_at(layer), keep(layer)))
+            self._parts.backbone(input_ids=input_ids, past_key_values=cache, use_cache=cache is not None)
+        return found
+
+    @torch.no_grad()
+    def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
+        """Compute the keys and values of a prefix once, without a graph.
+
+        Args:
+            prefix_ids: Token ids `(positions,)`; they may be none.
+
+        Returns:
+            The cache of one prompt, or None for an empty prefix. Runs change the cache that they are given: hand
+            them `repeat_cache(cache, batch)`.
+        """
+        if prefix_ids.numel() == 0:
+            return None
+        output = self._parts.backbone(input_ids=prefix_ids[None], use_cache=True)
+        cache: Cache = output.past_key_values
+        return cache
+
+    def decode(self, hidden: Tensor) -> Tensor:
+        """The decoder head D: final norm, unembedding, logit scale and soft cap (Section 3.2, `D`).
+
+        Args:
+            hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`, in any floating dtype.
+
+        Returns:
+            Logits `(..., vocab)` in the LM's dtype.
+        """
+        weight = self._unembedding_weight
+        return architectures.decode(self._parts, self._config, hidden.to(weight.device, weight.dtype))
+
+    def predict(self, hidden: Tensor, chunk_size: int = 1024) -> Tensor:
+        """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.
+
+        Args:
+            hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`.
+            chunk_size: How many of them are decoded at a time.
+
+        Returns:
+            Token ids `(...)`, int64, on the device of `hidden`.
+        """
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        tokens = [self.decode(rows).argmax(-1) for rows in flat.split(chunk_size)]
+        found = torch.cat(tokens) if tokens else flat.new_zeros(0, dtype=torch.long)
+        return found.reshape(hidden.shape[:-1]).to(hidden.device)
+
+
+def repeat_cache(cache: Cache | None, batch: int) -> Cache | None:
+    """A copy of one prompt's cache for `batch` prompts, to be handed to one run: runs change their cache."""
+    if cache is None:
+        return None
+    repeated = copy.deepcopy(cache)
+    repeated.batch_repeat_interleave(batch)
+    return repeated
+
+
+def _load(name_or_path: str, options: dict[str, Any]) -> PreTrainedModel:
+    """`AutoModelForCausalLM.from_pretrained` with one clear sentence for what a user can get wrong."""
+    from pathlib import Path
+
+    from transformers import AutoModelForCausalLM
+
+    path = resolve(name_or_path)
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
+    if looks_local and not Path(path).expanduser().is_dir():
+        raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
+    try:
+        return AutoModelForCausalLM.from_pretrained(str(Path(path).expanduser()) if looks_local else path, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}: {reason}") from error

@@ -1,0 +1,203 @@
+"""The frozen result: a linear relational embedding that is applied, inverted, decoded, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError
+from lre_lightning.inverse import LowRankInverse
+from lre_lightning.language_model import LanguageModel, Layer
+
+FORMAT = "lre-lightning/1"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an LRE comes from.
+
+    Attributes:
+        model: Name or folder of the LM.
+        revision: Its revision on the hub, where it came from there.
+        fingerprint: `LanguageModel.fingerprint` of the LM.
+        relation: Name of the relation.
+        category: The relation's category.
+        trial: Number of the trial.
+        template: The prompt template.
+        train: The training samples (subject, object), in the order of the draw.
+    """
+
+    model: str
+    fingerprint: str
+    relation: str
+    revision: str | None = None
+    category: str = ""
+    trial: int = 0
+    template: str = ""
+    train: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class LRE:
+    """A linear relational embedding, LRE(s) = beta W s + b (Equation 4 of the paper).
+
+    Attributes:
+        weight: W, mean Jacobian do/ds, `(hidden, hidden)`, float32. Beta is never folded into it.
+        bias: b, `(hidden,)`, float32.
+        layer: Where s is read: ``"emb"`` or the index of a decoder block.
+        origin: The LM, relation and samples that it was estimated from.
+        beta: The scalar applied with W.
+        rank: Rank of the pseudo-inverse of W used for edits; full if None.
+
+    Raises:
+        LREError: If the shapes do not fit, a value is not finite, or beta or rank is out of range.
+
+    Example:
+        >>> import torch
+        >>> lre = LRE(torch.eye(2), torch.ones(2), layer=0, origin=Origin("toy", "", "doubling"), beta=2.0)
+        >>> lre(torch.tensor([1.0, 3.0])).tolist()
+        [3.0, 7.0]
+        >>> lre.edit(torch.tensor([0.0, 0.0]), torch.tensor([5.0, 1.0])).tolist()
+        [5.0, 1.0]
+    """
+
+    weight: Tensor = field(repr=False)
+    bias: Tensor = field(repr=False)
+    layer: Layer
+    origin: Origin
+    beta: float = 1.0
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        hidden = self.bias.shape[0] if self.bias.ndim == 1 else -1
+        if self.weight.shape != (hidden, hidden):
+            raise LREError(
+                f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), "
+                f"not {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
+            )
+        if not (torch.isfinite(self.weight).all() and torch.isfinite(self.bias).all()):
+            raise LREError(f"the LRE of {self.origin.relation!r} holds values that are not finite")
+        if self.rank is not None and not 1 <= self.rank <= hidden:
+            raise LREError(f"rank {self.rank} is out of range: it must be 1 to {hidden}, the width of the hidden states")
+
+    def __call__(self, subject: Tensor, beta: float | None = None) -> Tensor:
+        """Predict o from s.
+
+        Args:
+            subject: s at `layer`, `(..., hidden)`, any floating dtype.
+            beta: Used in place of the LRE's own.
+
+        Returns:
+            beta W s + b, `(..., hidden)`, in the dtype of W, on the device of `subject`.
+        """
+        weight, bias = self.weight.to(subject.device), self.bias.to(subject.device)
+        slope = self.beta if beta is None else beta
+        return slope * (subject.to(weight.dtype) @ weight.T) + bias
+
+    @cached_property
+    def inverse(self) -> LowRankInverse:
+        """The low-rank pseudo-inverse of W, factorized once, where W lies."""
+        return LowRankInverse(self.weight)
+
+    def edit(self, object: Tensor, target: Tensor, rank: int | None = None) -> Tensor:
+        """The edit direction that turns o into o': delta s = W^+ (o' - o), at beta = 1 (Equation 6).
+
+        Args:
+            object: o, `(..., hidden)`.
+            target: o', `(..., hidden)`.
+            rank: Rank of the pseudo-inverse in place of the LRE's own.
+
+        Returns:
+            What to add to s, `(..., hidden)`, in the dtype of W.
+
+        Raises:
+            LREError: If the rank is out of range.
+        """
+        chosen = rank or self.rank or self.inverse.max_rank
+        delta = (target - object).to(self.weight)
+        return self.inverse.apply(delta, [chosen]).squeeze(-2).to(object.device)
+
+    def decode(self, lm: LanguageModel, subject: Tensor) -> Tensor:
+        """D(LRE(s)): logits `(..., vocab)` in the LM's dtype.
+
+        Raises:
+            LREError: If the LRE was estimated from another LM.
+        """
+        self.check_model(lm)
+        return lm.decode(self(subject))
+
+    def check_model(self, lm: LanguageModel) -> None:
+        """Refuse an LM other than the one that the LRE was estimated from.
+
+        Raises:
+            LREError: If the fingerprint of the unembedding differs.
+        """
+        if self.origin.fingerprint != lm.fingerprint:
+            raise LREError(
+                f"the LRE of {self.origin.relation!r} was estimated from {self.origin.model!r} "
+                f"(fingerprint {self.origin.fingerprint[:12]}), not from {lm.name!r} "
+                f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
+            )
+
+    def metadata(self) -> dict[str, Any]:
+        """Everything but the tensors, as plain data."""
+        return {"layer": self.layer, "beta": self.beta, "rank": self.rank, "origin": asdict(self.origin)}
+
+    @classmethod
+    def from_tensors(cls, weight: Tensor, bias: Tensor, metadata: dict[str, Any]) -> Self:
+        """Rebuild an LRE from its tensors and `metadata`.
+
+        Raises:
+            LREError: If the metadata is not that of an LRE.
+        """
+        try:
+            given = dict(metadata["origin"])
+            given["train"] = tuple((str(subject), str(object)) for subject, object in given["train"])
+            origin = Origin(**{f.name: given[f.name] for f in fields(Origin)})
+            layer, beta, rank = metadata["layer"], float(metadata["beta"]), metadata["rank"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise LREError(f"this is not the metadata of an LRE: {type(error).__name__} {error}") from error
+        return cls(weight, bias, layer, origin, beta, rank)
+
+    def save(self, path: str | Path) -> None:
+        """Write W, b and the origin to one safetensors file, under its name only once it is whole."""
+        from safetensors.torch import save_file
+
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        tensors = {"weight": self.weight.contiguous().cpu(), "bias": self.bias.contiguous().cpu()}
+        save_file(tensors, part, {"format": FORMAT, "lre": json.dumps(self.metadata())})
+        part.replace(target)
+
+    @classmethod
+    def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
+        """Read an LRE that `save` wrote.
+
+        Args:
+            path: The safetensors file.
+            lm: The LM that it is to be used with, checked where given.
+
+        Raises:
+            LREError: If the file is not a whole LRE file, or it belongs to another LM.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                metadata = json.loads(header["lre"])
+                weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error
+        lre = cls.from_tensors(weight, bias, metadata)
+        if lm is not None:
+            lre.check_model(lm)
+        return lre
