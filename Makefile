@@ -1,0 +1,74 @@
+# One target per habit; `make help` lists them. The environment is made on first use and again when the metadata change.
+#   make test VENV=path/to/venv     uses that environment instead (and installs into it)
+#   make setup PYTHON=python3.12    makes the environment with that interpreter
+#   make test PYTEST_ARGS="-n 2"    hands arguments on to pytest
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV = .venv
+PYTHON = python3
+PYTEST_ARGS =
+PY = $(VENV)/bin/python
+STAMP = $(VENV)/.lre-lightning-installed
+
+.PHONY: help venv setup demo test lint format types bench demo-model build clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+setup: $(STAMP) ## make .venv with the tested versions and the package (editable)
+venv: setup
+
+# torch comes first and alone: pinned, it is found in a local folder of wheels (PIP_FIND_LINKS) if there is one.
+$(STAMP): pyproject.toml constraints.txt
+	@python="$(PY)"; [ -x "$$python" ] || python="$(PYTHON)"; \
+	  command -v "$$python" >/dev/null || { echo "error: no '$$python' found; name an interpreter: make setup PYTHON=..." >&2; exit 1; }; \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "error: lre-lightning needs Python 3.10 or newer, and '$$python' is $$("$$python" -V 2>&1); name another: make setup PYTHON=python3.11" >&2; exit 1; }
+	[ -x "$(PY)" ] || "$(PYTHON)" -m venv "$(VENV)"
+	"$(PY)" -m pip install --quiet -c constraints.txt torch
+	"$(PY)" -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch "$(STAMP)"
+
+demo: $(STAMP) ## fit the demo model's relations; ends in the table
+	"$(PY)" cli.py fit
+
+test: $(STAMP) ## run the tests
+	"$(PY)" -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff: check and formatting
+	"$(PY)" -m ruff check .
+	"$(PY)" -m ruff format --check .
+
+format: $(STAMP) ## ruff: mend what it can and format
+	"$(PY)" -m ruff check --fix .
+	"$(PY)" -m ruff format .
+
+# mypy knows a module by its path, and cannot follow the hook that maps datamodules/ and callbacks/ in an editable
+# install. So it looks at links to the sources, laid out under the installed names; errors name the real files.
+VIEW = .mypy_cache/view
+types: $(STAMP) ## mypy, strict
+	@rm -rf "$(VIEW)" && mkdir -p "$(VIEW)/lre_lightning"
+	@ln -s "$(CURDIR)"/lre_lightning/* "$(CURDIR)/datamodules" "$(CURDIR)/callbacks" "$(VIEW)/lre_lightning/"
+	@ln -s "$(CURDIR)/scripts" "$(CURDIR)/cli.py" "$(VIEW)/"
+	@python="$$(realpath -s "$(PY)")" && cd "$(VIEW)" && \
+	  "$$python" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
+	  | sed -E 's#^lre_lightning/(datamodules|callbacks)/#\1/#'
+
+bench: $(STAMP) ## run every benchmark
+	@shopt -s nullglob; files=(benchmarks/[!_]*.py); \
+	  [ $${#files[@]} -gt 0 ] || { echo "error: benchmarks/ holds no benchmark to run" >&2; exit 1; }; \
+	  for file in "$${files[@]}"; do echo "== $$file"; "$(PY)" -m "benchmarks.$$(basename "$$file" .py)"; done
+
+demo-model: $(STAMP) ## train the bundled demo model again
+	"$(PY)" -m scripts.demo_model
+
+build: $(STAMP) ## sdist and wheel in dist/
+	rm -rf build dist
+	"$(PY)" -m build
+
+clean: ## remove what the tools wrote; .venv stays
+	rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path "./.venv*/*" -prune -exec rm -rf {} +

@@ -1,0 +1,139 @@
+"""What gets installed: the wheel's files and metadata, the mapped packages, and the pinned versions."""
+
+import email
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {
+    "lre_lightning": "lre_lightning",
+    "datamodules": "lre_lightning/datamodules",
+    "callbacks": "lre_lightning/callbacks",
+}
+MAX_DEMO_BYTES = 10_000_000
+
+
+def run(*command, cwd):
+    result = subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def copy_of_the_tree(target):
+    """Copy what a build reads and what it must leave out; a build in the repository would leave its `build/` there."""
+    for entry in ("pyproject.toml", "README.md", "LICENSE", "cli.py"):
+        if (ROOT / entry).exists():
+            shutil.copy(ROOT / entry, target)
+    for entry in (*FOLDERS, "tests", "scripts"):
+        shutil.copytree(ROOT / entry, target / entry, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.fixture(scope="module", params=["from the tree", "through the sdist"])
+def wheel(request, tmp_path_factory):
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    copy_of_the_tree(tree)
+    through = [] if request.param == "through the sdist" else ["--wheel"]
+    run("-m", "build", "--no-isolation", "--outdir", out, *through, tree, cwd=out)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def requirements(metadata):
+    return [Requirement(line) for line in metadata.get_all("Requires-Dist")]
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in pins}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_of_the_library_and_no_other(wheel):
+    expected = {
+        f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, installed in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == expected
+    assert {"lre_lightning/py.typed", "lre_lightning/datamodules/__init__.py"} <= held
+
+
+@pytest.mark.slow
+def test_the_bundled_model_stays_small(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist() if info.filename.endswith(".safetensors")}
+    assert list(sizes) == ["lre_lightning/demo/model/model.safetensors"]
+    assert sum(sizes.values()) <= MAX_DEMO_BYTES
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_offers_the_mapped_packages_and_the_command(wheel, tmp_path):
+    run("-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
+    code = (
+        "import sys; sys.path.insert(0, 'site')\n"
+        "from importlib.util import find_spec\n"
+        "for name in ('lre_lightning.datamodules', 'lre_lightning.callbacks'): print(find_spec(name).origin)\n"
+    )
+    origins = [Path(line) for line in run("-c", code, cwd=tmp_path).splitlines()]
+    folder = Path("site/lre_lightning")
+    assert [tmp_path / o for o in origins] == [
+        tmp_path / folder / "datamodules/__init__.py",
+        tmp_path / folder / "callbacks/__init__.py",
+    ]
+    assert sorted(p.name for p in (tmp_path / "site/bin").iterdir()) == ["lre"]
+
+
+@pytest.mark.slow
+def test_the_metadata_refuse_the_malicious_lightning_releases(metadata):
+    (lightning,) = (r for r in requirements(metadata) if r.name == "lightning")
+    assert not {"2.6.2", "2.6.3"} & set(lightning.specifier.filter(["2.6.1", "2.6.2", "2.6.3", "2.6.6"]))
+    assert lightning.specifier.contains("2.6.6")
+
+
+@pytest.mark.slow
+def test_the_metadata_ask_for_what_lightning_cli_needs(metadata):
+    (jsonargparse,) = (r for r in requirements(metadata) if r.name == "jsonargparse")
+    assert jsonargparse.extras == {"signatures"}
+
+
+@pytest.mark.slow
+def test_every_dependency_is_pinned_within_its_range(metadata):
+    pins = constraints()
+    asked = requirements(metadata)
+    assert {"torch", "lightning", "transformers", "pytest", "mypy", "ruff"} <= {r.name for r in asked}
+    for requirement in asked:
+        (pin,) = pins[canonicalize_name(requirement.name)].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), f"{requirement} does not admit the tested {pin.version}"
+
+
+def test_torch_is_pinned_to_the_tested_version():
+    assert str(constraints()["torch"].specifier) == "==2.13.0"
+
+
+def test_the_editable_install_maps_the_folders(tmp_path):
+    code = (
+        "from importlib.util import find_spec\n"
+        "for name in ('', '.datamodules', '.callbacks'): print(find_spec('lre_lightning' + name).origin)\n"
+        "print(find_spec('datamodules'), find_spec('callbacks'))\n"
+    )
+    expected = [ROOT / folder / "__init__.py" for folder in ("lre_lightning", "datamodules", "callbacks")]
+    assert run("-c", code, cwd=tmp_path).splitlines() == [*map(str, expected), "None None"]
