@@ -203,8 +203,9 @@ def load_tokenizer(
             path, revision=revision or "main", trust_remote_code=trust_remote_code
         )
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LREError(f"can't load the tokenizer {name_or_path!r}: {reason}") from error
+        reason = " ".join((str(error) or type(error).__name__).split())
+        where = "the folder" if os.path.isdir(path) else "no such folder here, and from the Hub"
+        raise LREError(f"can't load the tokenizer {name_or_path!r} ({where}): {reason}") from error
     check_tokenizer(tokenizer)
     if len(tokenizer) < 2:
         raise LREError(f"can't load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)")
