@@ -115,7 +115,7 @@ def _success_rate(
     if relations is None:
         relations = torch.zeros_like(targets)
     if num_relations is None:
-        num_relations = 1 + max(relations.tolist(), default=0)
+        num_relations = 1 + int(max([0, *relations.flatten().tolist()]))
     correct, total = _success_update(predictions, targets, relations, num_relations, mask)
     return _success_compute(correct, total, average)
 
@@ -179,7 +179,7 @@ def _success_compute(correct: Tensor, total: Tensor, average: Average) -> Tensor
 
 def _beside(per_row: Tensor, grid: Sequence[int]) -> Tensor:
     """Give `(rows,)` as many trailing dimensions of size 1 as `grid` has, to broadcast against `(rows, *grid)`."""
-    return per_row.reshape(*per_row.shape, *(1 for _ in grid))
+    return per_row.reshape((*per_row.shape, *(1 for _ in grid)))
 
 
 def _check_samples(predictions: Tensor, targets: Tensor, relations: Tensor, mask: Tensor | None) -> None:

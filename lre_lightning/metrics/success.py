@@ -110,7 +110,7 @@ class _SuccessRate(Metric):
         def shaped(*args: Any, **kwargs: Any) -> Tensor:
             rows = (self.num_relations,) if self.average == "none" else ()
             value: Tensor = squeezing(*args, **kwargs)
-            return value.reshape(*rows, *self.grid_shape)
+            return value.reshape((*rows, *self.grid_shape))
 
         return shaped
 
