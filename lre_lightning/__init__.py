@@ -1,0 +1,44 @@
+"""Linear relational embeddings of transformer language models, without gradient training.
+
+Names are imported when they are first used, so that importing a part does not import the whole.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lre_lightning.errors import LREError
+    from lre_lightning.estimation import LREEstimator
+    from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
+    from lre_lightning.language_model import LanguageModel
+    from lre_lightning.lre import LRE, Origin
+    from lre_lightning.module import LREModule
+
+_ROOMS = {
+    "LRE": "lre",
+    "LREError": "errors",
+    "LREEstimator": "estimation",
+    "LREModule": "module",
+    "LanguageModel": "language_model",
+    "Origin": "lre",
+    "PromptJacobian": "jacobian",
+    "prompt_jacobian": "jacobian",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "LRE",
+    "LREError",
+    "LREEstimator",
+    "LREModule",
+    "LanguageModel",
+    "Origin",
+    "PromptJacobian",
+    "prompt_jacobian",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)

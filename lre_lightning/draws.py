@@ -93,7 +93,7 @@ def check_number(name: str, value: int, least: int) -> None:
     Raises:
         LREError: It is not an int, or below the least value allowed.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if type(value) is not int or value < least:
         raise LREError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +33,12 @@ class PromptBatch:
         self._suffix = ids[:, shared : int(last_position.max()) + 1]
         self._subject = subject_position.to(lm.device) - shared
         self._last = last_position.to(lm.device) - shared
+
+    def select(self, rows: Tensor) -> PromptBatch:
+        """The prompts of `rows`, int64 `(chosen,)`, with what they share already run."""
+        chosen = copy.copy(self)
+        chosen._suffix, chosen._subject, chosen._last = self._suffix[rows], self._subject[rows], self._last[rows]
+        return chosen
 
     def __len__(self) -> int:
         """Number of prompts."""

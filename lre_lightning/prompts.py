@@ -150,9 +150,8 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
         LREError: It is a slow tokenizer.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise LREError(
-            f"{type(tokenizer).__name__} can't say where a token is in the text: use the fast tokenizer (tokenizer.json)"
-        )
+        name = type(tokenizer).__name__
+        raise LREError(f"{name} can't say where a token is in a text: use the fast tokenizer (tokenizer.json)")
 
 
 def start_token(tokenizer: "PreTrainedTokenizerBase") -> int:
@@ -170,7 +169,9 @@ def start_token(tokenizer: "PreTrainedTokenizerBase") -> int:
     if whole[: len(plain)] != plain:
         return whole[0]
     if tokenizer.eos_token_id is None:
-        raise LREError(f"the tokenizer {tokenizer.name_or_path!r} has neither a BOS nor an EOS token to start prompts with")
+        raise LREError(
+            f"the tokenizer {tokenizer.name_or_path!r} has neither a BOS nor an EOS token to start prompts with"
+        )
     return _token_id(tokenizer.eos_token_id)
 
 
@@ -208,7 +209,9 @@ def load_tokenizer(
         raise LREError(f"can't load the tokenizer {name_or_path!r} ({where}): {reason}") from error
     check_tokenizer(tokenizer)
     if len(tokenizer) < 2:
-        raise LREError(f"can't load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)")
+        raise LREError(
+            f"can't load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)"
+        )
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lre_lightning.demo import RELATIONS_DIR
+from lre_lightning.demo import DEMO, RELATIONS_DIR
 from lre_lightning.errors import LREError
 
 SLOT = "{}"
@@ -134,7 +134,8 @@ def load_relations(
             (``"factual"``), a JSON file's path, or the path of a folder, which is read with its subfolders.
             None means every relation in `relations_dir`.
         relations_dir: The folder in which names and categories are looked up, with its subfolders. By default
-            the one that the environment variable ``LRE_RELATIONS_DIR`` names, else the bundled relations.
+            the one that the environment variable ``LRE_RELATIONS_DIR`` names, else the bundled relations, which
+            ``"demo"`` means too.
 
     Returns:
         The relations in the order of `selection`, those of one folder or category in the order of their
@@ -144,21 +145,26 @@ def load_relations(
         LREError: Nothing has such a name, a folder is missing or has no JSON file, a file is broken, or two
             different relations share a name.
     """
-    library = _Library(default_relations_dir() if relations_dir is None else Path(relations_dir))
+    library = _Library(resolve_relations_dir(relations_dir))
     if selection is None:
         return _distinct(library.entries())
     items = [selection] if isinstance(selection, str) else list(selection)
     if not items:
-        raise LREError("the selection of relations is empty: name a relation, a category or a path, or give None for all")
+        raise LREError(
+            "the selection of relations is empty: name a relation, a category or a path, or give None for all"
+        )
     return _distinct(entry for item in items for entry in library.find(item))
 
 
-def default_relations_dir() -> Path:
-    """Return the folder of relations that is used when none is given.
+def resolve_relations_dir(relations_dir: str | Path | None = None) -> Path:
+    """Return the folder of relations that a user means.
 
-    It is the one that the environment variable ``LRE_RELATIONS_DIR`` names, else the bundled relations.
+    None means the one that the environment variable ``LRE_RELATIONS_DIR`` names, else the bundled relations;
+    ``"demo"`` means the bundled relations.
     """
-    return Path(os.environ.get(RELATIONS_DIR_VARIABLE) or RELATIONS_DIR)
+    if relations_dir is None:
+        relations_dir = os.environ.get(RELATIONS_DIR_VARIABLE) or DEMO
+    return RELATIONS_DIR if relations_dir == DEMO else Path(relations_dir).expanduser()
 
 
 def is_path(item: str) -> bool:
@@ -173,7 +179,7 @@ class _Library:
     """A folder of relations, read when the first name is looked up in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.expanduser()
+        self.folder = folder
         self._entries: list[_Entry] | None = None
 
     def entries(self) -> list[_Entry]:
@@ -288,7 +294,9 @@ class _Fields:
 def _templates(fields: _Fields, key: str, default: list[str] | None = None) -> tuple[str, ...]:
     templates = fields.get(key, list, default)
     if not templates and default is None:
-        raise LREError(f"{fields.path}: {key} is empty; it must hold at least one template such as 'The capital of {{}} is'")
+        raise LREError(
+            f"{fields.path}: {key} is empty; it must hold at least one template such as 'The capital of {{}} is'"
+        )
     for number, template in enumerate(templates):
         try:
             check_template(_Fields(fields.path, {f"{key}[{number}]": template}).text(f"{key}[{number}]"))

@@ -1,0 +1,290 @@
+"""The LightningModule: fit accumulates Jacobians and scores the LREs, validate scores the saved ones again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace as dataclass_replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lre_lightning.bank import LREBank, Pair
+from lre_lightning.errors import LREError
+from lre_lightning.estimation import LREEstimator
+from lre_lightning.inverse import check_ranks
+from lre_lightning.jacobian import DEFAULT_CHUNK_SIZE, prompt_jacobian
+from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.lre import LRE, Origin
+from lre_lightning.results import Criterion, PairRecord, choose, grid_of
+from lre_lightning.scoring import Encoded, encode, score
+
+if TYPE_CHECKING:
+    from lre_lightning.draws import Draw
+
+DEFAULT_BETAS = tuple(step / 4 for step in range(1, 21))
+LM_PREFIX = "lm."
+
+
+class LREModule(L.LightningModule):
+    """Estimates one linear relational embedding (LRE) a relation and trial, without gradient training.
+
+    One epoch of fit is one trial of one relation: training steps add Jacobians and biases to running means, the
+    validation that follows scores the LREs on the grid of layers, betas and ranks. The first trial of a relation that
+    can be scored chooses the relation's layer and rank; the LRE at that layer is kept for every trial. Validation
+    alone scores all kept LREs at their chosen layer and rank. Checkpoints hold the LREs, the counts and the
+    hyperparameters, never the LM.
+
+    The Trainer must run with `inference_mode=False`, `num_sanity_val_steps=0` and, for more than one pair,
+    `reload_dataloaders_every_n_epochs=1`, as the command line's does.
+
+    Args:
+        name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one.
+        layers: Layers to try: ``"emb"`` and block indices. All if None.
+        betas: Betas to try for faithfulness, 0.25 to 5 in steps of 0.25 if None. `beta` is always among them.
+        ranks: Ranks to try for edits. Powers of two up to 256 or the LM's width if None.
+        beta: The LM's beta, which the table of results and the LREs use.
+        select_by: What chooses layer and rank: ``"causality"``, as in the paper, or ``"faithfulness"``.
+        dtype: The LM's dtype: auto, float64, float32, bfloat16 or float16.
+        attn_implementation: Attention implementation, as in transformers.
+        device_map: As in transformers (needs accelerate).
+        revision: Revision of the LM on the hub.
+        trust_remote_code: Run code that comes with the LM.
+        chunk_size: Rows of the Jacobians, and patched prompts, that are computed at a time; memory grows with it.
+
+    Raises:
+        LREError: If the LM cannot be loaded, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        name_or_path: str = "demo",
+        layers: list[int | Literal["emb"]] | None = None,
+        betas: list[float] | None = None,
+        ranks: list[int] | None = None,
+        beta: float = 2.25,
+        select_by: Criterion = "causality",
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        device_map: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        chunk_size: int = DEFAULT_CHUNK_SIZE,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.automatic_optimization = False
+        self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), beta])
+        if chunk_size < 1:
+            raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
+        self.beta, self.select_by, self.chunk_size = float(beta), select_by, chunk_size
+        self.lm = LanguageModel.from_pretrained(
+            name_or_path,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            device_map=device_map,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+        self.layers = self.lm.check_layers(layers)
+        self.ranks = check_ranks(default_ranks(self.lm.hidden_size) if ranks is None else ranks, self.lm.hidden_size)
+        self.bank = LREBank()
+        self.records: dict[Pair, PairRecord] = self.bank.records
+        self._estimator = LREEstimator(self.layers)
+        self._candidates: Mapping[Layer, LRE] = {}
+        self._encoded: list[Encoded] = []
+        self._draw: Draw | None = None
+        self._enough_known = True
+
+    def configure_optimizers(self) -> None:
+        """Nothing is optimized."""
+
+    def setup(self, stage: str) -> None:
+        """End fit by itself after the last pair."""
+        pairs = getattr(getattr(self.trainer, "datamodule", None), "pairs", None)
+        if stage == "fit" and pairs is not None:
+            limit = self.trainer.max_epochs
+            epochs = len(pairs) if limit is None or limit < 0 else min(limit, len(pairs))
+            self.trainer.fit_loop.max_epochs = epochs
+
+    # Fit: one epoch is one trial of one relation.
+
+    def on_fit_start(self) -> None:
+        """Go on with the records that a checkpoint brought."""
+        self.records = self.bank.records
+
+    def on_train_epoch_start(self) -> None:
+        """Begin a pair; if the LM knows too few of its test samples, only count them."""
+        self._estimator = LREEstimator(self.layers)
+        self._enough_known = self._knows_enough()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Add the Jacobian and bias of each prompt in the batch to the running means."""
+        if self._enough_known:
+            self._draw = batch.draw
+            for ids, subject, last in zip(batch.input_ids, batch.subject_position, batch.last_position, strict=True):
+                prompt = ids[: int(last) + 1]
+                self._estimator.update(prompt_jacobian(self.lm, prompt, int(subject), self.layers, self.chunk_size))
+        optimizer: Any = self.optimizers()
+        optimizer.step()
+
+    def _knows_enough(self) -> bool:
+        """Whether the LM answers at least n test prompts of the pair; stops at the n-th."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is None:
+            return True
+        known = 0
+        for batch in datamodule.val_dataloader():
+            known += int(self._encode(batch, self.layers[-1:]).known.sum())
+            if known >= len(batch.draw.train):
+                return True
+        return False
+
+    # Validation: in fit of the pair's LREs, alone of all saved ones.
+
+    def on_validation_start(self) -> None:
+        """Turn the finished means into LREs; alone, check that there is something to score.
+
+        Raises:
+            LREError: If no LRE is loaded.
+        """
+        if self.trainer.state.fn == "fit":
+            return
+        self.records = {}
+        if not self.bank.lres:
+            raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Run the batch's prompts and keep what scoring needs; score a pair once all its prompts have been seen."""
+        if self._encoded and batch.draw != self._draw:
+            self._finish_pair()
+        if not self._encoded:
+            self._draw = batch.draw
+            self._candidates = self._candidates_for(batch.draw)
+        self._encoded.append(self._encode(batch, list(self._candidates) or self.layers[-1:]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Score the last pair."""
+        if self._encoded:
+            self._finish_pair()
+
+    def _encode(self, batch: Any, layers: Any) -> Encoded:
+        return encode(self.lm, batch.prompts, batch.input_ids, batch.subject_position, batch.last_position, layers)
+
+    def _candidates_for(self, draw: Draw) -> Mapping[Layer, LRE]:
+        """The LREs to score on a draw's test prompts, by layer."""
+        if self.trainer.state.fn != "fit":
+            saved = self.bank.lres.get((draw.relation.name, draw.trial))
+            return {} if saved is None else {saved.layer: saved}
+        if not self._enough_known:
+            return {}
+        origin = self._origin(draw)
+        return {
+            layer: LRE(self._estimator.weight(layer), self._estimator.bias(layer), layer, origin, self.beta)
+            for layer in self.layers
+        }
+
+    def _origin(self, draw: Draw) -> Origin:
+        relation = draw.relation
+        return Origin(
+            model=self.lm.name,
+            fingerprint=self.lm.fingerprint,
+            relation=relation.name,
+            revision=self.lm.revision,
+            category=relation.category,
+            trial=draw.trial,
+            template=relation.template,
+            train=tuple((sample.subject, sample.object) for sample in draw.train),
+        )
+
+    def _finish_pair(self) -> None:
+        """Score the pair whose prompts have all been seen, keep its record, and in fit its LRE."""
+        draw, encoded, candidates = self._draw, self._encoded, self._candidates
+        self._encoded, self._candidates = [], {}
+        assert draw is not None
+        relation, key = draw.relation, (draw.relation.name, draw.trial)
+        record = PairRecord(
+            relation=relation.name,
+            category=relation.category,
+            trial=draw.trial,
+            samples=len(relation.samples),
+            range_size=len(relation.objects),
+            tested=sum(len(batch.prompts) for batch in encoded),
+            known=sum(int(batch.known.sum()) for batch in encoded),
+            beta=self.beta,
+        )
+        if candidates and record.known >= len(draw.train):
+            record = self._score(record, draw, encoded, candidates)
+        self.records[key] = record
+        self._log(record)
+
+    def _score(
+        self, record: PairRecord, draw: Draw, encoded: list[Encoded], candidates: Mapping[Layer, LRE]
+    ) -> PairRecord:
+        layers = list(candidates)
+        in_fit = self.trainer.state.fn == "fit"
+        saved = candidates[layers[0]]
+        betas = self.betas if in_fit else (self.beta,)
+        ranks = self.ranks if in_fit else (saved.rank or self.lm.hidden_size,)
+        key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
+        counts = score(encoded, candidates, betas, ranks, key, self.chunk_size)
+        layer, rank = layers[0], ranks[0]
+        if in_fit:
+            first = self.bank.first_scored(draw.relation.name)
+            if first is not None and first.layer is not None and first.rank is not None:
+                layer, rank = first.layer, first.rank
+            else:
+                layer, rank = choose(counts, layers, ranks, betas.index(self.beta), self.select_by)
+            kept = dataclass_replace(candidates[layer], rank=rank)
+            self.bank.lres[draw.relation.name, draw.trial] = kept
+        return dataclass_replace(record, **grid_of(counts, layers, betas, ranks), layer=layer, rank=rank)
+
+    def _log(self, record: PairRecord) -> None:
+        self.log(f"known/{record.relation}", float(record.known))
+        if record.layer is not None and record.rank is not None:
+            self.log(f"faithfulness/{record.relation}", record.faithfulness(record.layer, record.beta))
+            self.log(f"causality/{record.relation}", record.causality(record.layer, record.rank))
+
+    # Checkpoints hold everything but the LM.
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The module's state without the LM."""
+        prefix = kwargs.get("prefix", "")
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        for name in [name for name in state if name.startswith(prefix + LM_PREFIX)]:
+            del state[name]
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load what `state_dict` gave; everything in it must fit, and the LM must be the one it was made with.
+
+        Raises:
+            LREError: If an LRE was estimated from another LM.
+            RuntimeError: If a key is missing or unknown.
+        """
+        keys = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = [name for name in keys.missing_keys if not name.startswith(LM_PREFIX)]
+        if strict and (missing or keys.unexpected_keys):
+            raise RuntimeError(f"the checkpoint does not fit: missing {missing}, unknown {keys.unexpected_keys}")
+        for lre in self.bank.lres.values():
+            lre.check_model(self.lm)
+        return keys
+
+
+def check_betas(betas: list[float]) -> tuple[float, ...]:
+    """Return `betas` sorted, without repetition.
+
+    Raises:
+        LREError: If one is not a finite number.
+    """
+    for beta in betas:
+        if not math.isfinite(beta):
+            raise LREError(f"beta {beta} is out of range: it must be a finite number, such as 2.25")
+    return tuple(sorted({float(beta) for beta in betas}))
+
+
+def default_ranks(hidden_size: int) -> list[int]:
+    """Powers of two up to 256 or the width of the hidden states."""
+    return [2**power for power in range(9) if 2**power <= hidden_size]

@@ -1,0 +1,222 @@
+"""Scoring LREs of one relation on its test prompts: faithfulness over layers and betas, causality over layers and ranks.
+
+Definitions are those of Section 3.2 of the paper. Only known facts count: samples whose object's first token the LM
+itself predicts under the same context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.lre import LRE
+from lre_lightning.metrics import Causality, Faithfulness
+from lre_lightning.patching import PromptBatch
+from lre_lightning.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Test prompts as the LM sees them.
+
+    Attributes:
+        runs: The prompts, ready to be run again with s replaced.
+        prompts: Their texts and first tokens.
+        subject: s, `(batch, layers, hidden)`.
+        object: o, `(batch, hidden)`.
+        predicted: The LM's own answer, argmax D(o), `(batch,)`, int64.
+        known: Whether that is the object's first token, `(batch,)`, bool.
+    """
+
+    runs: PromptBatch
+    prompts: tuple[Prompt, ...]
+    subject: Tensor
+    object: Tensor
+    predicted: Tensor
+    known: Tensor
+
+    def select(self, rows: Sequence[int]) -> Encoded:
+        """The prompts of `rows` alone."""
+        index = torch.tensor(rows, device=self.known.device)
+        prompts = tuple(self.prompts[row] for row in rows)
+        tensors = (self.subject[index], self.object[index], self.predicted[index], self.known[index])
+        return Encoded(self.runs.select(index), prompts, *tensors)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Successes of one relation's LREs in one trial.
+
+    Attributes:
+        tested: Number of test samples.
+        known: How many of them the LM knows.
+        faithful: Faithful predictions, int64 `(layers, betas)`, out of `known`.
+        causal: Successful edits, int64 `(layers, ranks)`, out of `edited`.
+        edited: Number of known samples for which there is a target with another object.
+    """
+
+    tested: int
+    known: int
+    faithful: Tensor
+    causal: Tensor
+    edited: int
+
+
+def encode(
+    lm: LanguageModel,
+    prompts: Sequence[Prompt],
+    input_ids: Tensor,
+    subject_position: Tensor,
+    last_position: Tensor,
+    layers: Sequence[Layer],
+) -> Encoded:
+    """Run test prompts once and keep what scoring needs.
+
+    Args:
+        lm: The language model.
+        prompts: The prompts.
+        input_ids: Their token ids `(batch, positions)`, int64, padded on the right.
+        subject_position: Index of each subject's last token, `(batch,)`, int64.
+        last_position: Index of each prompt's last token, `(batch,)`, int64.
+        layers: Where s is wanted; at least one.
+    """
+    runs = PromptBatch(lm, input_ids, subject_position, last_position)
+    subject, output = runs.hidden_states(layers)
+    predicted = lm.predict(output)
+    objects = torch.tensor([prompt.object_token for prompt in prompts], device=predicted.device)
+    return Encoded(runs, tuple(prompts), subject, output, predicted, predicted == objects)
+
+
+def faithfulness_predictions(
+    lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]
+) -> Tensor:
+    """What each LRE answers: argmax D(beta W s + b).
+
+    Args:
+        lm: The language model.
+        lres: One LRE a layer.
+        subject: s at those layers, `(batch, layers, hidden)`.
+        betas: The betas.
+
+    Returns:
+        Token ids `(batch, layers, betas)`, int64.
+    """
+    columns = []
+    for index, lre in enumerate(lres):
+        slope = lre(subject[:, index], beta=1.0) - lre.bias.to(subject.device)
+        outputs = torch.stack([beta * slope + lre.bias.to(slope) for beta in betas], dim=1)
+        columns.append(lm.predict(outputs))
+    return torch.stack(columns, dim=1)
+
+
+def causality_predictions(
+    encoded: Encoded, lres: Sequence[LRE], target: Tensor, ranks: Sequence[int], chunk_size: int = 64
+) -> Tensor:
+    """What the LM answers after s := s + W^+ (o' - o), for every layer and rank, at beta = 1.
+
+    Args:
+        encoded: The test prompts.
+        lres: One LRE a layer, those of `encoded.subject`.
+        target: o' for each prompt, `(batch, hidden)`.
+        ranks: Ranks of the pseudo-inverse.
+        chunk_size: How many patched prompts run at a time.
+
+    Returns:
+        Token ids `(batch, layers, ranks)`, int64.
+    """
+    lm = encoded.runs.lm
+    columns = []
+    for index, lre in enumerate(lres):
+        delta = lre.inverse.apply((target - encoded.object).to(lre.weight), ranks)
+        edited = encoded.subject[:, index, None].to(delta) + delta
+        columns.append(lm.predict(encoded.runs.patched(lre.layer, edited, chunk_size)))
+    return torch.stack(columns, dim=1)
+
+
+def draw_targets(prompts: Sequence[Prompt], known: Sequence[bool], key: str) -> list[int | None]:
+    """Draw for each known sample another known sample (s', o') whose object has another first token.
+
+    The draw depends on the key and the two samples alone: not on their order, nor on how they are batched.
+
+    Args:
+        prompts: The relation's test prompts.
+        known: Which of them the LM answers.
+        key: Seed, relation and trial.
+
+    Returns:
+        For each prompt the index of its target; None where it is unknown or nothing else is known.
+    """
+    candidates = [index for index, is_known in enumerate(known) if is_known]
+
+    def digest(source: int, target: int) -> bytes:
+        parts = (key, prompts[source].subject, prompts[target].subject, prompts[target].object)
+        return hashlib.sha256("\x1f".join(parts).encode()).digest()
+
+    def draw(source: int) -> int | None:
+        others = [i for i in candidates if prompts[i].object_token != prompts[source].object_token]
+        return min(others, key=lambda target: digest(source, target), default=None)
+
+    return [draw(index) if is_known else None for index, is_known in enumerate(known)]
+
+
+def score(
+    batches: Sequence[Encoded],
+    lres: Mapping[Layer, LRE],
+    betas: Sequence[float],
+    ranks: Sequence[int],
+    key: str,
+    chunk_size: int = 64,
+) -> Counts:
+    """Count faithful predictions and successful edits over all test prompts of one relation and trial.
+
+    Args:
+        batches: The test prompts, with s at the layers of `lres`.
+        lres: The LRE at each layer.
+        betas: Where faithfulness is counted.
+        ranks: Where causality is counted.
+        key: Seeds the targets: seed, relation and trial.
+        chunk_size: How many patched prompts run at a time.
+    """
+    prompts = [prompt for batch in batches for prompt in batch.prompts]
+    known = torch.cat([batch.known for batch in batches])
+    targets = draw_targets(prompts, known.tolist(), key)
+    outputs = torch.cat([batch.object for batch in batches])
+    operators = list(lres.values())
+    faithful = Faithfulness(1, (len(operators), len(betas)), average="none").to(known.device)
+    causal = Causality(1, (len(operators), len(ranks)), average="none").to(known.device)
+    start = 0
+    for batch in batches:
+        stop = start + len(batch.prompts)
+        relation = torch.zeros_like(batch.predicted)
+        answers = faithfulness_predictions(batch.runs.lm, operators, batch.subject, betas)
+        faithful.update(answers, batch.predicted, relation, batch.known)
+        _score_edits(causal, batch, operators, outputs, prompts, targets[start:stop], ranks, chunk_size)
+        start = stop
+    return Counts(
+        len(prompts), int(known.sum()), faithful.correct[0].cpu(), causal.correct[0].cpu(), int(causal.total[0])
+    )
+
+
+def _score_edits(
+    metric: Causality,
+    batch: Encoded,
+    lres: Sequence[LRE],
+    outputs: Tensor,
+    prompts: Sequence[Prompt],
+    targets: Sequence[int | None],
+    ranks: Sequence[int],
+    chunk_size: int,
+) -> None:
+    rows = [row for row, target in enumerate(targets) if target is not None]
+    if not rows:
+        return
+    drawn = [target for target in targets if target is not None]
+    chosen = batch.select(rows)
+    answers = causality_predictions(chosen, lres, outputs[drawn], ranks, chunk_size)
+    wanted = torch.tensor([prompts[index].object_token for index in drawn], device=answers.device)
+    metric.update(answers, wanted, torch.zeros_like(wanted))
