@@ -1,0 +1,222 @@
+"""The datamodule: relations as few-shot prompts, one (relation, trial) pair an epoch."""
+
+import os
+from typing import TYPE_CHECKING, Any, Union
+
+from lightning import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
+
+from lre_lightning.datamodules.batch import RelationBatch, collate
+from lre_lightning.datamodules.loaders import Share, loader, share_test, share_train
+from lre_lightning.demo import DEMO, RELATIONS_DIR
+from lre_lightning.draws import Draw, check_number, draw, test_prompts, train_prompts
+from lre_lightning.errors import LREError
+from lre_lightning.prompts import Prompt, check_tokenizer, load_tokenizer, pad_token
+from lre_lightning.relations import Relation, is_path, load_relations, resolve_relations_dir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class RelationDataModule(LightningDataModule):
+    """Relations as few-shot prompts; every epoch of a fit is one trial of one relation.
+
+    In epoch e of a fit, training serves the `n_shot` leave-one-out prompts of pair e and validation serves the prompts
+    of its test samples under the context of all `n_shot` training samples. Outside a fit, validation serves the test
+    prompts of all pairs one after another; no batch has prompts of two pairs. The Trainer of a fit needs
+    ``reload_dataloaders_every_n_epochs=1``. After the last pair there is no batch.
+
+    On several devices the batches are shared out here and Lightning injects no sampler: test prompts go to one process
+    each; training prompts are filled up to equal numbers by copies whose `RelationBatch.weight` is 0.
+
+    Args:
+        tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
+        relations: Names, categories or paths of relations; None for all. See `lre_lightning.relations.load_relations`.
+        relations_dir: Folder in which names and categories are looked up; by default the one that the environment
+            variable ``LRE_RELATIONS_DIR`` names, else the bundled relations.
+        n_shot: Number n of training samples of a trial.
+        trials: Number of trials of each relation. The paper has 24.
+        seed: Seed of the draws.
+        batch_size: Number of prompts in a batch, in training and in validation.
+        tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
+        trust_remote_code: Whether to run Python code that the tokenizer's repository brings along.
+
+    Raises:
+        LREError: An argument is out of range; in `setup`, the data or the tokenizer can't be used.
+
+    >>> data = RelationDataModule(n_shot=5, trials=2)
+    >>> data.hparams["n_shot"], data.hparams["tokenizer"]
+    (5, 'demo')
+    """
+
+    allow_zero_length_dataloader_with_multiple_devices = True  # more processes than test batches are no mistake
+
+    def __init__(
+        self,
+        tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
+        relations: str | list[str] | None = None,
+        relations_dir: str | None = None,
+        n_shot: int = 8,
+        trials: int = 3,
+        seed: int = 0,
+        batch_size: int = 32,
+        tokenizer_revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, value in (("n_shot", n_shot), ("trials", trials), ("batch_size", batch_size)):
+            check_number(name, value, 1)
+        check_number("seed", seed, 0)
+        self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
+        self.selection = _plain_selection(relations)
+        self.relations_dir = _plain_dir(relations_dir)
+        self.tokenizer_revision, self.trust_remote_code = tokenizer_revision, trust_remote_code
+        if not isinstance(tokenizer, str):
+            check_tokenizer(tokenizer)
+        self._given_tokenizer = tokenizer
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._relations: tuple[Relation, ...] | None = None
+        self._prompts: dict[str, tuple[int, list[Prompt]]] = {}
+        self.save_hyperparameters(self._plain_arguments())
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the tokenizer and the relations, and check that every relation has samples enough.
+
+        Called by the Trainer, or by the first use of anything that needs it; the second call does nothing.
+        """
+        if self._relations is not None:
+            return
+        given = self._given_tokenizer
+        self._tokenizer = (
+            load_tokenizer(given, self.tokenizer_revision, self.trust_remote_code) if isinstance(given, str) else given
+        )
+        relations = load_relations(self.selection, self.relations_dir)
+        for relation in relations:
+            draw(relation, self.n_shot, trial=0, seed=self.seed)
+        self._relations = relations
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer."""
+        self.setup()
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """The relations; `RelationBatch.relation` is an index into them."""
+        self.setup()
+        assert self._relations is not None
+        return self._relations
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The (index of the relation, trial) pairs: all trials of the first relation, then those of the second, ..."""
+        return [(relation, trial) for relation in range(len(self.relations)) for trial in range(self.trials)]
+
+    def draws(self, pair: int) -> Draw:
+        """Return the training and test samples of a pair, given by its index in `pairs`.
+
+        Raises:
+            LREError: There is no such pair.
+        """
+        count = len(self.relations) * self.trials
+        if not 0 <= pair < count:
+            raise LREError(
+                f"there is no pair {pair!r}: {len(self.relations)} relations and {self.trials} trials of each "
+                f"make the pairs 0 to {count - 1}"
+            )
+        return draw(self.relations[pair // self.trials], self.n_shot, pair % self.trials, self.seed)
+
+    def train_dataloader(self, pair: int | None = None) -> DataLoader[RelationBatch]:
+        """Serve the leave-one-out prompts of one pair.
+
+        Args:
+            pair: Index in `pairs`; by default the Trainer's current epoch, or 0 without a Trainer. In an epoch after
+                the last pair there is no batch.
+
+        Raises:
+            LREError: The Trainer would serve one pair's prompts in every epoch.
+        """
+        pairs = self._epoch_pairs(default=[0]) if pair is None else [pair]
+        shares = [
+            share for p in pairs for share in share_train(p, len(self.draws(p).train), self.batch_size, *self._place())
+        ]
+        return loader(shares, self._train_batch)
+
+    def val_dataloader(self, pairs: list[int] | None = None) -> DataLoader[RelationBatch]:
+        """Serve test prompts: in a fit those of the epoch's pair, otherwise those of all pairs one after another.
+
+        Args:
+            pairs: Indices in `pairs`, to serve just these.
+        """
+        if pairs is None:
+            pairs = self._epoch_pairs(default=list(range(len(self.pairs))))
+        sizes = [(pair, len(self.draws(pair).test)) for pair in pairs]
+        return loader(share_test(sizes, self.batch_size, *self._place()), self._test_batch)
+
+    def test_dataloader(self) -> DataLoader[RelationBatch]:
+        """Serve the test prompts of all pairs."""
+        return self.val_dataloader()
+
+    def _epoch_pairs(self, default: list[int]) -> list[int]:
+        """Return the pair of the epoch that a Trainer is in; outside a running fit, the default."""
+        trainer = self.trainer
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.state.finished:
+            return default
+        if trainer.reload_dataloaders_every_n_epochs != 1 and len(self.pairs) > 1:
+            raise LREError(
+                f"every epoch serves another one of the {len(self.pairs)} (relation, trial) pairs: give the Trainer "
+                f"reload_dataloaders_every_n_epochs=1, not {trainer.reload_dataloaders_every_n_epochs}"
+            )
+        return [trainer.current_epoch] if trainer.current_epoch < len(self.pairs) else []
+
+    def _place(self) -> tuple[int, int]:
+        """Return this process's rank and the number of processes."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _train_batch(self, share: Share) -> RelationBatch:
+        return self._batch(share, "train")
+
+    def _test_batch(self, share: Share) -> RelationBatch:
+        return self._batch(share, "test")
+
+    def _batch(self, share: Share, split: str) -> RelationBatch:
+        if self._prompts.get(split, (None,))[0] != share.pair:
+            make = train_prompts if split == "train" else test_prompts
+            self._prompts[split] = share.pair, make(self.draws(share.pair), self.tokenizer)
+        prompts = self._prompts[split][1]
+        relation, trial = self.pairs[share.pair]
+        chosen = [prompts[i] for i in share.samples]
+        return collate(chosen, relation, trial, share.samples, pad_token(self.tokenizer), share.weights)
+
+    def _plain_arguments(self) -> dict[str, Any]:
+        """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""
+        given = self._given_tokenizer
+        name = given if isinstance(given, str) else given.name_or_path
+        return {
+            **({"tokenizer": name} if name else {}),
+            "relations": self.selection,
+            "relations_dir": self.relations_dir,
+            "n_shot": self.n_shot,
+            "trials": self.trials,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "tokenizer_revision": self.tokenizer_revision,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+def _plain_selection(relations: str | list[str] | None) -> list[str] | None:
+    """Return the selection as a list of strings in which paths are absolute."""
+    if relations is None:
+        return None
+    items = [relations] if isinstance(relations, str) else list(relations)
+    return [os.path.abspath(os.path.expanduser(item)) if is_path(item) else item for item in items]
+
+
+def _plain_dir(relations_dir: str | None) -> str:
+    """Return the folder of relations as an absolute path, or ``"demo"`` for the bundled one, wherever it is."""
+    folder = resolve_relations_dir(relations_dir)
+    return DEMO if folder == RELATIONS_DIR else os.path.abspath(folder)
