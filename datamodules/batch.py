@@ -1,6 +1,6 @@
 """Batches of prompts of one relation and trial."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -52,15 +52,16 @@ class RelationBatch:
 
     def to(self, *args: Any, **kwargs: Any) -> "RelationBatch":
         """Return the batch on another device; the arguments are those of `torch.Tensor.to`."""
-        return replace(self, **{name: tensor.to(*args, **kwargs) for name, tensor in self._tensors().items()})
+        return self._map(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self) -> "RelationBatch":
         """Return the batch in page-locked memory, from where it is copied to a GPU faster."""
-        return replace(self, **{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+        return self._map(Tensor.pin_memory)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "RelationBatch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: function(v) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
 
 def collate(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -80,9 +81,9 @@ def loader(shares: Sequence[Share], make: Callable[[Share], RelationBatch]) -> D
     leaves alone; Lightning's own would share out again, shuffle, and repeat samples.
     """
     batches = SharedBatches(shares, make)
-    sampler = DistributedSampler(batches, num_replicas=1, rank=0, shuffle=False)
+    sampler: DistributedSampler[RelationBatch] = DistributedSampler(batches, num_replicas=1, rank=0, shuffle=False)
     return DataLoader(batches, batch_size=None, sampler=sampler, collate_fn=_as_it_is)
 
 
-def _as_it_is(batch: RelationBatch) -> RelationBatch:
+def _as_it_is(batch: Any) -> Any:
     return batch

@@ -165,10 +165,11 @@ class RelationDataModule(LightningDataModule):
         trainer = self.trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.state.finished:
             return default
-        if trainer.reload_dataloaders_every_n_epochs != 1 and len(self.pairs) > 1:
+        every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if every != 1 and len(self.pairs) > 1:
             raise LREError(
                 f"every epoch serves another one of the {len(self.pairs)} (relation, trial) pairs: give the Trainer "
-                f"reload_dataloaders_every_n_epochs=1, not {trainer.reload_dataloaders_every_n_epochs}"
+                f"reload_dataloaders_every_n_epochs=1, not {every}"
             )
         return [trainer.current_epoch] if trainer.current_epoch < len(self.pairs) else []
 
