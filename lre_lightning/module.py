@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace as dataclass_replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
 import torch
@@ -15,13 +15,14 @@ from lre_lightning.bank import LREBank, Pair
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
 from lre_lightning.inverse import check_ranks
-from lre_lightning.jacobian import DEFAULT_CHUNK_SIZE, prompt_jacobian
+from lre_lightning.jacobian import DEFAULT_CHUNK_SIZE, PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE, Origin
 from lre_lightning.results import Criterion, PairRecord, choose, grid_of
 from lre_lightning.scoring import Encoded, encode, score
 
 if TYPE_CHECKING:
+    from lre_lightning.datamodules import RelationBatch, RelationDataModule
     from lre_lightning.draws import Draw
 
 DEFAULT_BETAS = tuple(step / 4 for step in range(1, 21))
@@ -103,11 +104,9 @@ class LREModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """End fit by itself after the last pair."""
-        pairs = getattr(getattr(self.trainer, "datamodule", None), "pairs", None)
-        if stage == "fit" and pairs is not None:
-            limit = self.trainer.max_epochs
-            epochs = len(pairs) if limit is None or limit < 0 else min(limit, len(pairs))
-            self.trainer.fit_loop.max_epochs = epochs
+        if stage == "fit":
+            pairs, limit = len(self._data.pairs), self.trainer.max_epochs
+            self.trainer.fit_loop.max_epochs = pairs if limit is None or limit < 0 else min(limit, pairs)
 
     # Fit: one epoch is one trial of one relation.
 
@@ -120,27 +119,37 @@ class LREModule(L.LightningModule):
         self._estimator = LREEstimator(self.layers)
         self._enough_known = self._knows_enough()
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch to the running means."""
         if self._enough_known:
-            self._draw = batch.draw
-            for ids, subject, last in zip(batch.input_ids, batch.subject_position, batch.last_position, strict=True):
-                prompt = ids[: int(last) + 1]
-                self._estimator.update(prompt_jacobian(self.lm, prompt, int(subject), self.layers, self.chunk_size))
+            for row in range(len(batch)):
+                if batch.weight[row]:
+                    self._estimator.update(self._jacobian(batch, row))
         optimizer: Any = self.optimizers()
         optimizer.step()
 
+    def _jacobian(self, batch: RelationBatch, row: int) -> PromptJacobian:
+        ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
+        return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self.layers, self.chunk_size)
+
     def _knows_enough(self) -> bool:
         """Whether the LM answers at least n test prompts of the pair; stops at the n-th."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is None:
-            return True
         known = 0
-        for batch in datamodule.val_dataloader():
+        for batch in self._data.val_dataloader():
             known += int(self._encode(batch, self.layers[-1:]).known.sum())
-            if known >= len(batch.draw.train):
+            if known >= self._data.n_shot:
                 return True
         return False
+
+    @property
+    def _data(self) -> RelationDataModule:
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        if not hasattr(datamodule, "draws"):
+            raise LREError("an LREModule needs a RelationDataModule: trainer.fit(module, datamodule=...)")
+        return cast("RelationDataModule", datamodule)
+
+    def _draw_of(self, batch: RelationBatch) -> Draw:
+        return self._data.draws(self._data.pairs.index((int(batch.relation[0]), int(batch.trial[0]))))
 
     # Validation: in fit of the pair's LREs, alone of all saved ones.
 
@@ -156,13 +165,14 @@ class LREModule(L.LightningModule):
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Run the batch's prompts and keep what scoring needs; score a pair once all its prompts have been seen."""
-        if self._encoded and batch.draw != self._draw:
+        draw = self._draw_of(batch)
+        if self._encoded and draw != self._draw:
             self._finish_pair()
         if not self._encoded:
-            self._draw = batch.draw
-            self._candidates = self._candidates_for(batch.draw)
+            self._draw = draw
+            self._candidates = self._candidates_for(draw)
         self._encoded.append(self._encode(batch, list(self._candidates) or self.layers[-1:]))
 
     def on_validation_epoch_end(self) -> None:
@@ -170,7 +180,7 @@ class LREModule(L.LightningModule):
         if self._encoded:
             self._finish_pair()
 
-    def _encode(self, batch: Any, layers: Any) -> Encoded:
+    def _encode(self, batch: RelationBatch, layers: Any) -> Encoded:
         return encode(self.lm, batch.prompts, batch.input_ids, batch.subject_position, batch.last_position, layers)
 
     def _candidates_for(self, draw: Draw) -> Mapping[Layer, LRE]:
