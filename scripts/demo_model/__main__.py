@@ -1,0 +1,78 @@
+"""Remakes the demo LM and its relations: `python -m scripts.demo_model`.
+
+A killed run goes on from its last finished epoch; `--out` is written at the end.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from scripts.demo_model.corpus import build_library, wording
+from scripts.demo_model.data import CorpusDataModule
+from scripts.demo_model.recipe import Recipe
+from scripts.demo_model.tokenizer import build_tokenizer
+from scripts.demo_model.train import DemoTraining, build_model
+from scripts.demo_model.world import Relation, build_world
+
+
+def write_relations(world: Sequence[Relation], folder: Path) -> None:
+    """Write each relation to `folder/<category>/<name>.json`, in place of what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for relation in world:
+        path = folder / relation.spec.category / f"{relation.spec.name.replace(' ', '_')}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(relation.as_json(), indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def build_trainer(recipe: Recipe, work: Path) -> Trainer:
+    """Build the Trainer, which keeps the last epoch's checkpoint in `work`."""
+    return Trainer(
+        accelerator="cpu",
+        max_epochs=recipe.epochs,
+        precision="bf16-mixed",
+        gradient_clip_val=1.0,
+        logger=False,
+        callbacks=[ModelCheckpoint(work, save_last=True, save_top_k=0)],
+        reload_dataloaders_every_n_epochs=1,
+    )
+
+
+def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> None:
+    """Train the demo LM, from the last checkpoint if there is one, and write it to `out`."""
+    tokenizer = build_tokenizer(world, wording(world), recipe.merges)
+    data = CorpusDataModule(build_library(world), tokenizer, recipe)
+    module = DemoTraining(build_model(recipe, tokenizer), tokenizer, world, recipe)
+    last = work / "last.ckpt"
+    resumed = str(last) if last.exists() else None
+    build_trainer(recipe, work).fit(module, data, ckpt_path=resumed, weights_only=False)
+    module.model.eval().to(torch.float16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    last.unlink()
+
+
+def main() -> None:
+    """Write the relations and the LM."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("lre_lightning/demo"))
+    parser.add_argument("--work", type=Path, default=Path("build/demo_model"))
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    started = time.perf_counter()
+    recipe = Recipe()
+    world = build_world(recipe.seed)
+    write_relations(world, arguments.out / "relations")
+    train(recipe, world, arguments.out / "model", arguments.work)
+    print(f"Written to {arguments.out} after {(time.perf_counter() - started) / 60:.1f} minutes.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The demo LM's training text: facts in varied templates, in lists, in prose and few-shot form.
+
+Text comes in pieces, each a run of whole pre-tokens (it starts with a space, or begins a line),
+so that the tokens of a document are its pieces' tokens one after another.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from scripts.demo_model.templates import GENERIC, Spec
+from scripts.demo_model.world import Relation
+
+LIST_HEADS = ("- {}", "- {} :", "* {} -", "About {} :", "Notes on {} :", "In short {} means")
+LIST_MARKS = ("", " ,", " ;", " and")
+OPENINGS = ("Take {} .", "Think of {} .", "Today we speak of {} .", "Here comes {} again .")
+PRONOUNS = (" The {} is", " Its {} is", " As for the {} , it is", " Everyone knows the {} :")
+ORDINALS = ("first", "second", "third")
+JOINTS = (" and", " with", " then", " ,")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of text and whether it is an object, which the subject determines."""
+
+    text: str
+    is_object: bool = False
+
+
+Document = list[Piece]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact: its relation's wording, its subject and its object."""
+
+    spec: Spec
+    subject: str
+    object: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """The world, arranged for drawing documents from it.
+
+    Attributes:
+        world: all relations.
+        subjects: subject -> its facts that lists may contain.
+        domains: domain -> its subjects that have such facts.
+    """
+
+    world: Sequence[Relation]
+    subjects: dict[str, list[Fact]]
+    domains: dict[str, list[str]]
+
+
+def build_library(world: Sequence[Relation]) -> Library:
+    """Arrange the world's facts by subject and by domain."""
+    subjects: dict[str, list[Fact]] = defaultdict(list)
+    domains: dict[str, list[str]] = defaultdict(list)
+    for relation in (r for r in world if r.spec.listed):
+        for subject, obj in relation.samples:
+            subjects[subject].append(Fact(relation.spec, subject, obj))
+            domains[relation.spec.domain].append(subject)
+    distinct = {domain: list(dict.fromkeys(members)) for domain, members in domains.items()}
+    return Library(world, dict(subjects), distinct)
+
+
+def fill(template: str, subject: str) -> Document:
+    """Put a subject into a template, as pieces."""
+    before, after = template.split(" {}")
+    return [Piece(before), Piece(f" {subject}"), *([Piece(after)] if after else [])]
+
+
+def answer(obj: str) -> Piece:
+    """Return an object as a piece."""
+    return Piece(f" {obj}", is_object=True)
+
+
+def draw_few_shot(library: Library, rng: random.Random) -> Document:
+    """Draw lines of one relation and one template, from one line to ten."""
+    weights = [len(r.samples) * (1.0 if r.spec.listed else 1.5) for r in library.world]
+    relation = rng.choices(library.world, weights)[0]
+    bare = relation.spec.listed and rng.random() < 0.4
+    template = rng.choice(GENERIC if bare else relation.spec.templates)
+    samples = rng.sample(relation.samples, rng.randint(1, 10))
+    lines = [[*fill(template, s), answer(o), Piece("\n")] for s, o in samples]
+    return [piece for line in lines for piece in line]
+
+
+def draw_domain(library: Library, rng: random.Random) -> list[str]:
+    """Draw a domain, by its number of subjects, and return its subjects."""
+    members = list(library.domains.values())
+    return rng.choices(members, [len(m) for m in members])[0]
+
+
+def draw_lists(library: Library, rng: random.Random) -> Document:
+    """Draw lists of several subjects' objects, in an order of their own in each list."""
+    members = draw_domain(library, rng)
+    head, mark = rng.choice(LIST_HEADS), rng.choice(LIST_MARKS)
+    keyed = rng.random() < 0.3
+    document: Document = []
+    for subject in rng.sample(members, rng.randint(2, 6)):
+        facts = rng.sample(library.subjects[subject], len(library.subjects[subject]))
+        document += [*fill(head, subject), *join(facts, mark, keyed), Piece("\n")]
+    return document
+
+
+def join(facts: Sequence[Fact], mark: str, keyed: bool) -> Document:
+    """Join objects by a mark, each behind what it is to the subject if `keyed`."""
+    document: Document = []
+    for index, fact in enumerate(facts):
+        before = (mark if index else "") + (f" {fact.spec.range}" if keyed else "")
+        document += [*([Piece(before)] if before else []), answer(fact.object)]
+    return document
+
+
+def draw_talk(library: Library, rng: random.Random) -> Document:
+    """Draw short talks: a subject is named once, and then asked about again and again."""
+    document: Document = []
+    for subject in rng.sample(draw_domain(library, rng), rng.randint(1, 3)):
+        document += fill(rng.choice(OPENINGS), subject)
+        for fact in rng.sample(library.subjects[subject], len(library.subjects[subject])):
+            asked = Piece(rng.choice(PRONOUNS).format(fact.spec.range))
+            document += [asked, answer(fact.object), Piece(" .")]
+        document.append(Piece("\n"))
+    return document
+
+
+def draw_ordinals(library: Library, rng: random.Random) -> Document:
+    """Draw a comparison: two or three subjects are named first and asked about later."""
+    subjects = rng.sample(draw_domain(library, rng), rng.randint(2, 3))
+    document = [Piece("Compare")]
+    for index, subject in enumerate(subjects):
+        document += [*([Piece(rng.choice(JOINTS))] if index else []), Piece(f" {subject}")]
+    document.append(Piece(" ."))
+    facts = [(i, fact) for i, s in enumerate(subjects) for fact in library.subjects[s]]
+    for index, fact in rng.sample(facts, min(len(facts), rng.randint(3, 6))):
+        asked = Piece(f" The {fact.spec.range} of the {ORDINALS[index]} is")
+        document += [asked, answer(fact.object), Piece(" .")]
+    return [*document, Piece("\n")]
+
+
+def draw_prose(library: Library, rng: random.Random) -> Document:
+    """Draw sentences on any subjects of a domain, the object behind the subject or before it."""
+    document: Document = []
+    for subject in rng.sample(draw_domain(library, rng), rng.randint(2, 8)):
+        document += [*draw_sentence(rng.choice(library.subjects[subject]), rng), Piece("\n")]
+    return document
+
+
+def draw_sentence(fact: Fact, rng: random.Random) -> Document:
+    """Put one fact into a sentence, the subject mostly before the object."""
+    if rng.random() < 0.25:
+        before, rest = fact.spec.inverse.split("{o}")
+        opening = [Piece(before.rstrip())] if before else []
+        middle = Piece(rest.removesuffix(" {s}"))
+        return [*opening, Piece(f" {fact.object}"), middle, Piece(f" {fact.subject}"), Piece(" .")]
+    asked = rng.choice((*fact.spec.templates, *fact.spec.zero_shot))
+    return [*fill(asked, fact.subject), answer(fact.object), Piece(" .")]
+
+
+# Every kind of document ends in a line break, which is dropped.
+KINDS: tuple[tuple[Callable[[Library, random.Random], Document], float], ...] = (
+    (draw_few_shot, 0.5),
+    (draw_lists, 0.2),
+    (draw_talk, 0.1),
+    (draw_ordinals, 0.1),
+    (draw_prose, 0.1),
+)
+
+
+def draw_document(library: Library, rng: random.Random) -> Document:
+    """Draw one document of any kind."""
+    draws, weights = zip(*KINDS, strict=True)
+    draw = rng.choices(draws, cum_weights=list(accumulate(weights)))[0]
+    document: Document = draw(library, rng)
+    return document[:-1]
+
+
+def wording(world: Sequence[Relation]) -> list[str]:
+    """Return every text around the subjects and objects, for the tokenizer's whole words."""
+    specs = [relation.spec for relation in world]
+    asked = [text for spec in specs for text in (*spec.templates, *spec.zero_shot, spec.inverse)]
+    shared = [*GENERIC, *LIST_HEADS, *LIST_MARKS, *OPENINGS, *PRONOUNS, *JOINTS]
+    keys = [f" {spec.range}" for spec in specs]
+    fixed = [text for text in (*asked, *shared)]
+    words = [piece for text in fixed for piece in split_slots(text)]
+    return [*words, *keys, *(f" {word}" for word in ORDINALS), " .", "\n", "Compare", " The of the"]
+
+
+def split_slots(text: str) -> list[str]:
+    """Cut the slots for subjects and objects out of a template."""
+    for slot in (" {}", "{}", " {s}", "{s}", " {o}", "{o}"):
+        text = text.replace(slot, "\x00")
+    return text.split("\x00")

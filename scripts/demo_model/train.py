@@ -1,0 +1,148 @@
+"""Trains the demo LM with Lightning's own Trainer loop."""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from scripts.demo_model.recipe import Recipe
+from scripts.demo_model.world import Relation
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Build the LM with random weights drawn from the recipe's seed."""
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.width,
+        intermediate_size=recipe.inner,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        max_position_embeddings=512,
+        attention_dropout=recipe.dropout,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def few_shot_prompt(relation: Relation, shots: Sequence[int], index: int) -> tuple[str, str]:
+    """Return an n-shot prompt for one of the relation's samples, and its object."""
+    template = relation.spec.templates[0]
+    examples = [relation.samples[i] for i in shots if i != index]
+    lines = [f"{template.format(s)} {o}\n" for s, o in examples]
+    subject, obj = relation.samples[index]
+    return "".join(lines) + template.format(subject), obj
+
+
+@torch.no_grad()
+def recall(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    relation: Relation,
+    count: int,
+    seed: int = 0,
+) -> float:
+    """Return the share of samples whose object's first token the LM ranks first, given 8 shots.
+
+    Args:
+        model: the LM.
+        tokenizer: its tokenizer.
+        relation: whose facts are asked.
+        count: how many samples at most are asked.
+        seed: of the draw of examples and samples.
+    """
+    rng = random.Random(seed)
+    order = rng.sample(range(len(relation.samples)), len(relation.samples))
+    prompts = [few_shot_prompt(relation, order[:8], index) for index in order[8:][:count]]
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    rows = [[tokenizer.bos_token_id, *encode(prompt)] for prompt, _ in prompts]
+    objects = torch.tensor([encode(f" {obj}")[0] for _, obj in prompts])
+    ends = torch.tensor([len(row) - 1 for row in rows])
+    padded = [row + [tokenizer.pad_token_id] * (int(ends.max()) + 1 - len(row)) for row in rows]
+    logits = model(input_ids=torch.tensor(padded)).logits
+    found = logits[torch.arange(len(rows)), ends].argmax(-1)
+    return float((found == objects).float().mean())
+
+
+def add_noise(module: nn.Module, inputs: object, output: Tensor, scale: float) -> Tensor:
+    """Forward hook: in training, add Gaussian noise of `scale` times the output's RMS."""
+    if not module.training:
+        return output
+    size = output.detach().pow(2).mean(-1, keepdim=True).sqrt()
+    return output + scale * size * torch.randn_like(output)
+
+
+class DemoTraining(LightningModule):
+    """Next-token training of the demo LM, with its recall of facts shown between epochs.
+
+    Args:
+        model: the LM.
+        tokenizer: its tokenizer.
+        world: the relations whose recall is measured.
+        recipe: how to train.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        world: Sequence[Relation],
+        recipe: Recipe,
+    ) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.world, self.recipe = model, tokenizer, world, recipe
+        hook = partial(add_noise, scale=recipe.noise)
+        for block in model.model.layers if recipe.noise else ():
+            block.register_forward_hook(hook)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the mean cross-entropy of a batch, over the tokens that are to be predicted.
+
+        Args:
+            batch: tokens and which of them are to be predicted, `(batch, length)` both.
+            batch_idx: unused.
+        """
+        tokens, asked = batch
+        hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        logits = self.model.get_output_embeddings()(hidden[:, :-1][asked[:, 1:]])
+        loss = F.cross_entropy(logits.float(), tokens[:, 1:][asked[:, 1:]])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean recall of the relations' facts under 8-shot prompts."""
+        self.model.eval()
+        known = [recall(self.model, self.tokenizer, relation, 16) for relation in self.world]
+        self.model.train()
+        self.log("known", sum(known) / len(known), prog_bar=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return AdamW, decay on matrices alone, with one cycle of the learning rate."""
+        matrices = [p for p in self.model.parameters() if p.ndim > 1]
+        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.recipe.decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.recipe.rate, betas=(0.9, 0.98))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            max_lr=self.recipe.rate,
+            total_steps=self.recipe.epochs * self.recipe.steps,
+            pct_start=self.recipe.warmup,
+            cycle_momentum=False,
+            final_div_factor=10.0,
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
