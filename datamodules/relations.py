@@ -195,7 +195,7 @@ class RelationDataModule(LightningDataModule):
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""
         given = self._given_tokenizer
-        name = given if isinstance(given, str) else given.name_or_path
+        name = _plain_tokenizer(given if isinstance(given, str) else given.name_or_path)
         return {
             **({"tokenizer": name} if name else {}),
             "relations": self.selection,
@@ -209,15 +209,25 @@ class RelationDataModule(LightningDataModule):
         }
 
 
+def _plain_tokenizer(name_or_path: str) -> str:
+    """Return a folder's absolute path, and anything else unchanged."""
+    folder = os.path.expanduser(name_or_path)
+    return os.path.abspath(folder) if name_or_path != DEMO and os.path.isdir(folder) else name_or_path
+
+
 def _plain_selection(relations: str | list[str] | None) -> list[str] | None:
     """Return the selection as a list of strings in which paths are absolute."""
     if relations is None:
         return None
-    items = [relations] if isinstance(relations, str) else list(relations)
+    items = [relations] if isinstance(relations, str) else relations
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise LREError(f"relations must be None, a string or a list of strings, got {relations!r}")
     return [os.path.abspath(os.path.expanduser(item)) if is_path(item) else item for item in items]
 
 
 def _plain_dir(relations_dir: str | None) -> str:
     """Return the folder of relations as an absolute path, or ``"demo"`` for the bundled one, wherever it is."""
+    if relations_dir == "":
+        raise LREError("relations_dir is ''; give a folder, or leave it out")
     folder = resolve_relations_dir(relations_dir)
     return DEMO if folder == RELATIONS_DIR else os.path.abspath(folder)
