@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace as dataclass_replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
 import torch
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lre_lightning.draws import Draw
 
 DEFAULT_BETAS = tuple(step / 4 for step in range(1, 21))
+CRITERIA = get_args(Criterion)
 LM_PREFIX = "lm."
 
 
@@ -78,6 +79,8 @@ class LREModule(L.LightningModule):
         self.save_hyperparameters()
         self.automatic_optimization = False
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), beta])
+        if select_by not in CRITERIA:
+            raise LREError(f"select_by {select_by!r} is unknown: use {' or '.join(map(repr, CRITERIA))}")
         if chunk_size < 1:
             raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
         self.beta, self.select_by, self.chunk_size = float(beta), select_by, chunk_size
