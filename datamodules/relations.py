@@ -195,7 +195,7 @@ class RelationDataModule(LightningDataModule):
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""
         given = self._given_tokenizer
-        name = _plain_tokenizer(given if isinstance(given, str) else given.name_or_path)
+        name = _plain_tokenizer(given if isinstance(given, str) else given.name_or_path or "")
         return {
             **({"tokenizer": name} if name else {}),
             "relations": self.selection,

@@ -32,7 +32,7 @@ class Draw:
     >>> upper = Relation("upper", "toy", ("{} is",), (), "letter", "letter", False, samples)
     >>> trial = draw(upper, n_shot=2, trial=0, seed=0)
     >>> [sample.subject for sample in trial.train], [sample.subject for sample in trial.test]
-    (['b', 'a'], ['c', 'd'])
+    (['d', 'c'], ['a', 'b'])
     """
 
     relation: Relation
