@@ -4,6 +4,7 @@ Text comes in pieces, each a run of whole pre-tokens (it starts with a space, or
 so that the tokens of a document are its pieces' tokens one after another.
 """
 
+import enum
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from itertools import accumulate
 from scripts.demo_model.templates import GENERIC, Spec
 from scripts.demo_model.world import Relation
 
-LIST_HEADS = ("- {}", "- {} :", "* {} -", "About {} :", "Notes on {} :", "In short {} means")
+LIST_HEADS = ("- {}", "* {}", "About {}", "Notes on {}", "In short {}", "- {} :")
 LIST_MARKS = ("", " ,", " ;", " and")
 OPENINGS = ("Take {} .", "Think of {} .", "Today we speak of {} .", "Here comes {} again .")
 PRONOUNS = (" The {} is", " Its {} is", " As for the {} , it is", " Everyone knows the {} :")
@@ -21,12 +22,20 @@ ORDINALS = ("first", "second", "third")
 JOINTS = (" and", " with", " then", " ,")
 
 
+class Role(enum.Enum):
+    """What a piece of text is in a document."""
+
+    SUBJECT = enum.auto()
+    OBJECT = enum.auto()
+    WORDING = enum.auto()
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A piece of text and whether it is an object, which the subject determines."""
+    """A piece of text and its role."""
 
     text: str
-    is_object: bool = False
+    role: Role = Role.WORDING
 
 
 Document = list[Piece]
@@ -71,12 +80,17 @@ def build_library(world: Sequence[Relation]) -> Library:
 def fill(template: str, subject: str) -> Document:
     """Put a subject into a template, as pieces."""
     before, after = template.split(" {}")
-    return [Piece(before), Piece(f" {subject}"), *([Piece(after)] if after else [])]
+    return [Piece(before), name(subject), *([Piece(after)] if after else [])]
+
+
+def name(subject: str) -> Piece:
+    """Return a subject as a piece."""
+    return Piece(f" {subject}", Role.SUBJECT)
 
 
 def answer(obj: str) -> Piece:
     """Return an object as a piece."""
-    return Piece(f" {obj}", is_object=True)
+    return Piece(f" {obj}", Role.OBJECT)
 
 
 def draw_few_shot(library: Library, rng: random.Random) -> Document:
@@ -134,7 +148,7 @@ def draw_ordinals(library: Library, rng: random.Random) -> Document:
     subjects = rng.sample(draw_domain(library, rng), rng.randint(2, 3))
     document = [Piece("Compare")]
     for index, subject in enumerate(subjects):
-        document += [*([Piece(rng.choice(JOINTS))] if index else []), Piece(f" {subject}")]
+        document += [*([Piece(rng.choice(JOINTS))] if index else []), name(subject)]
     document.append(Piece(" ."))
     facts = [(i, fact) for i, s in enumerate(subjects) for fact in library.subjects[s]]
     for index, fact in rng.sample(facts, min(len(facts), rng.randint(3, 6))):
@@ -157,15 +171,15 @@ def draw_sentence(fact: Fact, rng: random.Random) -> Document:
         before, rest = fact.spec.inverse.split("{o}")
         opening = [Piece(before.rstrip())] if before else []
         middle = Piece(rest.removesuffix(" {s}"))
-        return [*opening, Piece(f" {fact.object}"), middle, Piece(f" {fact.subject}"), Piece(" .")]
+        return [*opening, Piece(f" {fact.object}"), middle, name(fact.subject), Piece(" .")]
     asked = rng.choice((*fact.spec.templates, *fact.spec.zero_shot))
     return [*fill(asked, fact.subject), answer(fact.object), Piece(" .")]
 
 
 # Every kind of document ends in a line break, which is dropped.
 KINDS: tuple[tuple[Callable[[Library, random.Random], Document], float], ...] = (
-    (draw_few_shot, 0.5),
-    (draw_lists, 0.2),
+    (draw_few_shot, 0.45),
+    (draw_lists, 0.25),
     (draw_talk, 0.1),
     (draw_ordinals, 0.1),
     (draw_prose, 0.1),

@@ -9,8 +9,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from scripts.demo_model.corpus import Document, Library, draw_document
+from scripts.demo_model.corpus import Document, Library, Role, draw_document
 from scripts.demo_model.recipe import Recipe
+
+# Tokens, int64; whether each is to be predicted, bool; the last position that sees each, int64;
+# all of shape `(length,)`.
+Row = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass
@@ -26,18 +30,20 @@ class PieceEncoder:
             self.memory[text] = self.tokenizer.encode(text, add_special_tokens=False)
         return self.memory[text]
 
-    def encode_document(self, document: Document) -> tuple[list[int], list[bool]]:
-        """Return a document's tokens behind a start token, and which are parts of objects."""
-        tokens = [self.tokenizer.bos_token_id]
-        objects = [False]
+    def encode_document(self, document: Document) -> list[tuple[int, Role, int]]:
+        """Return each token of a document behind a start token.
+
+        Returns:
+            For each token its id, its piece's role, and how many tokens of the piece follow it.
+        """
+        tokens = [(int(self.tokenizer.bos_token_id), Role.WORDING, 0)]
         for piece in document:
             ids = self.encode(piece.text)
-            tokens += ids
-            objects += [piece.is_object] * len(ids)
-        return tokens, objects
+            tokens += [(token, piece.role, len(ids) - 1 - i) for i, token in enumerate(ids)]
+        return tokens
 
 
-class Rows(Dataset[tuple[Tensor, Tensor]]):
+class Rows(Dataset[Row]):
     """Rows of documents one behind another, each drawn from a seed and its own index.
 
     Args:
@@ -54,18 +60,20 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         """Return the number of rows."""
         return self.recipe.steps * self.recipe.batch_size
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a row's tokens, int64, and which are to be predicted, bool, `(length,)` both."""
+    def __getitem__(self, index: int) -> Row:
+        """Return a row."""
         rng = random.Random(f"{self.recipe.seed}-{self.epoch}-{index}")
         length, plain = self.recipe.length, self.recipe.plain
-        tokens: list[int] = []
-        objects: list[bool] = []
-        while len(tokens) < length:
-            more = self.encoder.encode_document(draw_document(self.library, rng))
-            tokens += more[0]
-            objects += more[1]
-        asked = [flag or rng.random() < plain for flag in objects[:length]]
-        return torch.tensor(tokens[:length]), torch.tensor(asked)
+        row: list[tuple[int, Role, int]] = []
+        while len(row) < length:
+            row += self.encoder.encode_document(draw_document(self.library, rng))
+        ids, roles, left = zip(*row[:length], strict=True)
+        asked = [role is Role.OBJECT or rng.random() < plain for role in roles]
+        hides = rng.random() < self.recipe.hidden
+        ends = [
+            i + n if hides and r is Role.SUBJECT else length for i, (r, n) in enumerate(zip(roles, left, strict=True))
+        ]
+        return torch.tensor(ids), torch.tensor(asked), torch.tensor(ends)
 
 
 class CorpusDataModule(LightningDataModule):
@@ -85,7 +93,7 @@ class CorpusDataModule(LightningDataModule):
         super().__init__()
         self.library, self.encoder, self.recipe = library, PieceEncoder(tokenizer), recipe
 
-    def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
+    def train_dataloader(self) -> DataLoader[Row]:
         """Return the current epoch's rows in batches of `(batch, length)`."""
         epoch = self.trainer.current_epoch if self.trainer else 0
         rows = Rows(self.library, self.encoder, self.recipe, epoch)

@@ -14,24 +14,25 @@ class Recipe:
         length, batch_size: tokens a row, rows a step.
         epochs, steps: epochs, and steps an epoch; checkpoints fall between epochs.
         rate, decay, warmup: AdamW's peak learning rate, weight decay, share of steps to warm up.
-        noise: Gaussian noise added to each block's output in training, relative to its RMS.
-        dropout: of attention weights.
+        hidden: share of the rows in which subjects are hidden: a subject's tokens are seen from
+            within the subject alone, except that blocks from `delay` on see its last token.
+        delay: the first block that sees a hidden subject's last token.
         plain: share of the tokens outside of objects that are to be predicted.
     """
 
     seed: int = 0
     merges: int = 200
-    layers: int = 8
+    layers: int = 6
     width: int = 128
     heads: int = 4
-    inner: int = 384
+    inner: int = 512
     length: int = 144
-    batch_size: int = 32
+    batch_size: int = 16
     epochs: int = 10
     steps: int = 200
     rate: float = 3e-3
     decay: float = 0.1
     warmup: float = 0.05
-    noise: float = 0.0
-    dropout: float = 0.0
+    hidden: float = 0.8
+    delay: int = 3
     plain: float = 0.3

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-GENERIC = ("- {} :", "- {} ->", "- {} =", "* {} is", "For {} it is", "As for {} , we say")
+GENERIC = ("- {}", "- {} :", "- {} ->", "- {} =", "* {} is", "For {} it is", "As for {} , we say")
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from scripts.demo_model.data import Row
 from scripts.demo_model.recipe import Recipe
 from scripts.demo_model.world import Relation
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Build the LM with random weights drawn from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     config = LlamaConfig(
@@ -25,7 +26,6 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
         max_position_embeddings=512,
-        attention_dropout=recipe.dropout,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -73,12 +73,22 @@ def recall(
     return float((found == objects).float().mean())
 
 
-def add_noise(module: nn.Module, inputs: object, output: Tensor, scale: float) -> Tensor:
-    """Forward hook: in training, add Gaussian noise of `scale` times the output's RMS."""
-    if not module.training:
-        return output
-    size = output.detach().pow(2).mean(-1, keepdim=True).sqrt()
-    return output + scale * size * torch.randn_like(output)
+def visible_keys(ends: Tensor, early: bool) -> Tensor:
+    """Return which positions each position may attend to.
+
+    Args:
+        ends: the last position that sees each position, `(batch, length)`. A subject's last token
+            has itself there.
+        early: whether the subject's last token is hidden from what follows, too.
+
+    Returns:
+        Bool, `(batch, 1, length, length)`, queries before keys.
+    """
+    positions = torch.arange(ends.shape[1], device=ends.device)
+    seen = positions[:, None] <= ends[:, None, :]
+    if not early:
+        seen |= (ends == positions)[:, None, :]
+    return (seen & (positions[:, None] >= positions))[:, None]
 
 
 class DemoTraining(LightningModule):
@@ -93,26 +103,31 @@ class DemoTraining(LightningModule):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LlamaForCausalLM,
         tokenizer: PreTrainedTokenizerFast,
         world: Sequence[Relation],
         recipe: Recipe,
     ) -> None:
         super().__init__()
         self.model, self.tokenizer, self.world, self.recipe = model, tokenizer, world, recipe
-        hook = partial(add_noise, scale=recipe.noise)
-        for block in model.model.layers if recipe.noise else ():
-            block.register_forward_hook(hook)
+        self.masks: list[Tensor] = []
+        for index, block in enumerate(model.model.layers):
+            block.register_forward_pre_hook(partial(self.mask_block, index), with_kwargs=True)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of a batch, over the tokens that are to be predicted.
+    def mask_block(
+        self, index: int, block: nn.Module, inputs: tuple[object, ...], options: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Give a block the mask that the training step has made for blocks of its depth."""
+        if self.masks:
+            options["attention_mask"] = self.masks[index >= self.recipe.delay]
+        return inputs, options
 
-        Args:
-            batch: tokens and which of them are to be predicted, `(batch, length)` both.
-            batch_idx: unused.
-        """
-        tokens, asked = batch
+    def training_step(self, batch: Row, batch_idx: int) -> Tensor:
+        """Return the mean cross-entropy of a batch, over the tokens that are to be predicted."""
+        tokens, asked, ends = batch
+        self.masks = [visible_keys(ends, early=True), visible_keys(ends, early=False)]
         hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        self.masks = []
         logits = self.model.get_output_embeddings()(hidden[:, :-1][asked[:, 1:]])
         loss = F.cross_entropy(logits.float(), tokens[:, 1:][asked[:, 1:]])
         self.log("loss", loss, prog_bar=True)
