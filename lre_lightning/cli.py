@@ -8,7 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lre_lightning.callbacks import LREFiles, RelationProgressBar, ResultsTable
@@ -30,6 +31,13 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 
+LINKED = {
+    "data.tokenizer": "model.name_or_path",
+    "data.tokenizer_revision": "model.revision",
+    "data.trust_remote_code": "model.trust_remote_code",
+}
+"""Options of the data that are those of the model."""
+
 HARMLESS_WARNINGS = (
     # Tokenizing here takes less than starting workers would.
     ".*does not have many workers.*",
@@ -37,6 +45,8 @@ HARMLESS_WARNINGS = (
     ".*Checkpoint directory .* exists and is not empty.*",
     # Nothing is optimized.
     ".*`LightningModule.configure_optimizers` returned `None`.*",
+    # The LM is meant to be in eval mode.
+    ".*in eval mode at the start of training.*",
     # A fit ends after its last relation.
     ".*`max_epochs` was not set.*",
 )
@@ -54,8 +64,7 @@ class LRECommandLine(LightningCLI):
             LREModule,
             RelationDataModule,
             args=args,
-            trainer_defaults=TRAINER_DEFAULTS
-            | {"callbacks": [RelationProgressBar(leave=False), ResultsTable(), LREFiles()]},
+            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsTable(), LREFiles()]},
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -71,9 +80,8 @@ class LRECommandLine(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
-        parser.link_arguments("model.name_or_path", "data.tokenizer")
-        parser.link_arguments("model.revision", "data.tokenizer_revision")
-        parser.link_arguments("model.trust_remote_code", "data.trust_remote_code")
+        for target, source in LINKED.items():
+            parser.link_arguments(source, target)
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
             {"checkpoint.save_last": True, "checkpoint.save_top_k": 0, "checkpoint.enable_version_counter": False}
@@ -82,6 +90,7 @@ class LRECommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, then fill in from the checkpoint what was not given explicitly."""
+        self._subcommand_parsers["validate"].set_defaults(verbose=False)  # the table of results says it better
         super().parse_arguments(parser, args)
         name = self.config["subcommand"]
         config = self.config[name]
@@ -94,13 +103,23 @@ class LRECommandLine(LightningCLI):
             return
         if path is None:
             raise LREError(f"there is no checkpoint in {config.checkpoint.dirpath}: run fit first, or give its path")
-        explicit = parser.parse_args(args, defaults=False)[name]
-        remembered = read_hyperparameters(path)
-        for section in ("model", "data"):
-            given = vars(explicit.get(section) or {})
-            config[section].update({key: value for key, value in remembered[section].items() if key not in given})
-        config.data.tokenizer = config.model.name_or_path
-        config.ckpt_path = str(path)
+        remembered = {
+            f"{section}.{key}": value
+            for section, arguments in read_hyperparameters(path).items()
+            for key, value in arguments.items()
+            if f"{section}.{key}" not in LINKED
+        }
+        self._subcommand_parsers[name].set_defaults(remembered)
+        super().parse_arguments(parser, args)
+        self.config[name].ckpt_path = str(path)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add the progress bar that names the relation, unless the user chose another or none."""
+        trainer = self.config_init[self.config_init["subcommand"]].trainer
+        chosen = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+        if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in chosen):
+            self.trainer_defaults["callbacks"] = [*self.trainer_defaults["callbacks"], RelationProgressBar()]
+        return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
         """Done in `parse_arguments`; Lightning's own lets a checkpoint override explicit options."""

@@ -1,0 +1,224 @@
+"""The command line as a user meets it: the main job, and one clear error for each mistake."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
+
+from lre_lightning.cli import main
+
+QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("toy")
+    return write_toy_model(root / "model"), write_toy_relations(root / "relations")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command line in a folder of its own; return its status, its output and its errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+
+    def call(*args):
+        try:
+            status = main([*args[:1], *QUICK, *args[1:]])
+        except SystemExit as exit_:
+            status = exit_.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def options(folders, *more):
+    model, relations = folders
+    return [
+        f"--model.name_or_path={model}",
+        f"--data.relations_dir={relations}",
+        "--data.n_shot=4",
+        "--data.trials=2",
+        "--model.betas=[1.0]",
+        "--model.beta=1.0",
+        "--model.ranks=[16]",
+        *more,
+    ]
+
+
+def table_of(output):
+    """The lines of the table of results that hold a relation, in one form of white space."""
+    return [" ".join(line.split()) for line in output.splitlines() if "colour" in line and "│" in line]
+
+
+def test_fit_then_validate_last_prints_the_same_numbers(run, folders, tmp_path):
+    status, output, _ = run("fit", *options(folders))
+    table = table_of(output)
+    assert status == 0
+    assert len(table) == 3
+    assert "1.00 ± 0.00" in table[0]
+    assert "not scored" in table[2]
+    assert "Not scored, because the LM knows too few of their facts: wrong colour." in output
+    status, output, error = run("validate", "--ckpt_path=last")
+    assert (status, table_of(output)) == (0, table), error
+    run_folder = tmp_path / "lre_runs"
+    assert (run_folder / "checkpoints" / "last.ckpt").exists()
+    assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 14
+    assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()
+    versions = sorted((run_folder / "lightning_logs").iterdir())
+    config = yaml.safe_load((versions[0] / "config.yaml").read_text())
+    assert config["model"]["beta"] == 1.0
+    scalars = read_scalars(versions[0])
+    assert scalars["faithfulness/thing colour"] == [1.0, 1.0]
+    assert scalars["known/wrong colour"] == [0.0, 0.0]
+
+
+def read_scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_explicit_options_win_over_those_of_the_checkpoint(run, folders):
+    run("fit", *options(folders))
+    status, output, _ = run("validate", "--ckpt_path=last", "--data.relations=[thing_colour]", "--data.trials=1")
+    assert status == 0
+    assert len(table_of(output)) == 1
+    assert "1.00" in table_of(output)[0]
+    assert "±" not in output
+
+
+def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders):
+    _, output, _ = run("fit", *options(folders))
+    status, again, error = run("fit", *options(folders, "--ckpt_path=last"))
+    assert (status, table_of(again)) == (0, table_of(output)), error
+
+
+def test_last_without_a_checkpoint_yet(run, folders):
+    status, output, _ = run("fit", *options(folders, "--ckpt_path=last"))
+    assert status == 0
+    assert "No checkpoint in" in output
+    assert len(table_of(output)) == 3
+
+
+def test_no_warning_and_no_tip_is_printed(run, folders, recwarn):
+    _, output, error = run("fit", *options(folders))
+    ours = {"Not scored", "Every grid", "Seed set"}
+    noise = [line for line in (output + error).splitlines() if "arning" in line or "Tip" in line or "💡" in line]
+    assert not noise, ours
+    assert [str(warning.message) for warning in recwarn.list if issubclass(warning.category, UserWarning)] == []
+
+
+def write_relation(folder, change):
+    data = relation_json("odd")
+    change(data)
+    folder.mkdir(exist_ok=True)
+    path = folder / "odd.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def drop(key):
+    return lambda data: data.pop(key)
+
+
+def put(key, value):
+    return lambda data: data.__setitem__(key, value)
+
+
+RELATION_MISTAKES = {
+    "no samples key": (drop("samples"), "samples"),
+    "no templates": (drop("prompt_templates"), "prompt_templates"),
+    "no slot": (put("prompt_templates", ["the colour of it is"]), "{}"),
+    "empty subject": (put("samples", [{"subject": "", "object": "red"}]), "subject"),
+    "too few": (lambda data: data["samples"].__delitem__(slice(4, None)), "n_shot=4"),
+}
+
+
+@pytest.mark.parametrize("mistake", RELATION_MISTAKES)
+def test_mistakes_in_a_relation_file(run, folders, tmp_path, mistake):
+    change, named = RELATION_MISTAKES[mistake]
+    path = write_relation(tmp_path / "relations", change)
+    assert_one_error(run("fit", *options(folders, f"--data.relations=[{path}]")), named)
+
+
+def assert_one_error(result, *named):
+    status, _, error = result
+    assert status == 2
+    assert "Traceback" not in error
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, error
+    for name in named:
+        assert str(name) in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--data.relations=[thing_color]", ["thing_color", "thing colour"]),
+        ("--model.layers=[5]", ["layer 5 is out of range", "0 to 1"]),
+        ("--model.ranks=[99]", ["rank 99 is out of range", "1 to 16"]),
+        ("--model.name_or_path=./nowhere", ["./nowhere", "does not exist"]),
+        ("--data.n_shot=0", ["n_shot", "0"]),
+        ("--data.relations_dir=./nowhere", ["nowhere"]),
+        ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
+    ],
+)
+def test_options_out_of_range(run, folders, option, named):
+    assert_one_error(run("fit", *options(folders, option)), *named)
+
+
+def test_a_model_that_is_not_a_decoder_only_lm(run, folders, tmp_path):
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=len(toy_tokenizer()),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        is_decoder=False,
+    )
+    folder = tmp_path / "bert"
+    transformers.BertLMHeadModel(config).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    assert_one_error(run("fit", *options((folder, folders[1]))), "BertLMHeadModel is not supported")
+
+
+def test_a_tokenizer_without_offsets(run, folders, tmp_path):
+    folder = write_toy_model(tmp_path / "slow")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(["<unk>", *OBJECTS])}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CTRLTokenizer"}))
+    assert_one_error(run("fit", *options((folder, folders[1]))), "CTRLTokenizer", "fast tokenizer")
+
+
+def test_validate_with_nothing_to_validate(run, folders):
+    assert_one_error(run("validate", *options(folders)), "there is no LRE to validate")
+    assert_one_error(run("validate", *options(folders, "--ckpt_path=last")), "there is no checkpoint in")
+
+
+def test_checkpoints_that_do_not_fit(run, folders, tmp_path):
+    run("fit", *options(folders))
+    last = Path("lre_runs/checkpoints/last.ckpt")
+    other = write_toy_model(tmp_path / "other", seed=1)
+    assert_one_error(run("validate", "--ckpt_path=last", f"--model.name_or_path={other}"), "was estimated from", other)
+    whole = last.read_bytes()
+    for size in (0, 100, len(whole) // 2):
+        last.write_bytes(whole[:size])
+        assert_one_error(run("validate", "--ckpt_path=last"), "last.ckpt", "cannot be read")
+
+
+def test_unknown_options_are_argparse_errors(run, folders):
+    status, _, error = run("fit", *options(folders, "--model.layer=3"))
+    assert status == 2
+    assert "Traceback" not in error
