@@ -230,8 +230,6 @@ def _encode(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[_Enc
     encoded = tokenizer(
         texts,
         add_special_tokens=False,
-        padding=False,
-        truncation=False,
         return_attention_mask=False,
         return_offsets_mapping=True,
         verbose=False,

@@ -141,6 +141,13 @@ def test_which_mention(name, template, subject, mention):
     assert prompt.subject_position == read_until(tokenizer, prompt, len(mention))
 
 
+def test_the_slot_counts_and_not_a_mention_in_the_context():
+    """The last mention is part of a word, which no search for whole words finds."""
+    prompt = make_prompt(tokenizers.make("characters"), "{}s are", Sample("cat", "x"), [Sample("dog", "like a cat")])
+    assert prompt.text == "dogs are like a cat\ncats are"
+    assert prompt.subject_span == (21, 24)
+
+
 @pytest.mark.parametrize("name", [*tokenizers.LOSSLESS, *tokenizers.OTHERS])
 def test_exactly_one_start_token_and_no_end_token(name):
     tokenizer = tokenizers.make(name)
