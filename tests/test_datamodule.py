@@ -98,11 +98,11 @@ def fitted(recorder, data, tmp_path, **arguments):
 
 
 def test_without_a_trainer(make):
-    data = make()
+    data = make(seed=4)
     assert [relation.name for relation in data.relations] == ["first", "second", "third"]
     assert data.pairs == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     for index, (relation, trial) in enumerate(data.pairs):
-        assert data.draws(index) == draws.draw(data.relations[relation], 3, trial, 0)
+        assert data.draws(index) == draws.draw(data.relations[relation], 3, trial, 4)
     batches = list(data.train_dataloader())
     assert [batch.sample.tolist() for batch in batches] == [[0, 1], [2]]
     assert [prompt for batch in batches for prompt in batch.prompts] == draws.train_prompts(

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from lre_lightning import demo, draws
+from lre_lightning import draws
 from lre_lightning.draws import draw, train_prompts
 from lre_lightning.errors import LREError
 from lre_lightning.relations import Relation, Sample, check_template, load_relation, load_relations
@@ -262,7 +262,6 @@ def test_the_papers_relations():
     assert all(relation.zero_shot_templates for relation in relations)
 
 
-@pytest.mark.skipif(not demo.RELATIONS_DIR.is_dir(), reason="the bundled relations are not made yet")
 def test_the_bundled_relations():
     relations = load_relations(relations_dir="demo")
     assert relations
