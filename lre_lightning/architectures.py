@@ -41,6 +41,7 @@ class Parts:
         blocks: The decoder blocks, first to last.
         head: Modules applied to the last block's output before the unembedding (the final norm), in order.
         unembedding: The module from the final norm's output to logits.
+        returns_tuple: Whether the blocks return a tuple whose first item is the hidden states.
     """
 
     backbone: nn.Module
@@ -48,6 +49,7 @@ class Parts:
     blocks: tuple[nn.Module, ...]
     head: tuple[nn.Module, ...]
     unembedding: nn.Module
+    returns_tuple: bool
 
 
 def logit_transform(config: Any, logits: Tensor) -> Tensor:
@@ -84,7 +86,8 @@ def find_parts(model: PreTrainedModel) -> Parts:
     if backbone is model or embedding is None or unembedding is None:
         raise _unsupported(name, "it has no unembedding on top of its decoder")
     blocks = _find_blocks(name, backbone, model.config.get_text_config().num_hidden_layers)
-    parts = Parts(backbone, embedding, blocks, _find_head(backbone, blocks), unembedding)
+    head, returns_tuple = _find_head(backbone, blocks)
+    parts = Parts(backbone, embedding, blocks, head, unembedding, returns_tuple)
     _check(model, parts)
     return parts
 
@@ -112,29 +115,25 @@ def _probe_ids(model: nn.Module, batch: int = 1) -> Tensor:
 
 
 @torch.no_grad()
-def _find_head(backbone: nn.Module, blocks: tuple[nn.Module, ...]) -> tuple[nn.Module, ...]:
-    """The children of the blocks' parent, and of its parents, that run after the last block, in the order they run."""
+def _find_head(backbone: nn.Module, blocks: tuple[nn.Module, ...]) -> tuple[tuple[nn.Module, ...], bool]:
+    """The modules outside the blocks that run after the last block, in their order, and what blocks return."""
     ran: list[nn.Module] = []
     inside = {id(module) for block in blocks for module in block.modules()}
     outer = [m for m in backbone.modules() if id(m) not in inside and not any(b in m.modules() for b in blocks)]
-    started = False
-
-    def note_last_block(_: Tensor) -> None:
-        nonlocal started
-        started = True
+    returned: list[Any] = []
 
     def note(module: nn.Module) -> Callable[..., None]:
-        return lambda *_: ran.append(module) if started else None
+        return lambda *_: ran.append(module) if returned else None
 
     handles = [module.register_forward_hook(note(module)) for module in outer]
+    handles.append(blocks[-1].register_forward_hook(lambda _module, _inputs, output: returned.append(output)))
     try:
-        with observe(blocks[-1], note_last_block):
-            backbone(input_ids=_probe_ids(backbone), use_cache=False)
+        backbone(input_ids=_probe_ids(backbone), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
     nested = {id(child) for module in ran for child in module.modules() if child is not module}
-    return tuple(module for module in ran if id(module) not in nested)
+    return tuple(module for module in ran if id(module) not in nested), not isinstance(returned[0], Tensor)
 
 
 @torch.no_grad()

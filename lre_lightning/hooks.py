@@ -1,4 +1,4 @@
-"""Hooks on decoder blocks as context managers: see or replace a block's hidden states, whatever the block returns.
+"""Decoder blocks in context managers: see, replace or skip what a block does to the hidden states.
 
 Some architectures' blocks return a tensor, others a tuple whose first item is the hidden states. That difference is
 handled here and nowhere else.
@@ -6,7 +6,7 @@ handled here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,3 +53,28 @@ def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[N
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def skip(modules: Sequence[nn.Module], returns_tuple: bool) -> Iterator[None]:
+    """Within the context, let decoder blocks return the hidden states that they are given.
+
+    Args:
+        modules: The decoder blocks.
+        returns_tuple: Whether the architecture's blocks return a tuple.
+    """
+
+    def unchanged(hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+        return (hidden_states,) if returns_tuple else hidden_states
+
+    overridden = [module.__dict__.get("forward") for module in modules]
+    try:
+        for module in modules:
+            module.__dict__["forward"] = unchanged
+        yield
+    finally:
+        for module, forward in zip(modules, overridden, strict=True):
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward

@@ -23,7 +23,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel, Layer, repeat_cache
 
-DEFAULT_CHUNK_SIZE = 128
+DEFAULT_CHUNK_SIZE = 32
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing_extensions import Self
 from lre_lightning import architectures
 from lre_lightning.demo import resolve
 from lre_lightning.errors import LREError
-from lre_lightning.hooks import observe
+from lre_lightning.hooks import observe, replace, skip
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -207,6 +207,22 @@ class LanguageModel(nn.Module):
             self._parts.backbone(input_ids=input_ids, past_key_values=cache, use_cache=cache is not None)
         return found
 
+    def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Run the LM from the output of `layer` on.
+
+        Args:
+            layer: Where to start.
+            hidden: The hidden states at `layer`, `(batch, positions, hidden)`.
+            input_ids: The token ids `(batch, positions)`, int64, padded on the right.
+            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+
+        Returns:
+            Output of the last block before the final norm, `(batch, positions, hidden)`.
+        """
+        below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
+        with skip(below, self._parts.returns_tuple), replace(self.module_at(layer), lambda _: hidden):
+            return self(input_ids, cache)
+
     @torch.no_grad()
     def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
         """Compute the keys and values of a prefix once, without a graph.
@@ -253,11 +269,18 @@ class LanguageModel(nn.Module):
 
 
 def repeat_cache(cache: Cache | None, batch: int) -> Cache | None:
-    """A copy of one prompt's cache for `batch` prompts, to be handed to one run: runs change their cache."""
+    """One prompt's cache as that of `batch` prompts, to be handed to one run.
+
+    A run replaces the keys and values in the cache that it is given, so each needs a cache object of its own; the
+    tensors are shared, and not copied for each prompt of the batch.
+    """
     if cache is None:
         return None
-    repeated = copy.deepcopy(cache)
-    repeated.batch_repeat_interleave(batch)
+    repeated = copy.copy(cache)
+    repeated.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in repeated.layers:
+        layer.keys = layer.keys.expand(batch, *layer.keys.shape[1:])
+        layer.values = layer.values.expand(batch, *layer.values.shape[1:])
     return repeated
 
 

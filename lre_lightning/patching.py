@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel, Layer, repeat_cache
 
 
@@ -16,7 +15,7 @@ class PromptBatch:
     """A batch of prompts, run from where they first differ.
 
     The tokens that all prompts share, their context as a rule, are run once and their keys and values are reused by
-    every run, with s as it is or replaced.
+    every run. A run with s replaced starts at the layer where it is replaced.
 
     Args:
         lm: The language model.
@@ -33,11 +32,16 @@ class PromptBatch:
         self._suffix = ids[:, shared : int(last_position.max()) + 1]
         self._subject = subject_position.to(lm.device) - shared
         self._last = last_position.to(lm.device) - shared
+        self._hidden: dict[Layer, Tensor] = {}
 
     def select(self, rows: Tensor) -> PromptBatch:
-        """The prompts of `rows`, int64 `(chosen,)`, with what they share already run."""
+        """The prompts of `rows`, int64 `(chosen,)`, with what they share already run.
+
+        Patched runs keep the hidden states of all layers for the next one: drop the batch when it is scored.
+        """
         chosen = copy.copy(self)
         chosen._suffix, chosen._subject, chosen._last = self._suffix[rows], self._subject[rows], self._last[rows]
+        chosen._hidden = {}
         return chosen
 
     def __len__(self) -> int:
@@ -55,10 +59,14 @@ class PromptBatch:
             s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype.
         """
         last = self.lm.num_layers - 1
-        found = self.lm.hidden_states(self._suffix, [*layers, last], repeat_cache(self._cache, len(self)))
+        found = self._states([*layers, last])
         rows = torch.arange(len(self), device=self._suffix.device)
         subject = torch.stack([found[layer][rows, self._subject] for layer in layers], dim=1)
         return subject, found[last][rows, self._last]
+
+    def _states(self, layers: Sequence[Layer]) -> dict[Layer, Tensor]:
+        """Hidden states `(batch, suffix, hidden)` of the prompts as they are."""
+        return self.lm.hidden_states(self._suffix, layers, repeat_cache(self._cache, len(self)))
 
     @torch.no_grad()
     def patched(self, layer: Layer, subject: Tensor, chunk_size: int = 64) -> Tensor:
@@ -83,15 +91,11 @@ class PromptBatch:
 
     def _run_patched(self, layer: Layer, prompts: Tensor, values: Tensor) -> Tensor:
         rows = torch.arange(len(prompts), device=prompts.device)
-        positions = self._subject[prompts]
-
-        def put(hidden: Tensor) -> Tensor:
-            edited = hidden.clone()
-            edited[rows, positions] = values.to(hidden)
-            return edited
-
-        with replace(self.lm.module_at(layer), put):
-            output = self.lm(self._suffix[prompts], repeat_cache(self._cache, len(prompts)))
+        if layer not in self._hidden:
+            self._hidden = self._states(self.lm.layers)
+        hidden = self._hidden[layer][prompts]
+        hidden[rows, self._subject[prompts]] = values.to(hidden)
+        output = self.lm.run_from(layer, hidden, self._suffix[prompts], repeat_cache(self._cache, len(prompts)))
         return output[rows, self._last[prompts]]
 
 
