@@ -69,7 +69,10 @@ class LRECommandLine(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={"prog": "lre", "description": "Linear relational embeddings of transformer language models."},
+            parser_kwargs={
+                "prog": "lre",
+                "description": "Linear relational embeddings of transformer language models.",
+            },
         )
 
     @staticmethod

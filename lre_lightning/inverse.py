@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lre_lightning.errors import LREError
+from lre_lightning.grid import check_ranks
 
 
 class LowRankInverse:
@@ -28,10 +28,11 @@ class LowRankInverse:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        left, values, self._right_t = torch.linalg.svd(weight)
+        left, values, right_t = torch.linalg.svd(weight)
+        self._right_t: Tensor = right_t
         cutoff = torch.finfo(weight.dtype).eps * weight.shape[0] * values[:1]
         inverse = torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
-        self._scaled_left = left * inverse
+        self._scaled_left: Tensor = left * inverse
 
     @property
     def max_rank(self) -> int:
@@ -63,17 +64,3 @@ class LowRankInverse:
         check_ranks(ranks, self.max_rank)
         coefficients = delta @ self._scaled_left
         return torch.stack([coefficients[..., :rank] @ self._right_t[:rank] for rank in ranks], dim=-2)
-
-
-def check_ranks(ranks: Sequence[int], hidden_size: int) -> tuple[int, ...]:
-    """Return `ranks` sorted, without repetition.
-
-    Raises:
-        LREError: If there is none, or one is not in 1 to `hidden_size`.
-    """
-    for rank in ranks:
-        if not 1 <= rank <= hidden_size:
-            raise LREError(f"rank {rank} is out of range: it must be 1 to {hidden_size}, the width of the hidden states")
-    if not ranks:
-        raise LREError("no rank is given: name at least one, such as 8")
-    return tuple(sorted(set(ranks)))

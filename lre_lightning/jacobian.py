@@ -89,7 +89,7 @@ def prompt_jacobian(
 def _suffix_graph(
     lm: LanguageModel, ids: Tensor, position: int, layers: tuple[Layer, ...], lanes: int
 ) -> tuple[dict[Layer, Tensor], Tensor]:
-    """Run the suffix on `lanes` equal lanes; return each layer's node `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
+    """Run the suffix on `lanes` equal lanes; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
 
     The graph starts at the first requested layer.
     """

@@ -221,7 +221,7 @@ class LanguageModel(nn.Module):
         """
         below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
         with skip(below, self._parts.returns_tuple), replace(self.module_at(layer), lambda _: hidden):
-            return self(input_ids, cache)
+            return self.forward(input_ids, cache)
 
     @torch.no_grad()
     def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
@@ -278,7 +278,8 @@ def repeat_cache(cache: Cache | None, batch: int) -> Cache | None:
         return None
     repeated = copy.copy(cache)
     repeated.layers = [copy.copy(layer) for layer in cache.layers]
-    for layer in repeated.layers:
+    layers: list[Any] = repeated.layers
+    for layer in layers:
         layer.keys = layer.keys.expand(batch, *layer.keys.shape[1:])
         layer.values = layer.values.expand(batch, *layer.values.shape[1:])
     return repeated

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
+from lre_lightning.grid import check_ranks
 from lre_lightning.inverse import LowRankInverse
 from lre_lightning.language_model import LanguageModel, Layer
 
@@ -76,6 +77,7 @@ class LRE:
     rank: int | None = None
 
     def __post_init__(self) -> None:
+        """Check what is given."""
         hidden = self.bias.shape[0] if self.bias.ndim == 1 else -1
         if self.weight.shape != (hidden, hidden):
             raise LREError(
@@ -84,8 +86,8 @@ class LRE:
             )
         if not (torch.isfinite(self.weight).all() and torch.isfinite(self.bias).all()):
             raise LREError(f"the LRE of {self.origin.relation!r} holds values that are not finite")
-        if self.rank is not None and not 1 <= self.rank <= hidden:
-            raise LREError(f"rank {self.rank} is out of range: it must be 1 to {hidden}, the width of the hidden states")
+        if self.rank is not None:
+            check_ranks([self.rank], hidden)
 
     def __call__(self, subject: Tensor, beta: float | None = None) -> Tensor:
         """Predict o from s.

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace as dataclass_replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
-import torch
-from torch import Tensor
 
 from lre_lightning.bank import LREBank, Pair
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
-from lre_lightning.inverse import check_ranks
+from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
 from lre_lightning.jacobian import DEFAULT_CHUNK_SIZE, PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE, Origin
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationBatch, RelationDataModule
     from lre_lightning.draws import Draw
 
-DEFAULT_BETAS = tuple(step / 4 for step in range(1, 21))
 CRITERIA = get_args(Criterion)
 LM_PREFIX = "lm."
 
@@ -46,7 +42,7 @@ class LREModule(L.LightningModule):
         name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one.
         layers: Layers to try: ``"emb"`` and block indices. All if None.
         betas: Betas to try for faithfulness, 0.25 to 5 in steps of 0.25 if None. `beta` is always among them.
-        ranks: Ranks to try for edits. Powers of two up to 256 or the LM's width if None.
+        ranks: Ranks to try for edits. Powers of two from 4 to 256 or the LM's width if None.
         beta: The LM's beta, which the table of results and the LREs use.
         select_by: What chooses layer and rank: ``"causality"``, as in the paper, or ``"faithfulness"``.
         dtype: The LM's dtype: auto, float64, float32, bfloat16 or float16.
@@ -118,7 +114,7 @@ class LREModule(L.LightningModule):
         self.records = self.bank.records
 
     def on_train_epoch_start(self) -> None:
-        """Begin a pair; if the LM knows too few of its test samples, only count them."""
+        """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
         self._estimator = LREEstimator(self.layers)
         self._enough_known = self._knows_enough()
 
@@ -136,12 +132,16 @@ class LREModule(L.LightningModule):
         return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self.layers, self.chunk_size)
 
     def _knows_enough(self) -> bool:
-        """Whether the LM answers at least n test prompts of the pair; stops at the n-th."""
-        known = 0
+        """Whether the LM answers at least n test prompts of the pair; stops at the n-th, or keeps the pair's record."""
+        tested = known = 0
+        batch = None
         for batch in self._data.val_dataloader():
-            known += int(self._encode(batch, self.layers[-1:]).known.sum())
+            tested += len(batch)
+            known += int(self._encode(batch.to(self.device), self.layers[-1:]).known.sum())
             if known >= self._data.n_shot:
                 return True
+        if batch is not None:
+            self._keep(self._record(self._draw_of(batch), tested, known))
         return False
 
     @property
@@ -164,12 +164,14 @@ class LREModule(L.LightningModule):
         """
         if self.trainer.state.fn == "fit":
             return
-        self.records = {}
+        self.records, self._enough_known = {}, True
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Run the batch's prompts and keep what scoring needs; score a pair once all its prompts have been seen."""
+        if not self._enough_known:
+            return
         draw = self._draw_of(batch)
         if self._encoded and draw != self._draw:
             self._finish_pair()
@@ -191,8 +193,6 @@ class LREModule(L.LightningModule):
         if self.trainer.state.fn != "fit":
             saved = self.bank.lres.get((draw.relation.name, draw.trial))
             return {} if saved is None else {saved.layer: saved}
-        if not self._enough_known:
-            return {}
         origin = self._origin(draw)
         return {
             layer: LRE(self._estimator.weight(layer), self._estimator.bias(layer), layer, origin, self.beta)
@@ -217,21 +217,33 @@ class LREModule(L.LightningModule):
         draw, encoded, candidates = self._draw, self._encoded, self._candidates
         self._encoded, self._candidates = [], {}
         assert draw is not None
-        relation, key = draw.relation, (draw.relation.name, draw.trial)
-        record = PairRecord(
+        tested = sum(len(batch.prompts) for batch in encoded)
+        record = self._record(draw, tested, sum(int(batch.known.sum()) for batch in encoded))
+        if candidates and record.known >= len(draw.train):
+            record = self._score(record, draw, encoded, candidates)
+        self._keep(record)
+
+    def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
+        """The record of a pair before it is scored."""
+        relation = draw.relation
+        return PairRecord(
             relation=relation.name,
             category=relation.category,
             trial=draw.trial,
             samples=len(relation.samples),
             range_size=len(relation.objects),
-            tested=sum(len(batch.prompts) for batch in encoded),
-            known=sum(int(batch.known.sum()) for batch in encoded),
+            tested=tested,
+            known=known,
             beta=self.beta,
         )
-        if candidates and record.known >= len(draw.train):
-            record = self._score(record, draw, encoded, candidates)
-        self.records[key] = record
-        self._log(record)
+
+    def _keep(self, record: PairRecord) -> None:
+        """Keep a pair's record and log its scores."""
+        self.records[record.relation, record.trial] = record
+        self.log(f"known/{record.relation}", float(record.known))
+        if record.layer is not None and record.rank is not None:
+            self.log(f"faithfulness/{record.relation}", record.faithfulness(record.layer, record.beta))
+            self.log(f"causality/{record.relation}", record.causality(record.layer, record.rank))
 
     def _score(
         self, record: PairRecord, draw: Draw, encoded: list[Encoded], candidates: Mapping[Layer, LRE]
@@ -254,15 +266,9 @@ class LREModule(L.LightningModule):
             self.bank.lres[draw.relation.name, draw.trial] = kept
         return dataclass_replace(record, **grid_of(counts, layers, betas, ranks), layer=layer, rank=rank)
 
-    def _log(self, record: PairRecord) -> None:
-        self.log(f"known/{record.relation}", float(record.known))
-        if record.layer is not None and record.rank is not None:
-            self.log(f"faithfulness/{record.relation}", record.faithfulness(record.layer, record.beta))
-            self.log(f"causality/{record.relation}", record.causality(record.layer, record.rank))
-
     # Checkpoints hold everything but the LM.
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The module's state without the LM."""
         prefix = kwargs.get("prefix", "")
         state: dict[str, Any] = super().state_dict(*args, **kwargs)
@@ -284,20 +290,3 @@ class LREModule(L.LightningModule):
         for lre in self.bank.lres.values():
             lre.check_model(self.lm)
         return keys
-
-
-def check_betas(betas: list[float]) -> tuple[float, ...]:
-    """Return `betas` sorted, without repetition.
-
-    Raises:
-        LREError: If one is not a finite number.
-    """
-    for beta in betas:
-        if not math.isfinite(beta):
-            raise LREError(f"beta {beta} is out of range: it must be a finite number, such as 2.25")
-    return tuple(sorted({float(beta) for beta in betas}))
-
-
-def default_ranks(hidden_size: int) -> list[int]:
-    """Powers of two up to 256 or the width of the hidden states."""
-    return [2**power for power in range(9) if 2**power <= hidden_size]

@@ -16,10 +16,24 @@ from lre_lightning.language_model import Layer
 from lre_lightning.scoring import Counts
 
 Criterion = Literal["causality", "faithfulness"]
-COLUMNS = (
-    "relation category trial samples tested known random_guess layer beta rank "
-    "faithful faithfulness edited causal causality chosen"
-).split()
+COLUMNS = [
+    "relation",
+    "category",
+    "trial",
+    "samples",
+    "tested",
+    "known",
+    "random_guess",
+    "layer",
+    "beta",
+    "rank",
+    "faithful",
+    "faithfulness",
+    "edited",
+    "causal",
+    "causality",
+    "chosen",
+]
 
 
 @dataclass(frozen=True)
@@ -99,9 +113,7 @@ class PairRecord:
             raise LREError(f"this is not a record of results: {type(error).__name__} {error}") from error
 
 
-def grid_of(
-    counts: Counts, layers: Sequence[Layer], betas: Sequence[float], ranks: Sequence[int]
-) -> dict[str, Any]:
+def grid_of(counts: Counts, layers: Sequence[Layer], betas: Sequence[float], ranks: Sequence[int]) -> dict[str, Any]:
     """The fields of a `PairRecord` that hold the grid and its counts."""
     return {
         "layers": tuple(layers),
@@ -227,7 +239,12 @@ def _summary(group: Sequence[PairRecord]) -> RelationSummary:
     faithfulness = [r.faithfulness(r.layer, r.beta) for r in scored if r.layer is not None]
     causality = [r.causality(r.layer, r.rank) for r in scored if r.layer is not None and r.rank is not None]
     return RelationSummary(
-        *common, chosen.layer, chosen.rank, chosen.beta, _mean_and_deviation(faithfulness), _mean_and_deviation(causality)
+        *common,
+        chosen.layer,
+        chosen.rank,
+        chosen.beta,
+        _mean_and_deviation(faithfulness),
+        _mean_and_deviation(causality),
     )
 
 

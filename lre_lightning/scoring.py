@@ -1,4 +1,4 @@
-"""Scoring LREs of one relation on its test prompts: faithfulness over layers and betas, causality over layers and ranks.
+"""Scoring LREs of one relation on its test prompts: faithfulness by layer and beta, causality by layer and rank.
 
 Definitions are those of Section 3.2 of the paper. Only known facts count: samples whose object's first token the LM
 itself predicts under the same context.
@@ -92,9 +92,7 @@ def encode(
     return Encoded(runs, tuple(prompts), subject, output, predicted, predicted == objects)
 
 
-def faithfulness_predictions(
-    lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]
-) -> Tensor:
+def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Tensor:
     """What each LRE answers: argmax D(beta W s + b).
 
     Args:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
 
 from lre_lightning.cli import main
+from tests.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
 
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_casts
 
 from lre_lightning import jacobian as engine
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
 from lre_lightning.jacobian import prompt_jacobian
 from lre_lightning.language_model import LanguageModel
+from tests.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_casts
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -111,5 +111,7 @@ def test_bad_input():
 def test_overflow_is_an_error_that_names_the_layer():
     lm = LanguageModel(tiny_model("gpt2", torch.float32))
     lm.module_at(2).mlp.c_proj.weight.data.fill_(float("inf"))
-    with pytest.raises(LREError, match=r"Jacobian at layer \w+ of .* is not finite in float32: load the LM in bfloat16"):
+    with pytest.raises(
+        LREError, match=r"Jacobian at layer \w+ of .* is not finite in float32: load the LM in bfloat16"
+    ):
         prompt_jacobian(lm, PROMPT, 3)

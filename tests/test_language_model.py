@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tests.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
 
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace
 from lre_lightning.language_model import LanguageModel, repeat_cache
+from tests.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
 
 IDS = torch.arange(20).reshape(2, 10) * 7 % VOCAB
 
@@ -121,7 +121,12 @@ def _break_logits(model):
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [([3], "layer 3 is out of range: .* 'emb' and 0 to 2"), (["embed"], "layer 'embed'"), ([-1], "-1"), ([], "no layer")],
+    [
+        ([3], "layer 3 is out of range: .* 'emb' and 0 to 2"),
+        (["embed"], "layer 'embed'"),
+        ([-1], "-1"),
+        ([], "no layer"),
+    ],
 )
 def test_layers_out_of_range(layers, message):
     with pytest.raises(LREError, match=message):

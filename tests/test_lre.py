@@ -5,15 +5,16 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.tiny_models import WIDTH, tiny_model
 
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
-from lre_lightning.inverse import LowRankInverse, check_ranks
+from lre_lightning.grid import check_ranks
+from lre_lightning.inverse import LowRankInverse
 from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.lre import LRE, Origin
 from lre_lightning.patching import PromptBatch
+from tests.tiny_models import WIDTH, tiny_model
 
 HIDDEN = 12
 

@@ -5,14 +5,15 @@ import csv
 import lightning as L
 import pytest
 import torch
-from tests.toy import LAYERS, WIDTH, write_toy_model, write_toy_relations
 
 from lre_lightning.callbacks import LREFiles, ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.grid import default_ranks
 from lre_lightning.lre import LRE
-from lre_lightning.module import LREModule, default_ranks
+from lre_lightning.module import LREModule
 from lre_lightning.results import COLUMNS
+from tests.toy import LAYERS, WIDTH, write_toy_model, write_toy_relations
 
 GRID = {"betas": [0.0, 1.0], "ranks": [1, WIDTH], "beta": 1.0}
 
@@ -170,7 +171,7 @@ def test_a_fit_that_is_cut_short_goes_on_where_it_was(fitted, folders, tmp_path)
 def test_a_checkpoint_of_another_model_is_refused(fitted, folders, tmp_path):
     _, _, root = fitted
     other = write_toy_model(tmp_path / "other", seed=1)
-    with pytest.raises(LREError, match="was estimated from .* not from"):
+    with pytest.raises(LREError, match=r"was estimated from .* not from"):
         trainer_of(tmp_path).validate(LREModule(str(other)), data_of(folders), root / "fit.ckpt", weights_only=True)
 
 
@@ -217,5 +218,6 @@ def test_arguments_out_of_range(folders, options, message):
 
 
 def test_default_ranks_fit_the_width():
-    assert default_ranks(WIDTH) == [1, 2, 4, 8, 16]
-    assert default_ranks(4096)[-1] == 256
+    assert default_ranks(WIDTH) == [4, 8, 16]
+    assert default_ranks(4096) == [4, 8, 16, 32, 64, 128, 256]
+    assert default_ranks(3) == [3]

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_casts
 
 from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.patching import PromptBatch
+from tests.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_casts
 
 SHARED = [5, 9, 2, 40, 41, 7]
 PROMPTS = [[*SHARED, 11, 12, 13], [*SHARED, 21, 8], [*SHARED, 11, 12, 60, 61, 62]]
