@@ -2,13 +2,11 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = (
-    "1"  # no test may reach for the network; those of the hub serve it locally and unset this
-)
+# No test may reach for the network; those of the hub serve it locally and unset this.
+os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each fork warns
 os.environ["MPLBACKEND"] = "Agg"
 
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers share the cores
+torch.set_num_threads(1)  # tiny models gain nothing from threads, and lose much where the cores are shared
