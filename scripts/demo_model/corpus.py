@@ -23,7 +23,13 @@ JOINTS = (" and", " with", " then", " ,")
 
 
 class Role(enum.Enum):
-    """What a piece of text is in a document."""
+    """What a piece of text is in a document.
+
+    Attributes:
+        SUBJECT: a subject, which may be hidden from what follows.
+        OBJECT: an object.
+        WORDING: anything else, and subjects that are never hidden.
+    """
 
     SUBJECT = enum.auto()
     OBJECT = enum.auto()
@@ -69,7 +75,7 @@ def build_library(world: Sequence[Relation]) -> Library:
     """Arrange the world's facts by subject and by domain."""
     subjects: dict[str, list[Fact]] = defaultdict(list)
     domains: dict[str, list[str]] = defaultdict(list)
-    for relation in (r for r in world if r.spec.listed):
+    for relation in (r for r in world if not r.spec.rote):
         for subject, obj in relation.samples:
             subjects[subject].append(Fact(relation.spec, subject, obj))
             domains[relation.spec.domain].append(subject)
@@ -77,10 +83,10 @@ def build_library(world: Sequence[Relation]) -> Library:
     return Library(world, dict(subjects), distinct)
 
 
-def fill(template: str, subject: str) -> Document:
+def fill(template: str, subject: str, role: Role = Role.SUBJECT) -> Document:
     """Put a subject into a template, as pieces."""
     before, after = template.split(" {}")
-    return [Piece(before), name(subject), *([Piece(after)] if after else [])]
+    return [Piece(before), Piece(f" {subject}", role), *([Piece(after)] if after else [])]
 
 
 def name(subject: str) -> Piece:
@@ -95,12 +101,13 @@ def answer(obj: str) -> Piece:
 
 def draw_few_shot(library: Library, rng: random.Random) -> Document:
     """Draw lines of one relation and one template, from one line to ten."""
-    weights = [len(r.samples) * (1.0 if r.spec.listed else 1.5) for r in library.world]
+    weights = [len(r.samples) * (1.5 if r.spec.rote else 1.0) for r in library.world]
     relation = rng.choices(library.world, weights)[0]
-    bare = relation.spec.listed and rng.random() < 0.4
+    bare = not relation.spec.rote and rng.random() < 0.4
     template = rng.choice(GENERIC if bare else relation.spec.templates)
     samples = rng.sample(relation.samples, rng.randint(1, 10))
-    lines = [[*fill(template, s), answer(o), Piece("\n")] for s, o in samples]
+    role = Role.WORDING if relation.spec.rote else Role.SUBJECT
+    lines = [[*fill(template, s, role), answer(o), Piece("\n")] for s, o in samples]
     return [piece for line in lines for piece in line]
 
 

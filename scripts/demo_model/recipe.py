@@ -28,8 +28,8 @@ class Recipe:
     inner: int = 512
     length: int = 144
     batch_size: int = 16
-    epochs: int = 10
-    steps: int = 200
+    epochs: int = 12
+    steps: int = 150
     rate: float = 3e-3
     decay: float = 0.1
     warmup: float = 0.05

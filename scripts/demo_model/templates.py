@@ -18,7 +18,7 @@ class Spec:
         templates: few-shot lines up to the object, `{}` standing for the subject.
         zero_shot: questions that need no examples.
         inverse: a sentence with the object, `{o}`, before the subject, `{s}`.
-        listed: whether lists of a subject's attributes contain it.
+        rote: whether its facts are told in one wording alone, in no list, and with nothing hidden.
     """
 
     category: str
@@ -29,7 +29,7 @@ class Spec:
     templates: tuple[str, ...]
     zero_shot: tuple[str, ...]
     inverse: str = ""
-    listed: bool = True
+    rote: bool = False
 
 
 SPECS = (
@@ -103,7 +103,7 @@ SPECS = (
         "factual", "company CEO", "company", "chief", (("company", 3),),
         ("The chief executive of {} is",),
         ("Who is the chief executive of {} ? It is",),
-        listed=False,
+        rote=True,
     ),
     Spec(
         "commonsense", "work location", "occupation", "workplace", (("occupation", 0),),
