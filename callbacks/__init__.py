@@ -1,7 +1,8 @@
 """Lightning callbacks around linear relational embeddings."""
 
+from lre_lightning.callbacks.figures import ResultsFigures
 from lre_lightning.callbacks.lre_files import LREFiles
 from lre_lightning.callbacks.progress import RelationProgressBar
 from lre_lightning.callbacks.results import ResultsTable
 
-__all__ = ["LREFiles", "RelationProgressBar", "ResultsTable"]
+__all__ = ["LREFiles", "RelationProgressBar", "ResultsFigures", "ResultsTable"]

@@ -1,0 +1,46 @@
+"""Pictures of the results, as files and in TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from typing_extensions import override
+
+from lre_lightning.plotting import plot_layers, plot_relations
+from lre_lightning.results import summarize
+
+
+class ResultsFigures(Callback):
+    """Draws the results at the end of a fit: by relation, and by layer.
+
+    They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard where the trainer has that logger.
+    Works with any LightningModule that has `records`, a mapping whose values are `lre_lightning.results.PairRecord`.
+
+    Args:
+        dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        self.dirpath = dirpath
+
+    @override
+    @rank_zero_only
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        module: Any = pl_module
+        records = list(module.records.values())
+        if not any(record.scored for record in records):
+            return
+        folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "figures"
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = {"relations": plot_relations(summarize(records)), "layers": plot_layers(records)}
+        for name, figure in figures.items():
+            figure.savefig(folder / f"{name}.png", dpi=120)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                for name, figure in figures.items():
+                    logger.experiment.add_figure(f"results/{name}", figure, trainer.global_step, close=False)
