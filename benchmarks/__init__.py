@@ -1,0 +1,1 @@
+"""Speed claims as ratios, with the equality of results asserted beside them."""
