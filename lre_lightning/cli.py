@@ -88,9 +88,8 @@ class LRECommandLine(LightningCLI):
         for target, source in LINKED.items():
             parser.link_arguments(source, target)
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults(
-            {"checkpoint.save_last": True, "checkpoint.save_top_k": 0, "checkpoint.enable_version_counter": False}
-        )
+        # One file, written anew after every pair. `save_last` alone would write it only once the fit has ended.
+        parser.set_defaults({"checkpoint.filename": "last", "checkpoint.enable_version_counter": False})
         parser.link_arguments("trainer.default_root_dir", "checkpoint.dirpath", compute_fn=checkpoint_folder)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

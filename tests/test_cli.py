@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lre_lightning.cli import main
+from lre_lightning.module import LREModule
 from tests.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
 
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
@@ -102,6 +104,22 @@ def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders):
     _, output, _ = run("fit", *options(folders))
     status, again, error = run("fit", *options(folders, "--ckpt_path=last"))
     assert (status, table_of(again)) == (0, table_of(output)), error
+
+
+def test_a_checkpoint_is_written_after_every_pair(run, folders, monkeypatch):
+    found = []
+    start = LREModule.on_train_epoch_start
+
+    def look(module):
+        checkpoint = Path("lre_runs/checkpoints/last.ckpt")
+        state = torch.load(checkpoint, weights_only=True)["state_dict"] if checkpoint.exists() else None
+        found.append(len(state["bank._extra_state"]["records"]) if state else 0)
+        start(module)
+
+    monkeypatch.setattr(LREModule, "on_train_epoch_start", look)
+    run("fit", *options(folders))
+    assert found == [0, 1, 2, 3, 4, 5]
+    assert [path.name for path in Path("lre_runs/checkpoints").iterdir()] == ["last.ckpt"]
 
 
 def test_last_without_a_checkpoint_yet(run, folders):

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+
 from tests.toy import write_toy_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
