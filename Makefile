@@ -53,8 +53,8 @@ types: $(STAMP) ## mypy, strict
 	@rm -rf "$(VIEW)" && mkdir -p "$(VIEW)/lre_lightning"
 	@ln -s "$(CURDIR)"/lre_lightning/* "$(CURDIR)/datamodules" "$(CURDIR)/callbacks" "$(VIEW)/lre_lightning/"
 	@ln -s "$(CURDIR)/scripts" "$(CURDIR)/cli.py" "$(VIEW)/"
-	@python="$$(realpath -s "$(PY)")" && cd "$(VIEW)" && \
-	  "$$python" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
+	@cd "$(VIEW)" && \
+	  "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
 	  | sed -E 's#^lre_lightning/(datamodules|callbacks)/#\1/#'
 
 bench: $(STAMP) ## run every benchmark
