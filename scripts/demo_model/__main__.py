@@ -1,6 +1,6 @@
-"""Remakes the demo LM and its relations: `python -m scripts.demo_model`.
+"""Remakes the demo LM, its relations and its card: `python -m scripts.demo_model`.
 
-A killed run goes on from its last finished epoch; `--out` is written at the end.
+A killed run goes on from its last finished epoch. The LM and its card are written at the end.
 """
 
 import argparse
@@ -13,7 +13,10 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM
 
+from lre_lightning.cli import main as lre_main
+from scripts.demo_model.card import BETA, write_card
 from scripts.demo_model.corpus import build_library, wording
 from scripts.demo_model.data import CorpusDataModule
 from scripts.demo_model.recipe import Recipe
@@ -40,7 +43,7 @@ def build_trainer(recipe: Recipe, work: Path) -> Trainer:
         precision="bf16-mixed",
         gradient_clip_val=1.0,
         logger=False,
-        callbacks=[ModelCheckpoint(work, save_last=True, save_top_k=0)],
+        callbacks=[ModelCheckpoint(work, "last", enable_version_counter=False, save_on_train_epoch_end=True)],
         reload_dataloaders_every_n_epochs=1,
     )
 
@@ -55,7 +58,26 @@ def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> N
     build_trainer(recipe, work).fit(module, data, ckpt_path=resumed, weights_only=False)
     module.model.eval().to(torch.float16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    last.unlink()
+    for path in out.iterdir():
+        path.chmod(0o644)
+    last.unlink(missing_ok=True)
+
+
+def describe(recipe: Recipe, out: Path, work: Path, trials: int) -> None:
+    """Fit the LREs of the LM in `out` with the suite, and write the LM's card."""
+    options = {
+        "model.name_or_path": out / "model",
+        "model.beta": BETA,
+        "model.betas": [BETA],
+        "data.relations_dir": out / "relations",
+        "data.trials": trials,
+        "trainer.default_root_dir": work,
+    }
+    if lre_main(["fit", *(f"--{name}={value}" for name, value in options.items())]):
+        raise SystemExit("The LREs of the demo LM could not be fitted.")
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    card = out / "model" / "README.md"
+    write_card(card, recipe, model.num_parameters(), model.config.vocab_size, work / "fit_results.csv")
 
 
 def main() -> None:
@@ -64,6 +86,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("lre_lightning/demo"))
     parser.add_argument("--work", type=Path, default=Path("build/demo_model"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trials", type=int, default=1, help="trials of the fit for the card")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     started = time.perf_counter()
@@ -71,6 +94,7 @@ def main() -> None:
     world = build_world(recipe.seed)
     write_relations(world, arguments.out / "relations")
     train(recipe, world, arguments.out / "model", arguments.work)
+    describe(recipe, arguments.out, arguments.work, arguments.trials)
     print(f"Written to {arguments.out} after {(time.perf_counter() - started) / 60:.1f} minutes.")
 
 
