@@ -1,0 +1,147 @@
+"""Scoring in batches against the definitions, one sample, layer, beta and rank at a time."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lre_lightning.estimation import LREEstimator
+from lre_lightning.hooks import replace
+from lre_lightning.jacobian import prompt_jacobian
+from lre_lightning.language_model import LanguageModel
+from lre_lightning.lre import LRE, Origin
+from lre_lightning.prompts import Prompt
+from lre_lightning.scoring import causality_predictions, draw_targets, encode, faithfulness_predictions, score
+from tests.tiny_models import VOCAB, WIDTH, tiny_model
+
+LAYERS, BETAS, RANKS = ("emb", 0, 1), (0.0, 1.0, 3.0), (1, 5, WIDTH)
+SHARED = (1, 7, 7, 9)
+
+
+def prompt_of(number, object_token):
+    """Context, a subject of two tokens, one or two tokens of template."""
+    tail = (3,) if number % 2 else (3, 5)
+    ids = (*SHARED, 20 + number % 3, 30 + number, *tail)
+    return Prompt(f"s{number} is", f"s{number}", f"o{object_token}", ids, (4, 6), object_token)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel(tiny_model("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def lres():
+    generator = torch.Generator().manual_seed(1)
+
+    def lre(layer):
+        weight = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
+        bias = torch.randn(WIDTH, generator=generator, dtype=torch.float64)
+        return LRE(weight, bias, layer, Origin("", "", ""))
+
+    return {layer: lre(layer) for layer in LAYERS}
+
+
+def batch_of(lm, prompts, layers=LAYERS):
+    length = max(len(prompt.input_ids) for prompt in prompts)
+    ids = torch.tensor([[*prompt.input_ids, *[0] * (length - len(prompt.input_ids))] for prompt in prompts])
+    subject = torch.tensor([prompt.subject_position for prompt in prompts])
+    return encode(lm, prompts, ids, subject, torch.tensor([prompt.last_position for prompt in prompts]), layers)
+
+
+def answers(lm, count):
+    """What the LM itself says, so that some prompts can be made known."""
+    return batch_of(lm, [prompt_of(number, 0) for number in range(count)]).predicted.tolist()
+
+
+@pytest.fixture(scope="module")
+def prompts(lm):
+    """Twelve prompts of which the LM knows ten."""
+    said = answers(lm, 12)
+    assert len(set(said)) > 2
+    return [prompt_of(number, token if number > 1 else (token + 1) % VOCAB) for number, token in enumerate(said)]
+
+
+def plain_states(lm, prompt, layer):
+    with torch.no_grad():
+        return lm.hidden_states(torch.tensor([prompt.input_ids]), [layer])[layer][0]
+
+
+def test_known_facts_are_those_that_the_lm_answers(lm, prompts):
+    encoded = batch_of(lm, prompts)
+    assert encoded.known.tolist() == [False, False] + [True] * 10
+    for row, prompt in enumerate(prompts):
+        assert encoded.predicted[row] == lm.decode(plain_states(lm, prompt, 2)[-1]).argmax()
+
+
+def test_faithfulness_predictions_follow_the_definition(lm, lres, prompts):
+    found = faithfulness_predictions(lm, list(lres.values()), batch_of(lm, prompts).subject, BETAS)
+    assert found.shape == (12, 3, 3)
+    for row, prompt in enumerate(prompts):
+        for i, (layer, lre) in enumerate(lres.items()):
+            subject = plain_states(lm, prompt, layer)[prompt.subject_position]
+            for j, beta in enumerate(BETAS):
+                expected = lm.decode(beta * lre.weight @ subject + lre.bias).argmax()
+                assert found[row, i, j] == expected
+    assert len(set(found.flatten().tolist())) > 5
+
+
+def test_causality_predictions_follow_the_definition(lm, lres, prompts):
+    encoded = batch_of(lm, prompts)
+    target = encoded.object.flip(0)
+    found = causality_predictions(encoded, list(lres.values()), target, RANKS, chunk_size=5)
+    for row, prompt in enumerate(prompts):
+        for i, (layer, lre) in enumerate(lres.items()):
+            left, values, right = torch.linalg.svd(lre.weight)
+            for j, rank in enumerate(RANKS):
+                inverse = right[:rank].T @ torch.diag(1 / values[:rank]) @ left[:, :rank].T
+                delta = inverse @ (target[row] - encoded.object[row])
+
+                def put(hidden, delta=delta, position=prompt.subject_position):
+                    hidden = hidden.clone()
+                    hidden[0, position] += delta
+                    return hidden
+
+                with torch.no_grad(), replace(lm.module_at(layer), put):
+                    expected = lm.decode(lm(torch.tensor([prompt.input_ids]))[0, -1]).argmax()
+                assert found[row, i, j] == expected
+    assert len(set(found.flatten().tolist())) > 3
+
+
+def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts):
+    estimator = LREEstimator(LAYERS)
+    for prompt in prompts[2:5]:
+        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
+    lres = {layer: LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin("", "", "")) for layer in LAYERS}
+    whole = score([batch_of(lm, prompts)], lres, BETAS, RANKS, "key")
+    parts = score([batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)], lres, BETAS, RANKS, "key", chunk_size=3)
+    assert (whole.tested, whole.known) == (12, 10)
+    for field in dataclasses.fields(whole):
+        left, right = getattr(whole, field.name), getattr(parts, field.name)
+        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+    assert whole.faithful.sum() > 0
+    assert len(set(whole.faithful.flatten().tolist())) > 1
+
+
+def test_targets_are_known_samples_with_another_object(prompts):
+    known = [False, False] + [True] * 10
+    targets = draw_targets(prompts, known, "key")
+    assert targets[:2] == [None, None]
+    for source, target in enumerate(targets[2:], start=2):
+        assert target is not None
+        assert known[target]
+        assert prompts[target].object_token != prompts[source].object_token
+    assert draw_targets(prompts, known, "key") == targets
+    assert draw_targets(prompts, known, "other key") != targets
+
+
+def test_targets_do_not_depend_on_the_order_of_samples(prompts):
+    known = [True] * len(prompts)
+    forward, backward = draw_targets(prompts, known, "key"), draw_targets(prompts[::-1], known, "key")
+    subjects = {prompts[i].subject: prompts[t].subject for i, t in enumerate(forward)}
+    assert subjects == {prompts[::-1][i].subject: prompts[::-1][t].subject for i, t in enumerate(backward)}
+
+
+def test_without_another_object_there_is_no_target(prompts):
+    same = [dataclasses.replace(prompt, object_token=5) for prompt in prompts]
+    assert draw_targets(same, [True] * len(same), "key") == [None] * len(same)
