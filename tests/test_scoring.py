@@ -113,8 +113,9 @@ def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts):
     for prompt in prompts[2:5]:
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
     lres = {layer: LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin("", "", "")) for layer in LAYERS}
-    whole = score([batch_of(lm, prompts)], lres, BETAS, RANKS, "key")
-    parts = score([batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)], lres, BETAS, RANKS, "key", chunk_size=3)
+    betas = (0.0, 40.0, -40.0)
+    whole = score([batch_of(lm, prompts)], lres, betas, RANKS, "key")
+    parts = score([batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)], lres, betas, RANKS, "key", chunk_size=3)
     assert (whole.tested, whole.known) == (12, 10)
     for field in dataclasses.fields(whole):
         left, right = getattr(whole, field.name), getattr(parts, field.name)
