@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.results import summarize, write_csv
+from lre_lightning.results import append_csv, summarize, write_csv
 from lre_lightning.tables import print_results
 
 
@@ -18,7 +18,8 @@ class ResultsTable(Callback):
     """Prints the table of results at the end of fit and validate, and writes one row a grid point to a CSV file.
 
     The file is ``<default_root_dir>/fit_results.csv`` or ``validate_results.csv``; its columns are
-    `lre_lightning.results.COLUMNS`. A fit that is interrupted writes what it has. Works with any LightningModule that
+    `lre_lightning.results.COLUMNS`. It grows with every pair of a fit; a fit that is resumed begins it anew with what
+    its checkpoint holds. Works with any LightningModule that
     has `records`, a mapping whose values are `lre_lightning.results.PairRecord`.
 
     Args:
@@ -27,32 +28,44 @@ class ResultsTable(Callback):
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
+        self._written = 0
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    @rank_zero_only
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._write(trainer, pl_module)
 
     @override
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._report(trainer, pl_module)
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        records = _records(pl_module)
+        append_csv(records[self._written :], self._path(trainer))
+        self._written = len(records)
 
     @override
+    @rank_zero_only
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._print(trainer, pl_module)
+
+    @override
+    @rank_zero_only
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":
-            self._report(trainer, pl_module)
+            self._write(trainer, pl_module)
+            self._print(trainer, pl_module)
 
-    @rank_zero_only
-    def _report(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        path = self._write(trainer, pl_module)
+    def _path(self, trainer: L.Trainer) -> Path:
+        name = "validate" if trainer.state.fn == "validate" else "fit"
+        return Path(self.dirpath or trainer.default_root_dir) / f"{name}_results.csv"
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        records = _records(pl_module)
+        write_csv(records, self._path(trainer))
+        self._written = len(records)
+
+    def _print(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         print_results(summarize(_records(pl_module)))
-        print(f"Every grid point: {path}")
-
-    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Path:
-        folder = Path(self.dirpath or trainer.default_root_dir)
-        path = folder / f"{trainer.state.fn.value if trainer.state.fn else 'fit'}_results.csv"
-        if trainer.is_global_zero:
-            write_csv(_records(pl_module), path)
-        return path
+        print(f"Every grid point: {self._path(trainer)}")
 
 
 def _records(pl_module: Any) -> list[Any]:

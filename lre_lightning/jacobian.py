@@ -26,7 +26,7 @@ from lre_lightning.language_model import LanguageModel, Layer, repeat_cache
 DEFAULT_CHUNK_SIZE = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptJacobian:
     """First-order behaviour of the LM around one prompt.
 

@@ -45,7 +45,7 @@ class Origin:
     train: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LRE:
     """A linear relational embedding, LRE(s) = beta W s + b (Equation 4 of the paper).
 

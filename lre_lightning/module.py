@@ -91,18 +91,31 @@ class LREModule(L.LightningModule):
         self.layers = self.lm.check_layers(layers)
         self.ranks = check_ranks(default_ranks(self.lm.hidden_size) if ranks is None else ranks, self.lm.hidden_size)
         self.bank = LREBank()
-        self.records: dict[Pair, PairRecord] = self.bank.records
+        self._rescored: dict[Pair, PairRecord] | None = None
         self._estimator = LREEstimator(self.layers)
         self._candidates: Mapping[Layer, LRE] = {}
         self._encoded: list[Encoded] = []
         self._draw: Draw | None = None
         self._enough_known = True
 
+    @property
+    def records(self) -> dict[Pair, PairRecord]:
+        """The counts by relation and trial: those of the last validation alone, else those of fit."""
+        return self.bank.records if self._rescored is None else self._rescored
+
     def configure_optimizers(self) -> None:
         """Nothing is optimized."""
 
     def setup(self, stage: str) -> None:
-        """End fit by itself after the last pair."""
+        """End fit by itself after the last pair.
+
+        Raises:
+            LREError: If the trainer runs on several devices, or has no `RelationDataModule`.
+        """
+        if self.trainer.world_size > 1:
+            raise LREError(
+                f"LREs are estimated on one device, and the trainer has {self.trainer.world_size}: give it devices=1"
+            )
         if stage == "fit":
             pairs, limit = len(self._data.pairs), self.trainer.max_epochs
             self.trainer.fit_loop.max_epochs = pairs if limit is None or limit < 0 else min(limit, pairs)
@@ -110,8 +123,8 @@ class LREModule(L.LightningModule):
     # Fit: one epoch is one trial of one relation.
 
     def on_fit_start(self) -> None:
-        """Go on with the records that a checkpoint brought."""
-        self.records = self.bank.records
+        """Forget the counts of an earlier validation."""
+        self._rescored = None
 
     def on_train_epoch_start(self) -> None:
         """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
@@ -164,7 +177,7 @@ class LREModule(L.LightningModule):
         """
         if self.trainer.state.fn == "fit":
             return
-        self.records, self._enough_known = {}, True
+        self._rescored, self._enough_known = {}, True
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
 

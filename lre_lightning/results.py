@@ -183,10 +183,15 @@ def write_csv(records: Iterable[PairRecord], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows(records))
+        csv.DictWriter(file, COLUMNS).writeheader()
+    append_csv(records, part)
     part.replace(path)
+
+
+def append_csv(records: Iterable[PairRecord], path: Path) -> None:
+    """Add `rows` at the end of a file that `write_csv` wrote."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, COLUMNS).writerows(rows(records))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lre_lightning.patching import PromptBatch
 from lre_lightning.prompts import Prompt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """Test prompts as the LM sees them.
 
@@ -48,7 +48,7 @@ class Encoded:
         return Encoded(self.runs.select(index), prompts, *tensors)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Counts:
     """Successes of one relation's LREs in one trial.
 

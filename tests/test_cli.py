@@ -102,8 +102,11 @@ def test_explicit_options_win_over_those_of_the_checkpoint(run, folders):
 
 def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders):
     _, output, _ = run("fit", *options(folders))
+    results = Path("lre_runs/fit_results.csv")
+    before = results.read_text()
     status, again, error = run("fit", *options(folders, "--ckpt_path=last"))
     assert (status, table_of(again)) == (0, table_of(output)), error
+    assert results.read_text() == before
 
 
 def test_a_checkpoint_is_written_after_every_pair(run, folders, monkeypatch):
