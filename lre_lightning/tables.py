@@ -5,32 +5,35 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from lre_lightning.results import RelationSummary
 
-PLAIN_WIDTH = 140
-"""Columns for output that no terminal bounds, such as a log file."""
-
 
 def results_table(summaries: Iterable[RelationSummary]) -> Table:
     """Build the table: one line a relation, scores as mean ± standard deviation over trials."""
-    table = Table(title="Linear relational embeddings", title_justify="left")
+    table = Table(title="Linear relational embeddings", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category"):
         table.add_column(name, no_wrap=True)
     for name in ("samples", "known", "layer", "rank", "beta", "faithfulness", "causality", "random guess"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for summary in summaries:
         table.add_row(*_cells(summary))
     return table
 
 
 def print_results(summaries: Iterable[RelationSummary]) -> None:
-    """Print the table of results, and below it the relations that were not scored."""
+    """Print the table of results, and below it the relations that were not scored.
+
+    The table is never cut to the terminal's width: lines that are too long run on, and no figure is lost.
+    """
     found = list(summaries)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    console.print(results_table(found))
+    table, console = results_table(found), Console(file=sys.stdout)
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console.print(table)
     unscored = [summary.relation for summary in found if not summary.trials]
     if unscored:
         console.print(f"Not scored, because the LM knows too few of their facts: {', '.join(unscored)}.")
