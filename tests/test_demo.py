@@ -1,0 +1,97 @@
+"""The bundled model and relations: what they must be, and that they show what the paper shows of large LMs."""
+
+from collections import Counter
+
+import lightning as L
+import pytest
+import torch
+
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.demo import MODEL_DIR
+from lre_lightning.language_model import LanguageModel
+from lre_lightning.module import LREModule
+from lre_lightning.scoring import encode
+
+LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object superclass"], "company CEO"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return RelationDataModule("demo", relations_dir="demo", trials=1)
+
+
+def test_there_are_relations_of_every_category_that_share_their_subjects(data):
+    categories = Counter(relation.category for relation in data.relations)
+    assert set(categories) == {"factual", "commonsense", "linguistic", "bias"}
+    assert sum(categories.values()) >= 14
+    sharing = Counter(frozenset(sample.subject for sample in relation.samples) for relation in data.relations)
+    assert max(sharing.values()) >= 4
+    assert max(len(relation.objects) for relation in data.relations) >= 50
+
+
+def test_subjects_are_of_several_tokens_which_they_share(data):
+    subjects = {sample.subject for relation in data.relations for sample in relation.samples}
+    tokens = [data.tokenizer(f" {subject}", add_special_tokens=False)["input_ids"] for subject in sorted(subjects)]
+    assert sum(len(ids) > 1 for ids in tokens) > 0.7 * len(tokens)
+    uses = Counter(token for ids in tokens for token in set(ids))
+    shared = sum(all(uses[token] > 1 for token in ids) for ids in tokens if len(ids) > 1)
+    assert shared > 0.5 * len(tokens)
+
+
+def test_the_lm_knows_its_facts(data):
+    lm = LanguageModel.from_pretrained("demo")
+    known, tested = Counter(), Counter()
+    for batch in data.val_dataloader():
+        encoded = encode(lm, batch.prompts, batch.input_ids, batch.subject_position, batch.last_position, [0])
+        name = data.relations[int(batch.relation[0])].name
+        known[name] += int(encoded.known.sum())
+        tested[name] += len(batch)
+    assert len(tested) == len(data.relations)
+    assert {name for name in tested if known[name] < 0.9 * tested[name]} == set()
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Records of one trial of three linear relations and the one that is not, at a few betas and ranks."""
+    data = RelationDataModule("demo", [*LINEAR, NOT_LINEAR], "demo", trials=1)
+    module = LREModule("demo", betas=[1.0], ranks=[8, 16])
+    trainer = L.Trainer(
+        default_root_dir=tmp_path_factory.mktemp("demo"),
+        accelerator="cpu",
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        inference_mode=False,
+    )
+    trainer.fit(module, data)
+    return {name: record for (name, _), record in module.records.items()}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_relations_are_linear_in_the_middle_and_nowhere_else(records, name):
+    record = records[name]
+    blocks = [record.faithfulness(layer, record.beta) for layer in record.layers if layer != "emb"]
+    assert max(blocks) >= 0.6
+    assert max(blocks) >= record.random_guess + 0.3
+    assert max(blocks) > record.faithfulness("emb", record.beta) + 0.2
+    assert max(blocks) > blocks[-1] + 0.2
+    assert record.layer != "emb"
+    assert record.causality(record.layer, record.rank) >= 0.6
+
+
+def test_a_relation_that_the_lm_knows_is_not_linear(records):
+    record = records[NOT_LINEAR]
+    assert record.known >= 0.9 * record.tested
+    assert record.faithfulness(record.layer, record.beta) < 0.4
+    assert max(records[name].faithfulness(records[name].layer, 2.25) for name in LINEAR) > 0.8
+
+
+def test_the_model_is_small_and_comes_with_a_card():
+    weights = MODEL_DIR / "model.safetensors"
+    assert weights.stat().st_size <= 10e6
+    assert "## Figures" in (MODEL_DIR / "README.md").read_text(encoding="utf-8")
+    assert torch.isfinite(LanguageModel.from_pretrained("demo").decode(torch.ones(128))).all()
