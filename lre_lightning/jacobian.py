@@ -65,12 +65,14 @@ def prompt_jacobian(
         chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it.
 
     Raises:
-        LREError: If the position or a layer is out of range, the chunk size is below 1, or a Jacobian is not finite.
+        LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, the chunk
+            size is below 1, or a Jacobian is not finite.
     """
     if not 0 <= subject_position < len(input_ids):
         raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
     if chunk_size < 1:
         raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
+    lm.check_ids(input_ids)
     chosen = lm.check_layers(layers)
     lanes = min(chunk_size, lm.hidden_size)
     with torch.inference_mode(False):

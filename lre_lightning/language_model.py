@@ -18,17 +18,15 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lre_lightning import architectures
-from lre_lightning.demo import resolve
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace, skip
+from lre_lightning.loading import load_model
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
 Layer: TypeAlias = int | Literal["emb"]
 """``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
-
-DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 class LanguageModel(nn.Module):
@@ -81,17 +79,13 @@ class LanguageModel(nn.Module):
         Raises:
             LREError: If there is no such model, or it is not a supported decoder-only LM.
         """
-        if dtype not in DTYPES:
-            raise LREError(f"dtype {dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         options = {
-            "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
             "revision": revision,
             "trust_remote_code": trust_remote_code,
             "attn_implementation": attn_implementation,
             "device_map": device_map,
         }
-        given = {key: value for key, value in options.items() if value is not None}
-        return cls(_load(name_or_path, given), name=name_or_path, revision=revision)
+        return cls(load_model(name_or_path, dtype, options), name=name_or_path, revision=revision)
 
     @property
     def num_layers(self) -> int:
@@ -165,6 +159,24 @@ class LanguageModel(nn.Module):
         if not chosen:
             raise LREError("no layer is given: name at least one, such as 'emb' or 0")
         return tuple(layer for layer in self.layers if layer in chosen)
+
+    def check_ids(self, input_ids: Tensor) -> None:
+        """Check that token ids `(..., positions)` can go into this LM.
+
+        Raises:
+            LREError: If a token id has no embedding, or there are more positions than the LM was made for.
+        """
+        weight: Any = self._parts.embedding.weight
+        embeddings, longest = weight.shape[0], getattr(self._config, "max_position_embeddings", None)
+        if input_ids.numel() and not 0 <= int(input_ids.max()) < embeddings:
+            raise LREError(
+                f"token id {int(input_ids.max())} is out of range: {self.name} has {embeddings} token embeddings; "
+                "make prompts with its own tokenizer"
+            )
+        if longest is not None and input_ids.shape[-1] > longest:
+            raise LREError(
+                f"a prompt of {input_ids.shape[-1]} tokens is too long: {self.name} is made for {longest}; lower n_shot"
+            )
 
     def module_at(self, layer: Layer) -> nn.Module:
         """The module whose output is the hidden state at `layer`."""
@@ -283,20 +295,3 @@ def repeat_cache(cache: Cache | None, batch: int) -> Cache | None:
         layer.keys = layer.keys.expand(batch, *layer.keys.shape[1:])
         layer.values = layer.values.expand(batch, *layer.values.shape[1:])
     return repeated
-
-
-def _load(name_or_path: str, options: dict[str, Any]) -> PreTrainedModel:
-    """`AutoModelForCausalLM.from_pretrained` with one clear sentence for what a user can get wrong."""
-    from pathlib import Path
-
-    from transformers import AutoModelForCausalLM
-
-    path = resolve(name_or_path)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
-    if looks_local and not Path(path).expanduser().is_dir():
-        raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
-    try:
-        return AutoModelForCausalLM.from_pretrained(str(Path(path).expanduser()) if looks_local else path, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}: {reason}") from error

@@ -26,6 +26,7 @@ class PromptBatch:
 
     def __init__(self, lm: LanguageModel, input_ids: Tensor, subject_position: Tensor, last_position: Tensor) -> None:
         self.lm = lm
+        lm.check_ids(input_ids)
         ids = input_ids.to(lm.device)
         shared = _shared_length(ids, int(subject_position.min()))
         self._cache = lm.prefix_cache(ids[0, :shared])

@@ -3,7 +3,9 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace
+from lre_lightning.jacobian import prompt_jacobian
 from lre_lightning.language_model import LanguageModel, repeat_cache
+from lre_lightning.patching import PromptBatch
 from tests.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
 
 IDS = torch.arange(20).reshape(2, 10) * 7 % VOCAB
@@ -148,6 +150,29 @@ def test_layers_come_in_the_lms_order():
 def test_models_that_cannot_be_loaded(name, options, message):
     with pytest.raises(LREError, match=message):
         LanguageModel.from_pretrained(name, **options)
+
+
+def test_weights_that_are_cut_off(tmp_path):
+    tiny_model("gpt2", torch.float32).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(LREError, match="no decoder-only LM can be loaded from"):
+        LanguageModel.from_pretrained(str(tmp_path))
+
+
+def test_a_device_map(tmp_path):
+    tiny_model("gpt2", torch.float32).save_pretrained(tmp_path)
+    mapped = LanguageModel.from_pretrained(str(tmp_path), device_map="cpu")
+    assert torch.equal(mapped(IDS), LanguageModel.from_pretrained(str(tmp_path))(IDS))
+
+
+def test_token_ids_and_prompts_that_do_not_fit_the_lm():
+    lm = LanguageModel(tiny_model("gpt2"), name="tiny")
+    last = torch.tensor([9])
+    with pytest.raises(LREError, match="token id 97 is out of range: tiny has 97 token embeddings"):
+        PromptBatch(lm, torch.full((1, 10), VOCAB), last - 1, last)
+    with pytest.raises(LREError, match="a prompt of 65 tokens is too long: tiny is made for 64; lower n_shot"):
+        prompt_jacobian(lm, torch.zeros(65, dtype=torch.long), 3)
 
 
 def test_a_folder_that_is_not_a_decoder_only_lm(tmp_path):

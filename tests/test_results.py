@@ -82,7 +82,7 @@ def test_records_survive_as_plain_data():
 def test_table_shows_scores_with_deviations_and_what_was_not_scored():
     console = Console(width=160, record=True)
     console.print(results_table(summarize([record(0), record(1), unscored()])))
-    lines = [" ".join(line.replace("│", "").split()) for line in console.export_text().splitlines()]
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "capital factual 20 10 0 4 2.0 0.80 ± 0.00 0.88 ± 0.00 0.25" in lines
     assert "ceo factual 20 3 - - - not scored not scored 0.05" in lines
 
