@@ -35,8 +35,8 @@ class LREModule(L.LightningModule):
     alone scores all kept LREs at their chosen layer and rank. Checkpoints hold the LREs, the counts and the
     hyperparameters, never the LM.
 
-    The Trainer must run with `inference_mode=False`, `num_sanity_val_steps=0` and, for more than one pair,
-    `reload_dataloaders_every_n_epochs=1`, as the command line's does.
+    For more than one pair the Trainer must have `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all of
+    them, as the command line's has.
 
     Args:
         name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one.
@@ -183,7 +183,7 @@ class LREModule(L.LightningModule):
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Run the batch's prompts and keep what scoring needs; score a pair once all its prompts have been seen."""
-        if not self._enough_known:
+        if not self._enough_known or self.trainer.sanity_checking:
             return
         draw = self._draw_of(batch)
         if self._encoded and draw != self._draw:

@@ -127,6 +127,16 @@ def test_a_checkpoint_is_plain_data_without_the_lm(fitted):
     assert checkpoint["datamodule_hyper_parameters"]["n_shot"] == 4
 
 
+def test_a_trainer_with_lightnings_own_defaults_gives_the_same(fitted, folders, tmp_path):
+    module, _, _ = fitted
+    again = LREModule(folders[0], **GRID)
+    trainer = trainer_of(tmp_path, num_sanity_val_steps=2, inference_mode=True)
+    trainer.fit(again, datamodule=data_of(folders))
+    assert again.records == module.records
+    trainer.validate(again, data_of(folders))
+    assert {key for key, record in again.records.items() if record.scored} == set(module.bank.lres)
+
+
 def test_validate_gives_the_same_numbers_again(fitted, folders, tmp_path):
     module, _, root = fitted
     again = LREModule(folders[0], **GRID)
