@@ -32,13 +32,7 @@ def load_model(name_or_path: str, dtype: str, options: Mapping[str, Any]) -> Pre
 
     if dtype not in DTYPES:
         raise LREError(f"dtype {dtype!r} is unknown: use one of {', '.join(DTYPES)}")
-    path = resolve(name_or_path)
-    if _looks_local(path):
-        path = str(Path(path).expanduser())
-        if not Path(path).is_dir():
-            raise LREError(
-                f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name"
-            )
+    path = locate(name_or_path)
     given = {key: value for key, value in options.items() if value is not None}
     try:
         return AutoModelForCausalLM.from_pretrained(
@@ -49,6 +43,14 @@ def load_model(name_or_path: str, dtype: str, options: Mapping[str, Any]) -> Pre
         raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}: {reason}") from error
 
 
-def _looks_local(path: str) -> bool:
-    """Whether a name cannot be that of a repository on a hub."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
+def locate(name_or_path: str) -> str:
+    """Return what to hand to `from_pretrained`: a folder's path, or a hub name as it is.
+
+    Raises:
+        LREError: If the name can only be that of a folder, and there is none.
+    """
+    path = Path(resolve(name_or_path)).expanduser()
+    looks_local = path.is_absolute() or name_or_path.startswith(".") or len(path.parts) > 2
+    if looks_local and not path.is_dir():
+        raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
+    return str(path) if looks_local else name_or_path

@@ -35,8 +35,8 @@ class LREModule(L.LightningModule):
     alone scores all kept LREs at their chosen layer and rank. Checkpoints hold the LREs, the counts and the
     hyperparameters, never the LM.
 
-    For more than one pair the Trainer must have `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all of
-    them, as the command line's has.
+    For more than one pair the Trainer must have `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all
+    of them, as the command line's has.
 
     Args:
         name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one.

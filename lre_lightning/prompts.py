@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from lre_lightning.demo import resolve
 from lre_lightning.errors import LREError
+from lre_lightning.loading import locate
 from lre_lightning.relations import SLOT, Relation, Sample, check_template
 
 if TYPE_CHECKING:
@@ -193,10 +193,7 @@ def load_tokenizer(
     Raises:
         LREError: It can't be loaded, or isn't a fast tokenizer.
     """
-    path = os.path.expanduser(resolve(name_or_path))
-    looks_like_path = os.path.isabs(path) or path.startswith(".") or path.count(os.sep) > 1
-    if looks_like_path and not os.path.isdir(path):
-        raise LREError(f"no such folder with a tokenizer: {path!r}")
+    path = locate(name_or_path)
     from transformers import AutoTokenizer
 
     try:

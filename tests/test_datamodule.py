@@ -276,7 +276,7 @@ def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
         ({"relations": ["first", 3]}, "relations must be None, a string or a list of strings, got .*3"),
         ({"relations_dir": "/no/where"}, "no such file or folder of relations: '/no/where'"),
         ({"relations_dir": ""}, "relations_dir is ''"),
-        ({"tokenizer": "/no/where"}, "no such folder with a tokenizer: '/no/where'"),
+        ({"tokenizer": "/no/where"}, "model folder '/no/where' does not exist"),
         ({"tokenizer": SimpleNamespace(is_fast=False)}, "use the fast tokenizer"),
         ({"n_shot": 6}, "relation 'third' has 6 distinct subjects, but n_shot=6 needs at least 7"),
     ],

@@ -293,7 +293,7 @@ def test_load_tokenizer_round_trip(tmp_path):
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "nobody/nothing", "nothing-at-all"])
 def test_tokenizers_that_are_not_there(name, monkeypatch):
-    with pytest.raises(LREError, match="no such folder") as caught:
+    with pytest.raises(LREError, match="does not exist") as caught:
         load_tokenizer(name)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
