@@ -21,26 +21,77 @@ _LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-_WINDOW = 6
+_WINDOW = 6  # shorter than the tests' prompts
 _NEOX = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"}
+_GEMMA: dict[str, Any] = {**_LLAMA, "head_dim": 8}
+_GEMMA2: dict[str, Any] = {**_GEMMA, "sliding_window": _WINDOW, "query_pre_attn_scalar": 8}
+_FALCON: dict[str, Any] = {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+_OPT: dict[str, Any] = {**_NEOX, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", _GPT2),
     "gptj": ("GPTJ", {**_GPT2, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeo",
+        {
+            **_NEOX,
+            "num_layers": LAYERS,
+            "num_heads": 4,
+            "window_size": _WINDOW,
+            "attention_types": [[["global", "local", "global"], 1]],
+        },
+    ),
     "gpt_neox": ("GPTNeoX", _NEOX),
     "gpt_neox_sequential": ("GPTNeoX", {**_NEOX, "use_parallel_residual": False}),
+    "opt": ("OPT", _OPT),
+    "bloom": ("Bloom", {**_COMMON, "hidden_size": WIDTH, "n_layer": LAYERS, "n_head": 4}),
+    "falcon": ("Falcon", {**_FALCON, "multi_query": True, "bias": False}),
+    "falcon_new": ("Falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_alibi": ("Falcon", {**_FALCON, "alibi": True, "parallel_attn": False, "multi_query": False, "bias": True}),
+    "mpt": ("Mpt", {**_COMMON, "d_model": WIDTH, "n_layers": LAYERS, "n_heads": 4, "max_seq_len": 64}),
+    "phi": ("Phi", _LLAMA),
+    "phi3": ("Phi3", {**_LLAMA, "sliding_window": _WINDOW}),
     "llama": ("Llama", _LLAMA),
-    "mistral": ("Mistral", {**_LLAMA, "sliding_window": _WINDOW}),
-    "qwen2": ("Qwen2", _LLAMA),
-    "gemma2": (
-        "Gemma2",
+    "llama3": (
+        "Llama",
         {
             **_LLAMA,
-            "head_dim": 8,
-            "sliding_window": _WINDOW,
-            "query_pre_attn_scalar": 8,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "mistral": ("Mistral", {**_LLAMA, "sliding_window": _WINDOW}),
+    "mixtral": (
+        "Mixtral",
+        {**_LLAMA, "sliding_window": _WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen2": ("Qwen2", _LLAMA),
+    "qwen3": ("Qwen3", {**_LLAMA, "head_dim": 8}),
+    "gemma": ("Gemma", _GEMMA),
+    "gemma2": ("Gemma2", {**_GEMMA2, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma3": (
+        "Gemma3Text",
+        {**_GEMMA2, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
+    "olmo": ("Olmo", {**_LLAMA, "clip_qkv": 1.0}),
+    "olmo2": ("Olmo2", _LLAMA),
+    "stablelm": ("StableLm", {**_LLAMA, "partial_rotary_factor": 0.5}),
+    "starcoder2": ("Starcoder2", {**_LLAMA, "sliding_window": _WINDOW}),
+    "cohere": ("Cohere", {**_LLAMA, "logit_scale": 0.25, "use_qk_norm": True}),
+    "granite": (
+        "Granite",
+        {
+            **_LLAMA,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 4.0,
         },
     ),
 }
@@ -50,6 +101,7 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
     """A random model of the family, of width `WIDTH` and `LAYERS` blocks."""
     prefix, options = FAMILIES[family]
     config = getattr(transformers, f"{prefix}Config")(**{**options, **changes})
+    config._experts_implementation = "eager"  # torch's grouped products of experts know no float64
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
@@ -75,6 +127,6 @@ class WideTorch(types.ModuleType):
 
 def widen_casts(monkeypatch: Any, family: str) -> None:
     """Let a family's modeling code compute in float64 where it casts to float32."""
-    name = {"gpt_neox_sequential": "gpt_neox"}.get(family, family)
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    monkeypatch.setattr(module, "torch", WideTorch())
+    config = getattr(transformers, f"{FAMILIES[family][0]}Config").__module__
+    monkeypatch.setattr(importlib.import_module(config.replace("configuration_", "modeling_")), "torch", WideTorch())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
