@@ -43,7 +43,8 @@ class LREModule(L.LightningModule):
         layers: Layers to try: ``"emb"`` and block indices. All if None.
         betas: Betas to try for faithfulness, 0.25 to 5 in steps of 0.25 if None. `beta` is always among them.
         ranks: Ranks to try for edits. Powers of two from 4 to 256 or the LM's width if None.
-        beta: The LM's beta, which the table of results and the LREs use.
+        beta: The LM's beta, which the table of results and the LREs use. 1 is the plain first-order approximation;
+            the paper takes 2.25 for GPT-J.
         select_by: What chooses layer and rank: ``"causality"``, as in the paper, or ``"faithfulness"``.
         dtype: The LM's dtype: auto, float64, float32, bfloat16 or float16.
         attn_implementation: Attention implementation, as in transformers.
@@ -62,7 +63,7 @@ class LREModule(L.LightningModule):
         layers: list[int | Literal["emb"]] | None = None,
         betas: list[float] | None = None,
         ranks: list[int] | None = None,
-        beta: float = 2.25,
+        beta: float = 1.0,
         select_by: Criterion = "causality",
         dtype: str = "float32",
         attn_implementation: str | None = None,

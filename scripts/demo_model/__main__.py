@@ -84,7 +84,7 @@ def main() -> None:
     """Write the relations and the LM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("lre_lightning/demo"))
-    parser.add_argument("--work", type=Path, default=Path("build/demo_model"))
+    parser.add_argument("--work", type=Path, default=Path("lre_runs/demo_model"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=3, help="trials of the fit for the card")
     arguments = parser.parse_args()
