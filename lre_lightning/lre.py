@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,10 @@ class LRE:
     def inverse(self) -> LowRankInverse:
         """The low-rank pseudo-inverse of W, factorized once, where W lies."""
         return LowRankInverse(self.weight)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The LRE with its tensors on another device."""
+        return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
 
     def edit(self, object: Tensor, target: Tensor, rank: int | None = None) -> Tensor:
         """The edit direction that turns o into o': delta s = W^+ (o' - o), at beta = 1 (Equation 6).

@@ -206,7 +206,7 @@ class LREModule(L.LightningModule):
         """The LREs to score on a draw's test prompts, by layer."""
         if self.trainer.state.fn != "fit":
             saved = self.bank.lres.get((draw.relation.name, draw.trial))
-            return {} if saved is None else {saved.layer: saved}
+            return {} if saved is None else {saved.layer: saved.to(self.lm.device)}
         origin = self._origin(draw)
         return {
             layer: LRE(self._estimator.weight(layer), self._estimator.bias(layer), layer, origin, self.beta)
@@ -276,7 +276,7 @@ class LREModule(L.LightningModule):
                 layer, rank = first.layer, first.rank
             else:
                 layer, rank = choose(counts, layers, ranks, betas.index(self.beta), self.select_by)
-            kept = dataclass_replace(candidates[layer], rank=rank)
+            kept = dataclass_replace(candidates[layer].to("cpu"), rank=rank)
             self.bank.lres[draw.relation.name, draw.trial] = kept
         return dataclass_replace(record, **grid_of(counts, layers, betas, ranks), layer=layer, rank=rank)
 

@@ -127,6 +127,15 @@ def test_save_and_load_give_the_same_lre(tmp_path):
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["lre.safetensors"]
 
 
+def test_a_copy_for_a_device_is_the_same_lre():
+    lre = random_lre()
+    moved = lre.to("cpu")
+    assert moved is not lre  # so that what a copy caches, such as its inverse, is not kept with the original
+    assert moved.metadata() == lre.metadata()
+    assert torch.equal(moved.weight, lre.weight)
+    assert torch.equal(moved.bias, lre.bias)
+
+
 def test_files_that_are_not_lres_are_refused(tmp_path):
     path = tmp_path / "lre.safetensors"
     random_lre().save(path)
