@@ -56,16 +56,16 @@ def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[N
 
 
 @contextmanager
-def skip(modules: Sequence[nn.Module], returns_tuple: bool) -> Iterator[None]:
+def skip(modules: Sequence[nn.Module], items: int | None) -> Iterator[None]:
     """Within the context, let decoder blocks return the hidden states that they are given.
 
     Args:
         modules: The decoder blocks.
-        returns_tuple: Whether the architecture's blocks return a tuple.
+        items: Length of the tuple that the architecture's blocks return; None if they return a tensor.
     """
 
     def unchanged(hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-        return (hidden_states,) if returns_tuple else hidden_states
+        return hidden_states if items is None else (hidden_states, *[None] * (items - 1))
 
     overridden = [module.__dict__.get("forward") for module in modules]
     try:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lre_lightning.caches import repeat_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
-from lre_lightning.language_model import LanguageModel, Layer, repeat_cache
+from lre_lightning.language_model import LanguageModel, Layer
 
 DEFAULT_CHUNK_SIZE = 32
 

@@ -6,7 +6,6 @@ attention is causal, so that no attention mask or position ids are ever needed: 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -18,12 +17,13 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lre_lightning import architectures
+from lre_lightning.architectures import Parts
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace, skip
 from lre_lightning.loading import load_model
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel
+    from transformers import Cache
 
 Layer: TypeAlias = int | Literal["emb"]
 """``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
@@ -33,9 +33,11 @@ class LanguageModel(nn.Module):
     """A frozen decoder-only LM: its layers, its decoder head D, its hidden states.
 
     Args:
-        model: A causal LM as `AutoModelForCausalLM` loads it. It is put in eval mode and frozen, and stays so.
+        model: A causal LM as `AutoModelForCausalLM` loads it, or your own with its `parts`. It is put in eval mode and
+            frozen, and stays so.
         name: What the LM is called in results and in the origin of its LREs.
         revision: Revision of the LM on the hub, where it came from there.
+        parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
 
     Raises:
         LREError: If `model` is not a supported decoder-only LM.
@@ -47,13 +49,16 @@ class LanguageModel(nn.Module):
         (('emb', 0), True)
     """
 
-    def __init__(self, model: PreTrainedModel, name: str | None = None, revision: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, name: str | None = None, revision: str | None = None, *, parts: Parts | None = None
+    ) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
-        self.name = name or model.config.name_or_path or type(model).__name__
+        self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         self.revision = revision
         self.eval()
-        self._parts = architectures.find_parts(model)
+        self._parts = parts or architectures.find_parts(model)
+        self._form = architectures.check_parts(model, self._parts)
 
     @classmethod
     def from_pretrained(
@@ -100,7 +105,7 @@ class LanguageModel(nn.Module):
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return int(self._config.hidden_size)
+        return self._form.hidden_size
 
     @property
     def vocab_size(self) -> int:
@@ -119,7 +124,8 @@ class LanguageModel(nn.Module):
 
     @property
     def _config(self) -> Any:
-        return self.model.config.get_text_config()
+        config: Any = getattr(self.model, "config", None)
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
 
     @property
     def _unembedding_weight(self) -> Tensor:
@@ -167,7 +173,7 @@ class LanguageModel(nn.Module):
             LREError: If a token id has no embedding, or there are more positions than the LM was made for.
         """
         weight: Any = self._parts.embedding.weight
-        embeddings, longest = weight.shape[0], getattr(self._config, "max_position_embeddings", None)
+        embeddings, longest = weight.shape[0], architectures.context_length(self._config)
         if input_ids.numel() and not 0 <= int(input_ids.max()) < embeddings:
             raise LREError(
                 f"token id {int(input_ids.max())} is out of range: {self.name} has {embeddings} token embeddings; "
@@ -232,7 +238,7 @@ class LanguageModel(nn.Module):
             Output of the last block before the final norm, `(batch, positions, hidden)`.
         """
         below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
-        with skip(below, self._parts.returns_tuple), replace(self.module_at(layer), lambda _: hidden):
+        with skip(below, self._form.items), replace(self.module_at(layer), lambda _: hidden):
             return self.forward(input_ids, cache)
 
     @torch.no_grad()
@@ -262,7 +268,7 @@ class LanguageModel(nn.Module):
             Logits `(..., vocab)` in the LM's dtype.
         """
         weight = self._unembedding_weight
-        return architectures.decode(self._parts, self._config, hidden.to(weight.device, weight.dtype))
+        return architectures.decode(self._parts, hidden.to(weight.device, weight.dtype))
 
     def predict(self, hidden: Tensor, chunk_size: int = 1024) -> Tensor:
         """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.
@@ -278,20 +284,3 @@ class LanguageModel(nn.Module):
         tokens = [self.decode(rows).argmax(-1) for rows in flat.split(chunk_size)]
         found = torch.cat(tokens) if tokens else flat.new_zeros(0, dtype=torch.long)
         return found.reshape(hidden.shape[:-1]).to(hidden.device)
-
-
-def repeat_cache(cache: Cache | None, batch: int) -> Cache | None:
-    """One prompt's cache as that of `batch` prompts, to be handed to one run.
-
-    A run replaces the keys and values in the cache that it is given, so each needs a cache object of its own; the
-    tensors are shared, and not copied for each prompt of the batch.
-    """
-    if cache is None:
-        return None
-    repeated = copy.copy(cache)
-    repeated.layers = [copy.copy(layer) for layer in cache.layers]
-    layers: list[Any] = repeated.layers
-    for layer in layers:
-        layer.keys = layer.keys.expand(batch, *layer.keys.shape[1:])
-        layer.values = layer.values.expand(batch, *layer.values.shape[1:])
-    return repeated

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lre_lightning.language_model import LanguageModel, Layer, repeat_cache
+from lre_lightning.caches import repeat_cache
+from lre_lightning.language_model import LanguageModel, Layer
 
 
 class PromptBatch:

@@ -1,10 +1,11 @@
 import pytest
 import torch
 
+from lre_lightning.caches import repeat_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace
 from lre_lightning.jacobian import prompt_jacobian
-from lre_lightning.language_model import LanguageModel, repeat_cache
+from lre_lightning.language_model import LanguageModel
 from lre_lightning.patching import PromptBatch
 from tests.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
 
@@ -78,28 +79,6 @@ def test_fingerprint_tells_models_apart_and_not_folders(tmp_path):
     lm.model.save_pretrained(tmp_path)
     assert LanguageModel.from_pretrained(str(tmp_path)).fingerprint == lm.fingerprint
     assert LanguageModel(tiny_model("gpt2", torch.float32, seed=2)).fingerprint != lm.fingerprint
-
-
-def test_what_is_not_a_decoder_only_lm_is_refused_by_name():
-    import transformers
-
-    bert = transformers.BertLMHeadModel(
-        transformers.BertConfig(
-            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-        )
-    )
-    with pytest.raises(LREError, match="BertLMHeadModel is not supported: its hidden states depend on later tokens"):
-        LanguageModel(bert.eval())
-    t5 = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    )
-    with pytest.raises(LREError, match="T5ForConditionalGeneration is not supported: it has an encoder"):
-        LanguageModel(t5)
-    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2))
-    with pytest.raises(LREError, match="MambaForCausalLM is not supported: it keeps no attention keys"):
-        LanguageModel(mamba.eval())
-    with pytest.raises(LREError, match="GPT2Model is not supported: it has no unembedding"):
-        LanguageModel(tiny_model("gpt2").transformer)
 
 
 def test_logits_that_are_not_explained_by_the_parts_are_refused():
