@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch "$(STAMP)"
 
 demo: $(STAMP) ## fit the demo model's relations; ends in the table
-	"$(PY)" cli.py fit
+	"$(PY)" cli.py fit --data.relations_dir demo
 
 test: $(STAMP) ## run the tests
 	"$(PY)" -m pytest $(PYTEST_ARGS)
