@@ -169,7 +169,7 @@ def _probe_ids(model: nn.Module) -> Tensor:
     return torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=device)
 
 
-def _run(name: str, module: nn.Module, **inputs: Any) -> Any:
+def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
     try:
         return module(**inputs)
     except Exception as error:  # whatever a model of another kind stumbles over
@@ -202,20 +202,20 @@ def _find_head(name: str, backbone: nn.Module, blocks: Sequence[nn.Module]) -> t
 def _find_logits(model: PreTrainedModel, parts: Parts) -> Callable[[Tensor], Tensor]:
     """What turns the unembedding's output into the model's logits, of what numbers in its config may mean.
 
-    A number may be there and mean nothing in this family: all of them are tried first, then fewer.
+    A number may be there and mean nothing in this family: of all choices of them, what fits the logits best.
     """
-    config = model.config.get_text_config()
-    found = {name: getattr(config, name, None) for name in LOGIT_TRANSFORMS}
-    numbers = [(name, float(value)) for name, value in found.items() if isinstance(value, int | float)]
+    config, name = model.config.get_text_config(), type(model).__name__
+    found = {attribute: getattr(config, attribute, None) for attribute in LOGIT_TRANSFORMS}
+    numbers = [(attribute, float(value)) for attribute, value in found.items() if isinstance(value, int | float)]
+    if not numbers:
+        return unchanged
     seen: list[Tensor] = []
     with observe(parts.blocks[-1], seen.append):
-        logits = _run(type(model).__name__, model, input_ids=_probe_ids(model)).logits
-    for count in range(len(numbers), 0, -1):
-        for chosen in combinations(numbers, count):
-            transform = partial(transform_logits, dict(chosen))
-            if _equal(transform(decode(parts, seen[-1])), logits):
-                return transform
-    return unchanged
+        logits = _run(name, model, input_ids=_probe_ids(model)).logits
+    raw = _run(name, partial(decode, parts), hidden=seen[-1])
+    choices = [dict(chosen) for count in range(len(numbers), -1, -1) for chosen in combinations(numbers, count)]
+    errors = [float((transform_logits(chosen, raw) - logits.to(raw)).abs().max()) for chosen in choices]
+    return partial(transform_logits, choices[errors.index(min(errors))])
 
 
 def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
@@ -243,7 +243,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Form:
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     _check_suffix(name, parts, form, ids, states)
-    if not _equal(decode(parts, states[-1]), output.logits):
+    if not _equal(_run(name, partial(decode, parts), hidden=states[-1]), output.logits):
         raise _unsupported(name, "its logits are not its final norm and unembedding of the last block's output")
     return form
 
