@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lre_lightning.architectures import Parts
     from lre_lightning.errors import LREError
     from lre_lightning.estimation import LREEstimator
     from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
@@ -21,6 +22,7 @@ _ROOMS = {
     "LREModule": "module",
     "LanguageModel": "language_model",
     "Origin": "lre",
+    "Parts": "architectures",
     "PromptJacobian": "jacobian",
     "prompt_jacobian": "jacobian",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "LREModule",
     "LanguageModel",
     "Origin",
+    "Parts",
     "PromptJacobian",
     "prompt_jacobian",
 ]
