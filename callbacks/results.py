@@ -19,8 +19,8 @@ class ResultsTable(Callback):
 
     The file is ``<default_root_dir>/fit_results.csv`` or ``validate_results.csv``; its columns are
     `lre_lightning.results.COLUMNS`. It grows with every pair of a fit; a fit that is resumed begins it anew with what
-    its checkpoint holds. Works with any LightningModule that
-    has `records`, a mapping whose values are `lre_lightning.results.PairRecord`.
+    its checkpoint holds. Works with any LightningModule that has `records`, a mapping whose values are
+    `lre_lightning.results.PairRecord`.
 
     Args:
         dirpath: Folder for the file; the trainer's `default_root_dir` if None.

@@ -171,7 +171,7 @@ class LREModule(L.LightningModule):
     # Validation: in fit of the pair's LREs, alone of all saved ones.
 
     def on_validation_start(self) -> None:
-        """Turn the finished means into LREs; alone, check that there is something to score.
+        """Alone, forget earlier counts and check that there is something to score.
 
         Raises:
             LREError: If no LRE is loaded.

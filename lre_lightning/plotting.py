@@ -52,16 +52,16 @@ def plot_layers(records: Sequence[PairRecord]) -> Figure:
     """Faithfulness and causality by layer, averaged over relations (compare the paper's sweep over layers).
 
     Args:
-        records: Records of a fit. Faithfulness is at each record's beta, causality at its rank; trials of a relation
-            are averaged first, then relations.
+        records: Records of a fit, of which those with the layers of the first are drawn. Faithfulness is at each
+            record's beta, causality at its rank; trials of a relation are averaged first, then relations.
 
     Returns:
         One line a score, with the middle half of the relations shaded.
     """
     from matplotlib.figure import Figure
 
-    scored = [record for record in records if record.rank is not None]
-    layers = scored[0].layers if scored else ()
+    layers = next((record.layers for record in records if record.scored), ())
+    scored = [record for record in records if record.scored and record.layers == layers]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for name, colour in (("faithfulness", FAITHFULNESS), ("causality", CAUSALITY)):

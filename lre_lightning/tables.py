@@ -31,7 +31,7 @@ def print_results(summaries: Iterable[RelationSummary]) -> None:
     The table is never cut to the terminal's width: lines that are too long run on, and no figure is lost.
     """
     found = list(summaries)
-    table, console = results_table(found), Console(file=sys.stdout)
+    table, console = results_table(found), Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
     console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
     console.print(table)
     unscored = [summary.relation for summary in found if not summary.trials]

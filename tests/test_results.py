@@ -10,7 +10,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.plotting import plot_layers, plot_relations
 from lre_lightning.results import COLUMNS, PairRecord, choose, grid_of, rows, summarize, write_csv
 from lre_lightning.scoring import Counts
-from lre_lightning.tables import results_table
+from lre_lightning.tables import print_results, results_table
 
 LAYERS, BETAS, RANKS = ("emb", 0), (1.0, 2.0), (4, 8)
 COUNTS = Counts(
@@ -87,6 +87,13 @@ def test_table_shows_scores_with_deviations_and_what_was_not_scored():
     assert "ceo factual 20 3 - - - not scored not scored 0.05" in lines
 
 
+def test_names_are_printed_as_they_are(capsys):
+    print_results(summarize([record(relation="[red]:smile: of[/red]"), unscored("[b]unknown")]))
+    printed = capsys.readouterr().out
+    assert "[red]:smile: of[/red]" in printed
+    assert "too few of their facts: [b]unknown." in printed
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "results.csv"
     write_csv([record()], path)
@@ -109,6 +116,7 @@ def test_figure_by_relation_draws_what_the_summary_says():
 
 def test_figure_by_layer_averages_trials_then_relations():
     half = record(relation="colour", **{"faithful": ((0, 0), (0, 0))})
-    lines = plot_layers([record(0), record(1), half, unscored()]).axes[0].lines
+    other = record(layers=(0, 1), relation="of another run")
+    lines = plot_layers([record(0), record(1), half, other, unscored()]).axes[0].lines
     assert lines[0].get_ydata() == pytest.approx([0.5, 0.4])
     assert lines[1].get_ydata() == pytest.approx([2 / 8, 7 / 8])
