@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 
@@ -23,15 +24,20 @@ class LREFiles(Callback):
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
+        self._saved: set[tuple[str, int]] = set()
 
     @override
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._saved = set()
+
+    @override
+    @rank_zero_only
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module: Any = pl_module
-        if not trainer.is_global_zero or not module.bank.lres:
-            return
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lres"
-        (relation, trial), lre = list(module.bank.lres.items())[-1]
-        lre.save(folder / file_name(relation) / f"trial{trial}.safetensors")
+        for relation, trial in module.bank.lres.keys() - self._saved:
+            module.bank.lres[relation, trial].save(folder / file_name(relation) / f"trial{trial}.safetensors")
+            self._saved.add((relation, trial))
 
 
 def file_name(relation: str) -> str:

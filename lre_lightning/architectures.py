@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lre_lightning.caches import repeat_cache
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, first_line
 from lre_lightning.hooks import hidden_of, observe, replace, skip
 
 if TYPE_CHECKING:
@@ -173,8 +173,7 @@ def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
     try:
         return module(**inputs)
     except Exception as error:  # whatever a model of another kind stumbles over
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _unsupported(name, f"a few tokens cannot be run through it ({reason})") from error
+        raise _unsupported(name, f"a few tokens cannot be run through it ({first_line(error)})") from error
 
 
 @torch.no_grad()

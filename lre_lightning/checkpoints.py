@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, first_line
 
 
 def read_hyperparameters(path: Path) -> dict[str, dict[str, Any]]:
@@ -27,8 +27,7 @@ def read_hyperparameters(path: Path) -> dict[str, dict[str, Any]]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LREError(f"checkpoint {str(path)!r} cannot be read; is it whole? ({reason})") from error
+        raise LREError(f"checkpoint {str(path)!r} cannot be read; is it whole? ({first_line(error)})") from error
     state = checkpoint.get("state_dict", {}) if isinstance(checkpoint, dict) else {}
     if "bank._extra_state" not in state:
         raise LREError(f"{str(path)!r} is not a checkpoint of a fit of linear relational embeddings")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lre_lightning.demo import resolve
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,8 +39,7 @@ def load_model(name_or_path: str, dtype: str, options: Mapping[str, Any]) -> Pre
             path, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **given
         )
     except Exception as error:  # whatever a hub, a config or a file of weights may be wrong with
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}: {reason}") from error
+        raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}: {first_line(error)}") from error
 
 
 def locate(name_or_path: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
+from lre_lightning.files import written_whole
 from lre_lightning.grid import check_ranks
 from lre_lightning.inverse import LowRankInverse
 from lre_lightning.language_model import LanguageModel, Layer
@@ -89,12 +90,12 @@ class LRE:
         if self.rank is not None:
             check_ranks([self.rank], hidden)
 
-    def __call__(self, subject: Tensor, beta: float | None = None) -> Tensor:
+    def __call__(self, subject: Tensor, beta: float | Tensor | None = None) -> Tensor:
         """Predict o from s.
 
         Args:
             subject: s at `layer`, `(..., hidden)`, any floating dtype.
-            beta: Used in place of the LRE's own.
+            beta: Used in place of the LRE's own; a tensor must broadcast with `subject`.
 
         Returns:
             beta W s + b, `(..., hidden)`, in the dtype of W, on the device of `subject`.
@@ -176,12 +177,9 @@ class LRE:
         """Write W, b and the origin to one safetensors file, under its name only once it is whole."""
         from safetensors.torch import save_file
 
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
         tensors = {"weight": self.weight.contiguous().cpu(), "bias": self.bias.contiguous().cpu()}
-        save_file(tensors, part, {"format": FORMAT, "lre": json.dumps(self.metadata())})
-        part.replace(target)
+        with written_whole(Path(path)) as part:
+            save_file(tensors, part, {"format": FORMAT, "lre": json.dumps(self.metadata())})
 
     @classmethod
     def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:

@@ -255,9 +255,10 @@ class LREModule(L.LightningModule):
         """Keep a pair's record and log its scores."""
         self.records[record.relation, record.trial] = record
         self.log(f"known/{record.relation}", float(record.known))
-        if record.layer is not None and record.rank is not None:
-            self.log(f"faithfulness/{record.relation}", record.faithfulness(record.layer, record.beta))
-            self.log(f"causality/{record.relation}", record.causality(record.layer, record.rank))
+        if record.chosen_scores is not None:
+            faithfulness, causality = record.chosen_scores
+            self.log(f"faithfulness/{record.relation}", faithfulness)
+            self.log(f"causality/{record.relation}", causality)
 
     def _score(
         self, record: PairRecord, draw: Draw, encoded: list[Encoded], candidates: Mapping[Layer, LRE]

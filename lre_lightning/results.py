@@ -12,6 +12,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
+from lre_lightning.files import written_whole
 from lre_lightning.language_model import Layer
 from lre_lightning.scoring import Counts
 
@@ -95,6 +96,13 @@ class PairRecord:
         """Share of the edits at `layer` and `rank` that make the LM answer o'; NaN where there is none."""
         count = self.causal[self.layers.index(layer)][self.ranks.index(rank)]
         return count / self.edited if self.edited else float("nan")
+
+    @property
+    def chosen_scores(self) -> tuple[float, float] | None:
+        """Faithfulness and causality at the chosen layer, beta and rank; None where the pair was not scored."""
+        if self.layer is None or self.rank is None:
+            return None
+        return self.faithfulness(self.layer, self.beta), self.causality(self.layer, self.rank)
 
     def plain(self) -> dict[str, Any]:
         """The record as plain data, for a checkpoint."""
@@ -180,12 +188,10 @@ def _rows(record: PairRecord) -> list[dict[str, Any]]:
 
 def write_csv(records: Iterable[PairRecord], path: Path) -> None:
     """Write `rows` to a CSV file, under its name only once it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, COLUMNS).writeheader()
-    append_csv(records, part)
-    part.replace(path)
+    with written_whole(path) as part:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, COLUMNS).writeheader()
+        append_csv(records, part)
 
 
 def append_csv(records: Iterable[PairRecord], path: Path) -> None:
@@ -236,21 +242,13 @@ def summarize(records: Iterable[PairRecord]) -> list[RelationSummary]:
 def _summary(group: Sequence[PairRecord]) -> RelationSummary:
     first = group[0]
     known = statistics.fmean(record.known for record in group)
-    scored = [record for record in group if record.layer is not None and record.rank is not None]
-    common = (first.relation, first.category, first.samples, known, len(scored), first.random_guess)
-    if not scored:
+    scores = [record.chosen_scores for record in group if record.chosen_scores is not None]
+    common = (first.relation, first.category, first.samples, known, len(scores), first.random_guess)
+    if not scores:
         return RelationSummary(*common)
-    chosen = scored[0]
-    faithfulness = [r.faithfulness(r.layer, r.beta) for r in scored if r.layer is not None]
-    causality = [r.causality(r.layer, r.rank) for r in scored if r.layer is not None and r.rank is not None]
-    return RelationSummary(
-        *common,
-        chosen.layer,
-        chosen.rank,
-        chosen.beta,
-        _mean_and_deviation(faithfulness),
-        _mean_and_deviation(causality),
-    )
+    chosen = next(record for record in group if record.scored)
+    faithfulness, causality = (_mean_and_deviation(values) for values in zip(*scores, strict=True))
+    return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality)
 
 
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:

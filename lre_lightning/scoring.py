@@ -106,9 +106,8 @@ def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Te
     """
     columns = []
     for index, lre in enumerate(lres):
-        slope = lre(subject[:, index], beta=1.0) - lre.bias.to(subject.device)
-        outputs = torch.stack([beta * slope + lre.bias.to(slope) for beta in betas], dim=1)
-        columns.append(lm.predict(outputs))
+        slopes = torch.tensor(betas, dtype=lre.weight.dtype, device=subject.device)[:, None]
+        columns.append(lm.predict(lre(subject[:, index, None], slopes)))
     return torch.stack(columns, dim=1)
 
 

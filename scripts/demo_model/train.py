@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lre_lightning.datamodules import collate
+from lre_lightning.prompts import make_prompts
+from lre_lightning.relations import Sample
 from scripts.demo_model.data import Row
 from scripts.demo_model.recipe import Recipe
 from scripts.demo_model.world import Relation
@@ -34,15 +37,6 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
     return LlamaForCausalLM(config)
 
 
-def few_shot_prompt(relation: Relation, shots: Sequence[int], index: int) -> tuple[str, str]:
-    """Return an n-shot prompt for one of the relation's samples, and its object."""
-    template = relation.spec.templates[0]
-    examples = [relation.samples[i] for i in shots if i != index]
-    lines = [f"{template.format(s)} {o}\n" for s, o in examples]
-    subject, obj = relation.samples[index]
-    return "".join(lines) + template.format(subject), obj
-
-
 @torch.no_grad()
 def recall(
     model: nn.Module,
@@ -60,17 +54,13 @@ def recall(
         count: how many samples at most are asked.
         seed: of the draw of examples and samples.
     """
-    rng = random.Random(seed)
-    order = rng.sample(range(len(relation.samples)), len(relation.samples))
-    prompts = [few_shot_prompt(relation, order[:8], index) for index in order[8:][:count]]
-    encode = partial(tokenizer.encode, add_special_tokens=False)
-    rows = [[tokenizer.bos_token_id, *encode(prompt)] for prompt, _ in prompts]
-    objects = torch.tensor([encode(f" {obj}")[0] for _, obj in prompts])
-    ends = torch.tensor([len(row) - 1 for row in rows])
-    padded = [row + [tokenizer.pad_token_id] * (int(ends.max()) + 1 - len(row)) for row in rows]
-    logits = model(input_ids=torch.tensor(padded)).logits
-    found = logits[torch.arange(len(rows)), ends].argmax(-1)
-    return float((found == objects).float().mean())
+    order = random.Random(seed).sample(range(len(relation.samples)), len(relation.samples))
+    samples = [Sample(*relation.samples[index]) for index in order]
+    prompts = make_prompts(tokenizer, relation.spec.templates[0], samples[8:][:count], samples[:8])
+    batch = collate(prompts, relation=0, trial=0, samples=range(len(prompts)))
+    logits = model(input_ids=batch.input_ids).logits
+    found = logits[torch.arange(len(batch)), batch.last_position].argmax(-1)
+    return float((found == batch.object_token).float().mean())
 
 
 def visible_keys(ends: Tensor, early: bool) -> Tensor:
