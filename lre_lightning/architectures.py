@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lre_lightning.caches import repeat_cache
+from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.hooks import hidden_of, observe, replace, skip
 
@@ -270,7 +270,7 @@ def _check_suffix(name: str, parts: Parts, form: Form, ids: Tensor, states: list
         raise _unsupported(name, "it keeps no attention keys and values for each of its blocks")
 
     def run_suffix() -> Any:
-        suffix_cache = repeat_cache(cache, len(ids))
+        suffix_cache = share_cache(cache)
         return _run(name, parts.backbone, input_ids=ids[:, 2:], past_key_values=suffix_cache, use_cache=True)
 
     seen: list[Tensor] = []

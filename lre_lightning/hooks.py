@@ -6,7 +6,7 @@ handled here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,14 +67,21 @@ def skip(modules: Sequence[nn.Module], items: int | None) -> Iterator[None]:
     def unchanged(hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Any:
         return hidden_states if items is None else (hidden_states, *[None] * (items - 1))
 
-    overridden = [module.__dict__.get("forward") for module in modules]
+    with overridden(dict.fromkeys(modules, unchanged)):
+        yield
+
+
+@contextmanager
+def overridden(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Within the context, modules run other functions in place of their `forward`."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
     try:
-        for module in modules:
-            module.__dict__["forward"] = unchanged
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
         yield
     finally:
-        for module, forward in zip(modules, overridden, strict=True):
-            if forward is None:
+        for module, own in before.items():
+            if own is None:
                 module.__dict__.pop("forward", None)
             else:
-                module.__dict__["forward"] = forward
+                module.__dict__["forward"] = own

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lre_lightning.caches import repeat_cache
+from lre_lightning.activations import one_slope_for_all_lanes
+from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel, Layer
@@ -96,7 +97,7 @@ def _suffix_graph(
 
     The graph starts at the first requested layer.
     """
-    cache = repeat_cache(lm.prefix_cache(ids[:position]), lanes)
+    cache = share_cache(lm.prefix_cache(ids[:position]))
     nodes: dict[Layer, Tensor] = {}
 
     def start_graph(hidden: Tensor) -> Tensor:
@@ -104,6 +105,7 @@ def _suffix_graph(
         return nodes[layers[0]]
 
     with torch.enable_grad(), ExitStack() as stack:
+        stack.enter_context(one_slope_for_all_lanes(lm, lanes, len(ids) - position))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
         wanted = [*layers[1:], lm.num_layers - 1]
         found = lm.hidden_states(ids[position:].repeat(lanes, 1), wanted, cache)

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from lre_lightning import architectures
 from lre_lightning.architectures import Parts
+from lre_lightning.caches import growing_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace, skip
 from lre_lightning.loading import load_model
@@ -250,12 +251,31 @@ class LanguageModel(nn.Module):
 
         Returns:
             The cache of one prompt, or None for an empty prefix. Runs change the cache that they are given: hand
-            them `repeat_cache(cache, batch)`.
+            them `share_cache(cache)`.
         """
         if prefix_ids.numel() == 0:
             return None
-        output = self._parts.backbone(input_ids=prefix_ids[None], use_cache=True)
-        cache: Cache = output.past_key_values
+        return self._cache_of(prefix_ids[None])
+
+    @torch.no_grad()
+    def extend_cache(self, cache: Cache | None, input_ids: Tensor) -> Cache:
+        """Compute the keys and values of prefixes that go on from a shorter one.
+
+        Args:
+            cache: What `prefix_cache` returned; None if there is nothing before.
+            input_ids: The tokens that follow, `(prefixes, positions)`, int64.
+
+        Returns:
+            The cache of `prefixes` prompts, to be handed to runs by `share_cache`.
+        """
+        if cache is None:
+            return self._cache_of(input_ids)
+        grown = growing_cache(cache)
+        self._parts.backbone(input_ids=input_ids, past_key_values=grown, use_cache=True)
+        return grown
+
+    def _cache_of(self, input_ids: Tensor) -> Cache:
+        cache: Cache = self._parts.backbone(input_ids=input_ids, use_cache=True).past_key_values
         return cache
 
     def decode(self, hidden: Tensor) -> Tensor:

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lre_lightning.caches import repeat_cache
+from lre_lightning.caches import growing_cache, select_prefixes, share_cache
 from lre_lightning.language_model import LanguageModel, Layer
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Prompts of one shape: as many tokens up to the subject's last one, and as many from there on.
+
+    Attributes:
+        rows: Which of the batch's prompts they are, int64 `(prompts,)`.
+        cache: Keys and values of the tokens before the subject's last one; None if there are none.
+        suffix: The token ids from the subject's last one on, `(prompts, suffix)`.
+    """
+
+    rows: Tensor
+    cache: Cache | None
+    suffix: Tensor
 
 
 class PromptBatch:
     """A batch of prompts, run from where they first differ.
 
-    The tokens that all prompts share, their context as a rule, are run once and their keys and values are reused by
-    every run. A run with s replaced starts at the layer where it is replaced.
+    The tokens that all prompts share, their context as a rule, are run once, and what a prompt has of its own before
+    the subject's last token is run once for each prompt: every run goes on from the keys and values of those. A run
+    with s replaced starts at the layer where it is replaced.
 
     Args:
         lm: The language model.
@@ -28,27 +50,22 @@ class PromptBatch:
     def __init__(self, lm: LanguageModel, input_ids: Tensor, subject_position: Tensor, last_position: Tensor) -> None:
         self.lm = lm
         lm.check_ids(input_ids)
-        ids = input_ids.to(lm.device)
-        shared = _shared_length(ids, int(subject_position.min()))
-        self._cache = lm.prefix_cache(ids[0, :shared])
-        self._suffix = ids[:, shared : int(last_position.max()) + 1]
-        self._subject = subject_position.to(lm.device) - shared
-        self._last = last_position.to(lm.device) - shared
-        self._hidden: dict[Layer, Tensor] = {}
+        self._ids = input_ids.to(lm.device)
+        self._subject, self._last = subject_position.to(lm.device), last_position.to(lm.device)
+        self._shared = _shared_length(self._ids, int(subject_position.min()))
+        self._context = lm.prefix_cache(self._ids[0, : self._shared])
 
     def select(self, rows: Tensor) -> PromptBatch:
-        """The prompts of `rows`, int64 `(chosen,)`, with what they share already run.
-
-        Patched runs keep the hidden states of all layers for the next one: drop the batch when it is scored.
-        """
+        """The prompts of `rows`, int64 `(chosen,)`, with what all of the batch share already run."""
         chosen = copy.copy(self)
-        chosen._suffix, chosen._subject, chosen._last = self._suffix[rows], self._subject[rows], self._last[rows]
-        chosen._hidden = {}
+        chosen._ids, chosen._subject, chosen._last = self._ids[rows], self._subject[rows], self._last[rows]
+        for name in ("_groups", "_hidden"):
+            chosen.__dict__.pop(name, None)
         return chosen
 
     def __len__(self) -> int:
         """Number of prompts."""
-        return len(self._suffix)
+        return len(self._ids)
 
     @torch.no_grad()
     def hidden_states(self, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
@@ -61,18 +78,20 @@ class PromptBatch:
             s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype.
         """
         last = self.lm.num_layers - 1
-        found = self._states([*layers, last])
-        rows = torch.arange(len(self), device=self._suffix.device)
-        subject = torch.stack([found[layer][rows, self._subject] for layer in layers], dim=1)
-        return subject, found[last][rows, self._last]
-
-    def _states(self, layers: Sequence[Layer]) -> dict[Layer, Tensor]:
-        """Hidden states `(batch, suffix, hidden)` of the prompts as they are."""
-        return self.lm.hidden_states(self._suffix, layers, repeat_cache(self._cache, len(self)))
+        rows = torch.cat([group.rows for group in self._groups])
+        subject, output = [], []
+        for group in self._groups:
+            found = self.lm.hidden_states(group.suffix, [*layers, last], share_cache(group.cache))
+            subject.append(torch.stack([found[layer][:, 0] for layer in layers], dim=1))
+            output.append(found[last][:, -1])
+        order = rows.argsort()
+        return torch.cat(subject)[order], torch.cat(output)[order]
 
     @torch.no_grad()
     def patched(self, layer: Layer, subject: Tensor, chunk_size: int = 64) -> Tensor:
         """Run the prompts with s replaced, `F(s, c | s := subject)`.
+
+        The hidden states of all layers are kept for the next call: drop the batch when it is scored.
 
         Args:
             layer: The layer whose output at the subject's last token is replaced.
@@ -82,23 +101,50 @@ class PromptBatch:
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
-        batch, variants, hidden = subject.shape
-        prompts = torch.arange(batch, device=self._suffix.device).repeat_interleave(variants)
-        values = subject.reshape(-1, hidden)
-        found = [
-            self._run_patched(layer, rows, new)
-            for rows, new in zip(prompts.split(chunk_size), values.split(chunk_size), strict=True)
-        ]
-        return torch.cat(found).reshape(batch, variants, -1)
+        output = torch.empty(subject.shape, dtype=self.lm.dtype, device=subject.device)
+        for group, states in zip(self._groups, self._hidden, strict=True):
+            for prompts, variants in _chunks(len(group.rows), subject.shape[1], chunk_size):
+                rows = group.rows[prompts]
+                found = self._run_patched(layer, group, prompts, states[layer][prompts], subject[rows, variants])
+                output[rows, variants] = found.to(output.device)
+        return output
 
-    def _run_patched(self, layer: Layer, prompts: Tensor, values: Tensor) -> Tensor:
-        rows = torch.arange(len(prompts), device=prompts.device)
-        if layer not in self._hidden:
-            self._hidden = self._states(self.lm.layers)
-        hidden = self._hidden[layer][prompts]
-        hidden[rows, self._subject[prompts]] = values.to(hidden)
-        output = self.lm.run_from(layer, hidden, self._suffix[prompts], repeat_cache(self._cache, len(prompts)))
-        return output[rows, self._last[prompts]]
+    def _run_patched(self, layer: Layer, group: _Group, prompts: slice, hidden: Tensor, values: Tensor) -> Tensor:
+        """O, `(prompts, variants, hidden)`, of some of a group's prompts."""
+        count, variants = values.shape[:2]
+        hidden = hidden.repeat_interleave(variants, 0)
+        hidden[:, 0] = values.flatten(0, 1).to(hidden)
+        ids = group.suffix[prompts].repeat_interleave(variants, 0)
+        cache = None if group.cache is None else share_cache(select_prefixes(group.cache, prompts))
+        return self.lm.run_from(layer, hidden, ids, cache)[:, -1].unflatten(0, (count, variants))
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        shapes = torch.stack([self._subject, self._last], 1)
+        return [
+            self._group((shapes == shape).all(1).nonzero().flatten(), *shape.tolist()) for shape in shapes.unique(dim=0)
+        ]
+
+    def _group(self, rows: Tensor, subject: int, last: int) -> _Group:
+        """Run what the prompts have of their own before the subject's last token."""
+        ids, cache = self._ids[rows], self._context
+        if subject > self._shared:
+            cache = self.lm.extend_cache(cache, ids[:, self._shared : subject])
+        return _Group(rows, cache, ids[:, subject : last + 1])
+
+    @cached_property
+    def _hidden(self) -> list[dict[Layer, Tensor]]:
+        """For each group the hidden states `(prompts, suffix, hidden)` of its prompts as they are, by layer."""
+        return [self.lm.hidden_states(group.suffix, self.lm.layers, share_cache(group.cache)) for group in self._groups]
+
+
+def _chunks(prompts: int, variants: int, chunk_size: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of prompts and variants, of at most `chunk_size` runs each."""
+    width = min(variants, chunk_size)
+    height = max(1, chunk_size // width)
+    for top in range(0, prompts, height):
+        for left in range(0, variants, width):
+            yield slice(top, top + height), slice(left, left + width)
 
 
 def _shared_length(ids: Tensor, limit: int) -> int:

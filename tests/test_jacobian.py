@@ -76,7 +76,7 @@ def test_a_prefix_cache_that_a_run_mutates_would_be_noticed(monkeypatch):
     cache = lm.prefix_cache(PROMPT[:9])
     cache.batch_repeat_interleave(WIDTH)
     lm.prefix_cache = lambda _: cache
-    monkeypatch.setattr(engine, "repeat_cache", lambda cache, _: cache)
+    monkeypatch.setattr(engine, "share_cache", lambda cache: cache)
     assert relative_error(prompt_jacobian(lm, PROMPT, 9).jacobian[0], right) < 1e-6
     assert relative_error(prompt_jacobian(lm, PROMPT, 9).jacobian[0], right) > 1e-3
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lre_lightning.caches import repeat_cache
+from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace
 from lre_lightning.jacobian import prompt_jacobian
@@ -38,7 +38,7 @@ def test_running_the_suffix_on_a_cached_prefix_changes_nothing(family):
         whole = lm.hidden_states(IDS[:1], lm.layers)
         cache = lm.prefix_cache(IDS[0, :7])
         for _ in range(2):  # the first run must not change what the second one sees
-            suffix = lm.hidden_states(IDS[:1, 7:].repeat(3, 1), lm.layers, repeat_cache(cache, 3))
+            suffix = lm.hidden_states(IDS[:1, 7:].repeat(3, 1), lm.layers, share_cache(cache))
             for layer in lm.layers:
                 torch.testing.assert_close(suffix[layer][2], whole[layer][0, 7:], rtol=1e-6, atol=1e-7)
 
