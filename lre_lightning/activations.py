@@ -63,5 +63,5 @@ def _pointwise() -> tuple[type[nn.Module], ...]:
     """The classes of activations that treat every element alike."""
     from transformers.activations import ACT2CLS
 
-    named = (found[0] if isinstance(found, tuple) else found for found in ACT2CLS.values())
+    named: list[Any] = [found[0] if isinstance(found, tuple) else found for found in ACT2CLS.values()]
     return (*named, nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid)

@@ -129,7 +129,7 @@ class Joined(Tensor):
         return found
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Never reached: `__torch_function__` comes first."""
         raise NotImplementedError(f"{func} on keys and values that share a prefix")
 
@@ -180,8 +180,8 @@ def _product(left: Tensor, prefix: Tensor) -> Tensor:
     """Rows of each run, `(prefixes * runs, heads, rows, n)`, times the matrix of its prefix, `(…, n, m)`."""
     prefixes, rows = prefix.shape[0], left.shape[2]
     runs = left.shape[0] // prefixes
-    product = left.unflatten(0, (prefixes, runs)).transpose(1, 2).flatten(2, 3) @ prefix
-    return product.unflatten(2, (runs, rows)).transpose(1, 2).flatten(0, 1)
+    product: Tensor = left.unflatten(0, (prefixes, runs)).transpose(1, 2).flatten(2, 3) @ prefix
+    return product.reshape(prefixes, -1, runs, rows, product.shape[-1]).transpose(1, 2).flatten(0, 1)
 
 
 def _attention(

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from lre_lightning.grid import check_ranks
 
+BLOCK = 32
+"""How many directions a step of the partial factorization adds."""
+
 
 class LowRankInverse:
     """Pseudo-inverse of a square matrix restricted to its `rank` largest singular values (Appendix on low rank).
@@ -19,6 +22,10 @@ class LowRankInverse:
 
     Args:
         weight: W, `(hidden, hidden)`, floating point; float32 at least.
+        max_rank: The largest rank that is asked for; less than all makes it cheaper. All if None.
+
+    Raises:
+        LREError: If `max_rank` is out of range.
 
     Example:
         >>> import torch
@@ -27,17 +34,12 @@ class LowRankInverse:
         [[1.0, 0.0], [1.0, 2.0]]
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        left, values, right_t = torch.linalg.svd(weight)
-        self._right_t: Tensor = right_t
+    def __init__(self, weight: Tensor, max_rank: int | None = None) -> None:
+        self.max_rank: int = weight.shape[0] if max_rank is None else max_rank
+        check_ranks([self.max_rank], weight.shape[0])
+        left, values, self._right = leading_singular_triplets(weight, self.max_rank)
         cutoff = torch.finfo(weight.dtype).eps * weight.shape[0] * values[:1]
-        inverse = torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
-        self._scaled_left: Tensor = left * inverse
-
-    @property
-    def max_rank(self) -> int:
-        """Width of the matrix: the largest rank there is."""
-        return self._right_t.shape[0]
+        self._scaled_left: Tensor = left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
 
     def matrix(self, rank: int) -> Tensor:
         """The pseudo-inverse of rank `rank`, `(hidden, hidden)`.
@@ -46,7 +48,7 @@ class LowRankInverse:
             LREError: If `rank` is out of range.
         """
         check_ranks([rank], self.max_rank)
-        return self._right_t[:rank].T @ self._scaled_left[:, :rank].T
+        return self._right[:, :rank] @ self._scaled_left[:, :rank].T
 
     def apply(self, delta: Tensor, ranks: Sequence[int]) -> Tensor:
         """Apply the inverses of several ranks to the same vectors.
@@ -63,4 +65,42 @@ class LowRankInverse:
         """
         check_ranks(ranks, self.max_rank)
         coefficients = delta @ self._scaled_left
-        return torch.stack([coefficients[..., :rank] @ self._right_t[:rank] for rank in ranks], dim=-2)
+        return torch.stack([coefficients[..., :rank] @ self._right[:, :rank].T for rank in ranks], dim=-2)
+
+
+def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest singular values of a square matrix and their vectors, as exact as a full decomposition has them.
+
+    Where few of many are wanted, a block Krylov space of the matrix is grown, its basis orthogonalized as a whole,
+    until the residuals A^T u_i - s_i v_i of all wanted triplets are of the size that rounding leaves in a full
+    decomposition; where that would take half of all directions, it is the full decomposition.
+
+    Args:
+        matrix: A, `(n, n)`, float32 or float64.
+        count: How many triplets.
+
+    Returns:
+        U `(n, count)`, S `(count,)`, largest first, and V `(n, count)`.
+    """
+    size, dimension = matrix.shape[0], 4 * count
+    tolerance = 16 * torch.finfo(matrix.dtype).eps
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(size, BLOCK, generator=generator, dtype=matrix.dtype).to(matrix.device)
+    basis = torch.empty_like(matrix[:, :0])
+    images = basis
+    block = matrix.T @ start
+    while dimension <= size // 2:
+        while basis.shape[1] < dimension:
+            for _ in range(2):  # once is not enough where little is left
+                block = torch.linalg.qr(block - basis @ (basis.T @ block)).Q
+            image = matrix @ block
+            basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
+            block = matrix.T @ image
+        left, values, coefficients = torch.linalg.svd(images, full_matrices=False)
+        left, right = left[:, :count], basis @ coefficients[:count].T
+        residual = (matrix.T @ left - right * values[:count]).norm(dim=0).max()
+        if residual <= tolerance * values[0]:
+            return left, values[:count], right
+        dimension += dimension // 3
+    left, values, right_t = torch.linalg.svd(matrix)
+    return left[:, :count], values[:count], right_t[:count].T

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,8 +25,14 @@ from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.memory import free_memory
 
-DEFAULT_CHUNK_SIZE = 32
+if TYPE_CHECKING:
+    from transformers import Cache
+
+LANES = {"cpu": 64}
+MOST_LANES = 256
+"""How many lanes keep a device of a kind busy. With more, the forward pass on all of them begins to count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +62,7 @@ def prompt_jacobian(
     input_ids: Tensor,
     subject_position: int,
     layers: Sequence[Layer] | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> PromptJacobian:
     """Compute do/ds at every requested layer for one prompt.
 
@@ -64,40 +71,76 @@ def prompt_jacobian(
         input_ids: The prompt's token ids `(positions,)`, int64, without padding.
         subject_position: Index of the subject's last token.
         layers: The layers wanted; all if None.
-        chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it.
+        chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it. If None, what fits into
+            half of the free memory of the LM's device, at most 64 on a CPU and 256 elsewhere.
 
     Raises:
         LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, the chunk
-            size is below 1, or a Jacobian is not finite.
+            size is below 1, a Jacobian is not finite, or memory does not even hold a chunk of one.
     """
     if not 0 <= subject_position < len(input_ids):
         raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
-    if chunk_size < 1:
+    if chunk_size is not None and chunk_size < 1:
         raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
     lm.check_ids(input_ids)
     chosen = lm.check_layers(layers)
-    lanes = min(chunk_size, lm.hidden_size)
     with torch.inference_mode(False):
         ids = input_ids.to(lm.device, copy=True)
-        nodes, output = _suffix_graph(lm, ids, subject_position, chosen, lanes)
-        rows = _sweep(output, [nodes[layer] for layer in chosen], lm.hidden_size)
-        result = PromptJacobian(
-            jacobian=dict(zip(chosen, rows, strict=True)),
-            subject={layer: nodes[layer][0, 0].detach().clone() for layer in chosen},
-            object=output[0].detach().clone(),
+        cache = lm.prefix_cache(ids[:subject_position])
+        suffix = ids[subject_position:]
+        wanted = min(chunk_size or _fitting_lanes(lm, suffix, cache, chosen), lm.hidden_size)
+        result = lm.chunk_sizes.run(
+            "rows of a Jacobian", wanted, lambda lanes: _compute(lm, suffix.repeat(lanes, 1), cache, chosen)
         )
     _check_finite(result, lm)
     return result
 
 
+def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> PromptJacobian:
+    nodes, output = _suffix_graph(lm, suffixes, cache, layers)
+    rows = _sweep(output, [nodes[layer] for layer in layers], lm.hidden_size)
+    return PromptJacobian(
+        jacobian=dict(zip(layers, rows, strict=True)),
+        subject={layer: nodes[layer][0, 0].detach().clone() for layer in layers},
+        object=output[0].detach().clone(),
+    )
+
+
+def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
+    """How many lanes half of the free memory holds, each with a graph and as much again for a backward pass."""
+    most = LANES.get(lm.device.type, MOST_LANES)
+    free = free_memory(lm.device)
+    if free is None:
+        return most
+    known = lm.lane_bytes.get((len(suffix), layers[0]))
+    if known is None:
+        known = lm.lane_bytes[len(suffix), layers[0]] = _graph_bytes(lm, suffix[None], cache, layers)
+    return max(1, min(most, free // (4 * known)))
+
+
+def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
+    """Bytes of what the graph keeps for a backward pass, the LM's own weights excepted."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _suffix_graph(lm, suffixes, cache, layers)
+    return sum(kept.values())
+
+
 def _suffix_graph(
-    lm: LanguageModel, ids: Tensor, position: int, layers: tuple[Layer, ...], lanes: int
+    lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]
 ) -> tuple[dict[Layer, Tensor], Tensor]:
-    """Run the suffix on `lanes` equal lanes; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
+    """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
 
     The graph starts at the first requested layer.
     """
-    cache = share_cache(lm.prefix_cache(ids[:position]))
     nodes: dict[Layer, Tensor] = {}
 
     def start_graph(hidden: Tensor) -> Tensor:
@@ -105,10 +148,10 @@ def _suffix_graph(
         return nodes[layers[0]]
 
     with torch.enable_grad(), ExitStack() as stack:
-        stack.enter_context(one_slope_for_all_lanes(lm, lanes, len(ids) - position))
+        stack.enter_context(one_slope_for_all_lanes(lm, *suffixes.shape))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
         wanted = [*layers[1:], lm.num_layers - 1]
-        found = lm.hidden_states(ids[position:].repeat(lanes, 1), wanted, cache)
+        found = lm.hidden_states(suffixes, wanted, share_cache(cache))
     output = found[lm.num_layers - 1]
     nodes |= {layer: found[layer] for layer in layers[1:]}
     return nodes, output[:, -1]

@@ -22,12 +22,16 @@ from lre_lightning.caches import growing_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import observe, replace, skip
 from lre_lightning.loading import load_model
+from lre_lightning.memory import ChunkSizes
 
 if TYPE_CHECKING:
     from transformers import Cache
 
 Layer: TypeAlias = int | Literal["emb"]
 """``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
+
+LOGIT_BYTES = 2**27
+"""How many bytes of logits exist at a time where only their argmax is wanted."""
 
 
 class LanguageModel(nn.Module):
@@ -58,6 +62,8 @@ class LanguageModel(nn.Module):
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         self.revision = revision
         self.eval()
+        self.chunk_sizes = ChunkSizes()
+        self.lane_bytes: dict[tuple[int, Layer], int] = {}
         self._parts = parts or architectures.find_parts(model)
         self._form = architectures.check_parts(model, self._parts)
 
@@ -290,17 +296,23 @@ class LanguageModel(nn.Module):
         weight = self._unembedding_weight
         return architectures.decode(self._parts, hidden.to(weight.device, weight.dtype))
 
-    def predict(self, hidden: Tensor, chunk_size: int = 1024) -> Tensor:
+    def predict(self, hidden: Tensor, chunk_size: int | None = None) -> Tensor:
         """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.
 
         Args:
             hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`.
-            chunk_size: How many of them are decoded at a time.
+            chunk_size: How many of them are decoded at a time; as many as make 128 MiB of logits if None.
 
         Returns:
             Token ids `(...)`, int64, on the device of `hidden`.
         """
         flat = hidden.reshape(-1, hidden.shape[-1])
-        tokens = [self.decode(rows).argmax(-1) for rows in flat.split(chunk_size)]
-        found = torch.cat(tokens) if tokens else flat.new_zeros(0, dtype=torch.long)
+        if not len(flat):
+            return torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
+        wanted = chunk_size or max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize))
+
+        def decode(size: int) -> Tensor:
+            return torch.cat([self.decode(rows).argmax(-1) for rows in flat.split(size)])
+
+        found = self.chunk_sizes.run("decoded hidden states", wanted, decode)
         return found.reshape(hidden.shape[:-1]).to(hidden.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +103,19 @@ class LRE:
         slope = self.beta if beta is None else beta
         return slope * (subject.to(weight.dtype) @ weight.T) + bias
 
-    @cached_property
-    def inverse(self) -> LowRankInverse:
-        """The low-rank pseudo-inverse of W, factorized once, where W lies."""
-        return LowRankInverse(self.weight)
+    def inverse(self, max_rank: int | None = None) -> LowRankInverse:
+        """The low-rank pseudo-inverse of W for ranks up to `max_rank`, all if None, where W lies.
+
+        It is kept, and factorized again only for a larger rank.
+
+        Raises:
+            LREError: If the rank is out of range.
+        """
+        wanted = self.bias.shape[0] if max_rank is None else max_rank
+        kept: LowRankInverse | None = self.__dict__.get("_inverse")
+        if kept is None or kept.max_rank < wanted:
+            kept = self.__dict__["_inverse"] = LowRankInverse(self.weight, wanted)
+        return kept
 
     def to(self, device: torch.device | str) -> Self:
         """The LRE with its tensors on another device."""
@@ -127,9 +135,9 @@ class LRE:
         Raises:
             LREError: If the rank is out of range.
         """
-        chosen = rank or self.rank or self.inverse.max_rank
+        chosen = rank or self.rank or self.bias.shape[0]
         delta = (target - object).to(self.weight)
-        return self.inverse.apply(delta, [chosen]).squeeze(-2).to(object.device)
+        return self.inverse(chosen).apply(delta, [chosen]).squeeze(-2).to(object.device)
 
     def decode(self, lm: LanguageModel, subject: Tensor) -> Tensor:
         """D(LRE(s)): logits `(..., vocab)` in the LM's dtype.

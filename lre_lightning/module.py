@@ -12,7 +12,7 @@ from lre_lightning.bank import LREBank, Pair
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
-from lre_lightning.jacobian import DEFAULT_CHUNK_SIZE, PromptJacobian, prompt_jacobian
+from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE, Origin
 from lre_lightning.results import Criterion, PairRecord, choose, grid_of
@@ -52,6 +52,7 @@ class LREModule(L.LightningModule):
         revision: Revision of the LM on the hub.
         trust_remote_code: Run code that comes with the LM.
         chunk_size: Rows of the Jacobians, and patched prompts, that are computed at a time; memory grows with it.
+            Chosen for the LM's device and its free memory if None.
 
     Raises:
         LREError: If the LM cannot be loaded, or an argument is out of range.
@@ -70,7 +71,7 @@ class LREModule(L.LightningModule):
         device_map: str | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
-        chunk_size: int = DEFAULT_CHUNK_SIZE,
+        chunk_size: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -78,7 +79,7 @@ class LREModule(L.LightningModule):
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), beta])
         if select_by not in CRITERIA:
             raise LREError(f"select_by {select_by!r} is unknown: use {' or '.join(map(repr, CRITERIA))}")
-        if chunk_size < 1:
+        if chunk_size is not None and chunk_size < 1:
             raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
         self.beta, self.select_by, self.chunk_size = float(beta), select_by, chunk_size
         self.lm = LanguageModel.from_pretrained(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lre_lightning.caches import growing_cache, select_prefixes, share_cache
+from lre_lightning.caches import select_prefixes, share_cache
 from lre_lightning.language_model import LanguageModel, Layer
 
 if TYPE_CHECKING:
     from transformers import Cache
+
+RUNS_AT_A_TIME = {"cpu": 128}
+MOST_RUNS_AT_A_TIME = 1024
+"""How many patched prompts keep a device of a kind busy; more at a time are no faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,7 @@ class PromptBatch:
         return torch.cat(subject)[order], torch.cat(output)[order]
 
     @torch.no_grad()
-    def patched(self, layer: Layer, subject: Tensor, chunk_size: int = 64) -> Tensor:
+    def patched(self, layer: Layer, subject: Tensor, chunk_size: int | None = None) -> Tensor:
         """Run the prompts with s replaced, `F(s, c | s := subject)`.
 
         The hidden states of all layers are kept for the next call: drop the batch when it is scored.
@@ -96,11 +100,15 @@ class PromptBatch:
         Args:
             layer: The layer whose output at the subject's last token is replaced.
             subject: What to put there, `(batch, variants, hidden)`, in any floating dtype.
-            chunk_size: How many prompts run at a time.
+            chunk_size: How many prompts run at a time; chosen for the device if None.
 
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
+        wanted = chunk_size or RUNS_AT_A_TIME.get(self.lm.device.type, MOST_RUNS_AT_A_TIME)
+        return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
+
+    def _patched(self, layer: Layer, subject: Tensor, chunk_size: int) -> Tensor:
         output = torch.empty(subject.shape, dtype=self.lm.dtype, device=subject.device)
         for group, states in zip(self._groups, self._hidden, strict=True):
             for prompts, variants in _chunks(len(group.rows), subject.shape[1], chunk_size):
@@ -116,7 +124,8 @@ class PromptBatch:
         hidden[:, 0] = values.flatten(0, 1).to(hidden)
         ids = group.suffix[prompts].repeat_interleave(variants, 0)
         cache = None if group.cache is None else share_cache(select_prefixes(group.cache, prompts))
-        return self.lm.run_from(layer, hidden, ids, cache)[:, -1].unflatten(0, (count, variants))
+        output = self.lm.run_from(layer, hidden, ids, cache)[:, -1]
+        return output.reshape(count, variants, -1)
 
     @cached_property
     def _groups(self) -> list[_Group]:

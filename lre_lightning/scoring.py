@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lre_lightning.inverse import LowRankInverse
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE
 from lre_lightning.metrics import Causality, Faithfulness
@@ -112,7 +113,7 @@ def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Te
 
 
 def causality_predictions(
-    encoded: Encoded, lres: Sequence[LRE], target: Tensor, ranks: Sequence[int], chunk_size: int = 64
+    encoded: Encoded, lres: Sequence[LRE], target: Tensor, ranks: Sequence[int], chunk_size: int | None = None
 ) -> Tensor:
     """What the LM answers after s := s + W^+ (o' - o), for every layer and rank, at beta = 1.
 
@@ -121,7 +122,7 @@ def causality_predictions(
         lres: One LRE a layer, those of `encoded.subject`.
         target: o' for each prompt, `(batch, hidden)`.
         ranks: Ranks of the pseudo-inverse.
-        chunk_size: How many patched prompts run at a time.
+        chunk_size: How many patched prompts run at a time; chosen for the device if None.
 
     Returns:
         Token ids `(batch, layers, ranks)`, int64.
@@ -129,7 +130,7 @@ def causality_predictions(
     lm = encoded.runs.lm
     columns = []
     for index, lre in enumerate(lres):
-        delta = lre.inverse.apply((target - encoded.object).to(lre.weight), ranks)
+        delta = LowRankInverse(lre.weight, max(ranks)).apply((target - encoded.object).to(lre.weight), ranks)
         edited = encoded.subject[:, index, None].to(delta) + delta
         columns.append(lm.predict(encoded.runs.patched(lre.layer, edited, chunk_size)))
     return torch.stack(columns, dim=1)
@@ -167,7 +168,7 @@ def score(
     betas: Sequence[float],
     ranks: Sequence[int],
     key: str,
-    chunk_size: int = 64,
+    chunk_size: int | None = None,
 ) -> Counts:
     """Count faithful predictions and successful edits over all test prompts of one relation and trial.
 
@@ -177,7 +178,7 @@ def score(
         betas: Where faithfulness is counted.
         ranks: Where causality is counted.
         key: Seeds the targets: seed, relation and trial.
-        chunk_size: How many patched prompts run at a time.
+        chunk_size: How many patched prompts run at a time; chosen for the device if None.
     """
     prompts = [prompt for batch in batches for prompt in batch.prompts]
     known = torch.cat([batch.known for batch in batches])
@@ -207,7 +208,7 @@ def _score_edits(
     prompts: Sequence[Prompt],
     targets: Sequence[int | None],
     ranks: Sequence[int],
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> None:
     rows = [row for row, target in enumerate(targets) if target is not None]
     if not rows:

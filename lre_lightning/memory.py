@@ -1,0 +1,97 @@
+"""How much is computed at a time: what fits into the memory of a device, and what to do when it did not."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from lre_lightning.errors import LREError
+
+T = TypeVar("T")
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what memory a container may use."""
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of memory that a device has left for this process; None where it does not say."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory())
+    if device.type == "cpu":
+        import psutil
+
+        return int(min(psutil.virtual_memory().available, _container_memory()))
+    return None
+
+
+def _container_memory() -> float:
+    """Bytes that this process's container has left; infinite outside of one."""
+    try:
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):  # there is no container, or its limit is "max"
+        return float("inf")
+    return limit - used + (int(cached[1]) if cached else 0)
+
+
+class ChunkSizes:
+    """Chunk sizes for the kinds of work done on one LM, made smaller where memory ran out.
+
+    Example:
+        >>> sizes = ChunkSizes()
+        >>> sizes.run("rows", 8, lambda chunk_size: chunk_size)
+        8
+    """
+
+    def __init__(self) -> None:
+        self._largest: dict[str, int] = {}
+
+    def run(self, what: str, wanted: int, work: Callable[[int], T]) -> T:
+        """Return ``work(chunk_size)``, with `wanted` or, where memory does not hold that, half of it, and so on.
+
+        What was found to fit is where later work of this kind begins. A warning says so, once.
+
+        Args:
+            what: The kind of work, in the plural, as users know it.
+            wanted: The chunk size to begin with.
+            work: Does all of the work with the chunk size that it is given.
+
+        Raises:
+            LREError: If memory does not even hold a chunk of one.
+        """
+        size = min(wanted, self._largest.get(what, wanted))
+        while True:
+            try:
+                result = work(size)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if size == 1:
+                    raise LREError(
+                        f"out of memory, even for {what} one at a time: load the LM in bfloat16 or float16, or use a "
+                        f"device with more memory ({str(error).splitlines()[0]})"
+                    ) from error
+            else:
+                break
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            size = (size + 1) // 2
+        known = self._largest.get(what, wanted)
+        if size < known:
+            if what not in self._largest:
+                warnings.warn(f"out of memory for {wanted} {what} at a time: going on with {size}", stacklevel=3)
+            self._largest[what] = size
+        return result
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the allocator of the CPU, had too little memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
