@@ -57,10 +57,8 @@ types: $(STAMP) ## mypy, strict
 	  "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
 	  | sed -E 's#^lre_lightning/(datamodules|callbacks)/#\1/#'
 
-bench: $(STAMP) ## run every benchmark
-	@shopt -s nullglob; files=(benchmarks/[!_]*.py); \
-	  [ $${#files[@]} -gt 0 ] || { echo "error: benchmarks/ holds no benchmark to run" >&2; exit 1; }; \
-	  for file in "$${files[@]}"; do echo "== $$file"; "$(PY)" -m "benchmarks.$$(basename "$$file" .py)"; done
+bench: $(STAMP) ## run every benchmark; writes benchmarks/RESULTS.md
+	"$(PY)" -m benchmarks
 
 demo-model: $(STAMP) ## train the bundled demo model again
 	"$(PY)" -m scripts.demo_model

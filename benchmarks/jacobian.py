@@ -1,36 +1,42 @@
-"""Jacobians of one prompt at every layer: the engine against a layer-by-layer loop, and against a batched `vmap`.
+"""Jacobians at every layer for the n = 8 prompts of a trial: the engine against two loops and a floor.
 
-Run with `python -m benchmarks.jacobian [name or folder of an LM]`. Prints the seconds of each way and their ratios, the
-best of several runs, after it has asserted that all three give the same Jacobians.
+* plain: layer by layer, the whole prompt, `torch.autograd.functional.jacobian(vectorize=True)`;
+* published: the same function layer by layer on the suffix alone, the context's keys and values computed once;
+* floor: the matrix products that the engine computes, by themselves, in the same run.
+
+Run with `python -m benchmarks.jacobian`; `--all` computes on GPT-2 small's shape what is otherwise measured on a part
+and multiplied (hours). All ways are asserted to give the same Jacobians.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from benchmarks.common import Products, gpt2_small, random_prompts, table, timed
+from lre_lightning.caches import share_cache
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.hooks import replace
-from lre_lightning.jacobian import DEFAULT_CHUNK_SIZE, _suffix_graph, prompt_jacobian
+from lre_lightning.hooks import observe, replace
+from lre_lightning.jacobian import prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 
-RUNS = 3
-Jacobians = dict[Layer, Tensor]
+FLOOR_PROMPTS = 4
+"""How many times the floor is measured; it is that of the first prompt."""
+
+Prompt = tuple[Tensor, int]
+"""Token ids and the position of the subject's last token."""
 
 
-def plain(lm: LanguageModel, ids: Tensor, position: int) -> Jacobians:
-    """Layer by layer, the whole prompt, `torch.autograd.functional.jacobian(vectorize=True)`."""
-    return {layer: _plain_at(lm, ids, position, layer) for layer in lm.layers}
-
-
-def _plain_at(lm: LanguageModel, ids: Tensor, position: int, layer: Layer) -> Tensor:
+def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cache: bool) -> Tensor:
+    """The Jacobian at one layer; the model runs as a whole, its unembedding included, as in the published code."""
+    ids, position = prompt
+    cache = lm.prefix_cache(ids[:position]) if from_cache else None
+    ids, position = (ids[position:], 0) if from_cache else (ids, position)
     with torch.no_grad():
-        subject = lm.hidden_states(ids[None], [layer])[layer][0, position]
+        subject = lm.hidden_states(ids[None], [layer], share_cache(cache))[layer][0, position]
 
     def run(value: Tensor) -> Tensor:
         def put(hidden: Tensor) -> Tensor:
@@ -38,56 +44,98 @@ def _plain_at(lm: LanguageModel, ids: Tensor, position: int, layer: Layer) -> Te
             edited[0, position] = value
             return edited
 
-        with replace(lm.module_at(layer), put):
-            return lm(ids[None])[0, -1]
+        seen: list[Tensor] = []
+        with replace(lm.module_at(layer), put), observe(lm.module_at(lm.num_layers - 1), seen.append):
+            lm.model(input_ids=ids[None], past_key_values=share_cache(cache), use_cache=from_cache)
+        return seen[0][0, -1]
 
-    jacobian: Tensor = torch.autograd.functional.jacobian(run, subject, vectorize=True)
-    return jacobian
-
-
-def vmapped(lm: LanguageModel, ids: Tensor, position: int) -> Jacobians:
-    """The engine's graph with one lane, and `vmap` over the backward pass in chunks of the engine's size."""
-    nodes, output = _suffix_graph(lm, ids, position, lm.layers, lanes=1)
-    chunks = torch.eye(lm.hidden_size, dtype=output.dtype)[:, None].split(DEFAULT_CHUNK_SIZE)
-    inputs = [nodes[layer] for layer in lm.layers]
-    rows = [torch.autograd.grad(output, inputs, chunk, retain_graph=True, is_grads_batched=True) for chunk in chunks]
-    found = [torch.cat([gradient[:, 0, 0] for gradient in layer]) for layer in zip(*rows, strict=True)]
-    return dict(zip(lm.layers, found, strict=True))
+    found: Tensor = torch.autograd.functional.jacobian(run, subject, vectorize=True)
+    return found
 
 
-def engine(lm: LanguageModel, ids: Tensor, position: int) -> Jacobians:
-    """What the library does."""
-    return prompt_jacobian(lm, ids, position).jacobian
+def assert_equal(found: Tensor, expected: Tensor, layer: Layer) -> None:
+    """Equal to float32 rounding."""
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * scale, msg=lambda text: f"layer {layer}: {text}")
 
 
-def seconds(way: Callable[[], Jacobians]) -> float:
-    """Best wall-clock time of several runs."""
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        way()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def compare(
+    lm: LanguageModel, prompts: list[Prompt], published: int, plain_layers: list[Layer], plain: int
+) -> list[list[str]]:
+    """Rows of the table; the loops run on some prompts, and the plain one at some layers, and are multiplied."""
+    prompt_jacobian(lm, *prompts[0])
+    engine, floor, cached, whole = 0.0, 0.0, 0.0, 0.0
+    for index, prompt in enumerate(prompts):
+        seconds, found = timed(lambda prompt=prompt: prompt_jacobian(lm, *prompt))  # type: ignore[misc]
+        engine += seconds
+        if index == 0:
+            with Products(lm) as products:
+                prompt_jacobian(lm, *prompt)
+        if index < FLOOR_PROMPTS:
+            floor += products.seconds() * len(prompts) / min(FLOOR_PROMPTS, len(prompts))
+        if index < published:
+            for layer in lm.layers:
+                seconds, expected = timed(
+                    lambda prompt=prompt, layer=layer: layer_jacobian(lm, prompt, layer, from_cache=True)  # type: ignore[misc]
+                )
+                cached += seconds * len(prompts) / published
+                assert_equal(found.jacobian[layer], expected, layer)
+        if index < plain:
+            for layer in plain_layers:
+                seconds, expected = timed(
+                    lambda prompt=prompt, layer=layer: layer_jacobian(lm, prompt, layer, from_cache=False)  # type: ignore[misc]
+                )
+                whole += seconds
+                assert_equal(found.jacobian[layer], expected, layer)
+    # A layer costs as many blocks as there are above it.
+    blocks = {layer: lm.num_layers - index for index, layer in enumerate(lm.layers)}
+    whole *= len(prompts) / plain * sum(blocks.values()) / sum(blocks[layer] for layer in plain_layers)
+    ids, position = prompts[0]
+    suffix = len(ids) - position
+    shape = f"{lm.name}: {lm.num_layers} layers of {lm.hidden_size}, {len(ids)} tokens, {suffix} of them suffix"
+    partly = "" if plain == len(prompts) and len(plain_layers) == len(lm.layers) else "*"
+    return [
+        [shape, "engine", f"{engine:.2f}", "1", f"{engine / floor:.2f}"],
+        ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
+        [
+            "",
+            "published" + ("" if published == len(prompts) else "*"),
+            f"{cached:.2f}",
+            f"{cached / engine:.1f}",
+            f"{cached / floor:.1f}",
+        ],
+        ["", "plain" + partly, f"{whole:.1f}", f"{whole / engine:.0f}", f"{whole / floor:.0f}"],
+    ]
 
 
-def main(name: str = "demo") -> None:
-    """Compare the three ways on one training prompt of the bundled relations."""
+def demo_prompts() -> list[Prompt]:
+    """The training prompts of one trial of a bundled relation."""
+    batch = next(iter(RelationDataModule("demo", "country capital city", "demo").train_dataloader()))
+    lasts = batch.last_position.tolist()
+    return [
+        (ids[: last + 1], int(position))
+        for ids, last, position in zip(batch.input_ids, lasts, batch.subject_position, strict=True)
+    ]
+
+
+def main() -> None:
+    """Print the table."""
     warnings.filterwarnings("ignore", message=".*vmap.*")
-    lm = LanguageModel.from_pretrained(name)
-    batch = next(iter(RelationDataModule(name, "country capital city", "demo").train_dataloader()))
-    ids, position = batch.input_ids[0, : int(batch.last_position[0]) + 1], int(batch.subject_position[0])
-    ways = {"plain": plain, "vmap": vmapped, "engine": engine}
-    results = {label: way(lm, ids, position) for label, way in ways.items()}
-    for layer in lm.layers:
-        scale = float(results["plain"][layer].abs().max())
-        for label in ("vmap", "engine"):
-            torch.testing.assert_close(results[label][layer], results["plain"][layer], rtol=1e-4, atol=1e-4 * scale)
-    times = {label: seconds(lambda way=way: way(lm, ids, position)) for label, way in ways.items()}  # type: ignore[misc]
-    print(f"{name}: {lm.num_layers} layers of width {lm.hidden_size}, {len(ids)} tokens, {len(ids) - position} suffix")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; equal to 1e-4 at every layer")
-    for label, duration in times.items():
-        print(f"{label:8s} {duration:8.3f} s   {duration / times['engine']:6.1f} x the engine")
+    everything = "--all" in sys.argv[1:]
+    demo = LanguageModel.from_pretrained("demo")
+    rows = compare(demo, demo_prompts(), 8, list(demo.layers), 8)
+    lm = gpt2_small()
+    prompts = [(ids, len(ids) - 4) for ids in random_prompts(lm, 8)]
+    layers: list[Layer] = list(lm.layers) if everything else [lm.num_layers - 2]
+    rows += compare(lm, prompts, 8 if everything else 1, layers, 8 if everything else 1)
+    header = ["LM", "way", "seconds for 8 prompts", "engine = 1", "floor = 1"]
+    notes = [
+        "Equal at every layer to 1e-4 of its largest element (float32).",
+        "\\* measured on one prompt, the plain way at its last layer but one alone, and multiplied: by prompts, and by "
+        "the number of blocks above a layer.",
+    ]
+    print(table("Jacobians", header, rows, notes))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,8 +1,7 @@
 """Lightning callbacks around linear relational embeddings."""
 
 from lre_lightning.callbacks.figures import ResultsFigures
-from lre_lightning.callbacks.lre_files import LREFiles
 from lre_lightning.callbacks.progress import RelationProgressBar
 from lre_lightning.callbacks.results import ResultsTable
 
-__all__ = ["LREFiles", "RelationProgressBar", "ResultsFigures", "ResultsTable"]
+__all__ = ["RelationProgressBar", "ResultsFigures", "ResultsTable"]

@@ -2,15 +2,95 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import nn
 
+from lre_lightning.errors import LREError
 from lre_lightning.lre import LRE
 from lre_lightning.results import PairRecord
 
 Pair: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
+
+
+class LREStore(MutableMapping[Pair, LRE]):
+    """LREs by relation and trial, in files as soon as there is a folder for them.
+
+    In a large LM an LRE takes tens of megabytes, and there are as many as relations times trials: with a folder memory
+    holds none of them, and checkpoints none of their tensors.
+
+    Args:
+        folder: Where to write ``<relation>/trial<k>.safetensors``; in memory if None.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._kept: dict[Pair, LRE | Path] = {}
+        self.metadata: dict[Pair, dict[str, Any]] = {}
+
+    def __getitem__(self, pair: Pair) -> LRE:
+        """The LRE of a pair, read from its file where it has one.
+
+        Raises:
+            LREError: If the file is gone or is another LRE's.
+        """
+        kept = self._kept[pair]
+        if isinstance(kept, LRE):
+            return kept
+        lre = LRE.load(kept)
+        if lre.metadata() != self.metadata[pair]:
+            raise LREError(f"{str(kept)!r} is not the LRE that this run kept: another run wrote to its folder")
+        return lre
+
+    def __setitem__(self, pair: Pair, lre: LRE) -> None:
+        """Keep an LRE, and write its file where there is a folder."""
+        self.metadata[pair] = lre.metadata()
+        if self.folder is None:
+            self._kept[pair] = lre
+            return
+        path = self.folder / file_of(pair)
+        lre.save(path)
+        self._kept[pair] = path
+
+    def __delitem__(self, pair: Pair) -> None:
+        """Forget an LRE; its file stays."""
+        del self._kept[pair], self.metadata[pair]
+
+    def __iter__(self) -> Iterator[Pair]:
+        """The pairs, in the order in which they were kept."""
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        """How many LREs there are."""
+        return len(self._kept)
+
+    def plain(self) -> list[dict[str, Any]]:
+        """Metadata of every LRE, with the tensors of those that have no file."""
+        return [
+            {"metadata": self.metadata[pair]}
+            | ({"weight": kept.weight.cpu(), "bias": kept.bias.cpu()} if isinstance(kept, LRE) else {})
+            for pair, kept in self._kept.items()
+        ]
+
+    def fill(self, entries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
+        """Take up what `plain` gave; files are looked for in `folders`, the first that has one counts.
+
+        Raises:
+            LREError: If an entry is not that of an LRE, or its file is in none of the folders.
+        """
+        self._kept, self.metadata = {}, {}
+        for entry in entries:
+            pair, metadata = _pair_of(entry)
+            if "weight" in entry:
+                self._kept[pair] = LRE.from_tensors(entry["weight"], entry["bias"], metadata)
+            else:
+                self._kept[pair] = _find(pair, folders)
+            self.metadata[pair] = metadata
 
 
 class LREBank(nn.Module):
@@ -22,32 +102,65 @@ class LREBank(nn.Module):
     Attributes:
         lres: The LRE of each scored pair.
         records: The counts of each pair.
+        searched: Folders in which the files of a loaded state are looked for, before the one where they were written.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.lres: dict[Pair, LRE] = {}
+        self.lres = LREStore()
         self.records: dict[Pair, PairRecord] = {}
+        self.searched: list[Path] = []
 
     def get_extra_state(self) -> dict[str, Any]:
         """The bank as tensors and plain data."""
-        lres = [
-            {"weight": lre.weight.cpu(), "bias": lre.bias.cpu(), "metadata": lre.metadata()}
-            for lre in self.lres.values()
-        ]
-        return {"lres": lres, "records": [record.plain() for record in self.records.values()]}
+        folder = None if self.lres.folder is None else str(self.lres.folder.absolute())
+        records = [record.plain() for record in self.records.values()]
+        return {"folder": folder, "lres": self.lres.plain(), "records": records}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Rebuild the bank from `get_extra_state`.
 
         Raises:
-            LREError: If an entry is not that of an LRE or a record.
+            LREError: If an entry is not that of an LRE or a record, or an LRE's file is missing.
         """
-        lres = [LRE.from_tensors(entry["weight"], entry["bias"], entry["metadata"]) for entry in state["lres"]]
+        written = [Path(state["folder"])] if state.get("folder") else []
+        self.lres.fill(state["lres"], [*self.searched, *written])
         records = [PairRecord.from_plain(entry) for entry in state["records"]]
-        self.lres = {(lre.origin.relation, lre.origin.trial): lre for lre in lres}
         self.records = {(record.relation, record.trial): record for record in records}
 
     def first_scored(self, relation: str) -> PairRecord | None:
         """The record of the relation's first scored trial, which chose its layer and rank; None before there is one."""
         return next((r for r in self.records.values() if r.relation == relation and r.scored), None)
+
+
+def file_of(pair: Pair) -> Path:
+    """A pair's file below the folder of LREs.
+
+    Letters, digits, ``-`` and ``_`` of the relation's name stay, runs of anything else become ``_``. A name that this
+    does not tell, up to spaces, gets a few characters more that tell it from others.
+    """
+    relation, trial = pair
+    name = re.sub(r"[^\w-]+", "_", relation).strip("_")[:100]
+    if name.replace("_", " ") != relation:
+        name += "-" + hashlib.sha256(relation.encode()).hexdigest()[:8]
+    return Path(name) / f"trial{int(trial)}.safetensors"
+
+
+def _pair_of(entry: dict[str, Any]) -> tuple[Pair, dict[str, Any]]:
+    try:
+        metadata = entry["metadata"]
+        return (str(metadata["origin"]["relation"]), int(metadata["origin"]["trial"])), metadata
+    except (KeyError, TypeError, ValueError) as error:
+        raise LREError(f"this is not the metadata of an LRE: {type(error).__name__} {error}") from error
+
+
+def _find(pair: Pair, folders: Sequence[Path]) -> Path:
+    paths = [folder / file_of(pair) for folder in folders]
+    for path in paths:
+        if path.is_file():
+            return path
+    raise LREError(
+        f"the LRE of {pair[0]!r}, trial {pair[1]}, is missing: a checkpoint needs the files of its LREs, and "
+        f"{' or '.join(repr(str(path)) for path in paths)} does not exist. Keep the folder 'lres' beside it, or name "
+        "the folder: lre_dir=..."
+    )

@@ -12,7 +12,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from lre_lightning.callbacks import LREFiles, RelationProgressBar, ResultsFigures, ResultsTable
+from lre_lightning.callbacks import RelationProgressBar, ResultsFigures, ResultsTable
 from lre_lightning.checkpoints import read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
@@ -66,7 +66,7 @@ class LRECommandLine(LightningCLI):
             LREModule,
             RelationDataModule,
             args=args,
-            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [LREFiles(), ResultsFigures(), ResultsTable()]},
+            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsFigures(), ResultsTable()]},
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             auto_configure_optimizers=False,

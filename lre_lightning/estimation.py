@@ -15,7 +15,7 @@ from lre_lightning.language_model import Layer
 class LREEstimator:
     """Accumulates W = E[do/ds] and b = E[o - (do/ds) s] at several layers (Equation 3 of the paper).
 
-    Sums are kept in float32, or in float64 where the LM itself runs in it. What is accumulated here is not what is
+    Means are kept in float32, or in float64 where the LM itself runs in it. What is accumulated here is not what is
     applied: `weight` and `bias` of a layer go into a frozen `lre_lightning.LRE`.
 
     Args:
@@ -33,42 +33,41 @@ class LREEstimator:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
         self.count = 0
-        self._weight_sums: dict[Layer, Tensor] = {}
-        self._bias_sums: dict[Layer, Tensor] = {}
+        self._weights: dict[Layer, Tensor] = {}
+        self._biases: dict[Layer, Tensor] = {}
 
     def update(self, example: PromptJacobian) -> None:
         """Add one example's Jacobian and bias at every layer."""
+        self.count += 1
         for layer in self.layers:
             bias = example.bias(layer)
-            self._add(self._weight_sums, layer, example.jacobian[layer].to(bias.dtype))
-            self._add(self._bias_sums, layer, bias)
-        self.count += 1
+            self._add(self._weights, layer, example.jacobian[layer].to(bias.dtype))
+            self._add(self._biases, layer, bias)
 
     def weight(self, layer: Layer) -> Tensor:
-        """W at `layer`, `(hidden, hidden)`.
+        """W at `layer`, `(hidden, hidden)`: not a copy, so that a later `update` changes it.
 
         Raises:
             LREError: If nothing has been accumulated, or not at this layer.
         """
-        return self._mean(self._weight_sums, layer)
+        return self._mean(self._weights, layer)
 
     def bias(self, layer: Layer) -> Tensor:
-        """B at `layer`, `(hidden,)`.
+        """B at `layer`, `(hidden,)`: not a copy, so that a later `update` changes it.
 
         Raises:
             LREError: If nothing has been accumulated, or not at this layer.
         """
-        return self._mean(self._bias_sums, layer)
+        return self._mean(self._biases, layer)
 
-    @staticmethod
-    def _add(sums: dict[Layer, Tensor], layer: Layer, value: Tensor) -> None:
+    def _add(self, means: dict[Layer, Tensor], layer: Layer, value: Tensor) -> None:
         with torch.inference_mode(False):
-            if layer in sums:
-                sums[layer] += value
+            if layer in means:
+                means[layer].lerp_(value, 1 / self.count)
             else:
-                sums[layer] = value.clone()
+                means[layer] = value.clone()
 
-    def _mean(self, sums: dict[Layer, Tensor], layer: Layer) -> Tensor:
-        if layer not in sums:
+    def _mean(self, means: dict[Layer, Tensor], layer: Layer) -> Tensor:
+        if layer not in means:
             raise LREError(f"no example has been accumulated at layer {layer!r}; the layers are {self.layers}")
-        return sums[layer] / self.count
+        return means[layer]

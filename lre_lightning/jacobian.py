@@ -12,6 +12,7 @@ element with the plain computation over the whole prompt):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from lre_lightning.memory import free_memory
 if TYPE_CHECKING:
     from transformers import Cache
 
-LANES = {"cpu": 64}
-MOST_LANES = 256
-"""How many lanes keep a device of a kind busy. With more, the forward pass on all of them begins to count."""
+NUMBERS_AT_A_TIME = {"cpu": 2**16}
+MOST_NUMBERS_AT_A_TIME = 2**18
+"""How many numbers, those of a hidden state times the lanes, keep a device busy. With more of them only memory grows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ def prompt_jacobian(
         subject_position: Index of the subject's last token.
         layers: The layers wanted; all if None.
         chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it. If None, what fits into
-            half of the free memory of the LM's device, at most 64 on a CPU and 256 elsewhere.
+            half of the free memory of the LM's device, and no more than keeps it busy.
 
     Raises:
         LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, the chunk
@@ -88,9 +89,12 @@ def prompt_jacobian(
         ids = input_ids.to(lm.device, copy=True)
         cache = lm.prefix_cache(ids[:subject_position])
         suffix = ids[subject_position:]
-        wanted = min(chunk_size or _fitting_lanes(lm, suffix, cache, chosen), lm.hidden_size)
+        wanted = chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
+        sweeps = math.ceil(lm.hidden_size / wanted)
         result = lm.chunk_sizes.run(
-            "rows of a Jacobian", wanted, lambda lanes: _compute(lm, suffix.repeat(lanes, 1), cache, chosen)
+            "rows of a Jacobian",
+            math.ceil(lm.hidden_size / sweeps),
+            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), cache, chosen),
         )
     _check_finite(result, lm)
     return result
@@ -108,7 +112,8 @@ def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: t
 
 def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
     """How many lanes half of the free memory holds, each with a graph and as much again for a backward pass."""
-    most = LANES.get(lm.device.type, MOST_LANES)
+    numbers = NUMBERS_AT_A_TIME.get(lm.device.type, MOST_NUMBERS_AT_A_TIME)
+    most = max(32, numbers // lm.hidden_size)
     free = free_memory(lm.device)
     if free is None:
         return most

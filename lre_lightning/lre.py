@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -154,12 +155,7 @@ class LRE:
         Raises:
             LREError: If the fingerprint of the unembedding differs.
         """
-        if self.origin.fingerprint != lm.fingerprint:
-            raise LREError(
-                f"the LRE of {self.origin.relation!r} was estimated from {self.origin.model!r} "
-                f"(fingerprint {self.origin.fingerprint[:12]}), not from {lm.name!r} "
-                f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
-            )
+        check_origin(asdict(self.origin), lm)
 
     def metadata(self) -> dict[str, Any]:
         """Everything but the tensors, as plain data."""
@@ -213,3 +209,21 @@ class LRE:
         if lm is not None:
             lre.check_model(lm)
         return lre
+
+
+def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
+    """Refuse an LM other than the one that an LRE was estimated from.
+
+    Args:
+        origin: The LRE's `Origin` as plain data.
+        lm: The LM.
+
+    Raises:
+        LREError: If the fingerprint of the unembedding differs.
+    """
+    if origin["fingerprint"] != lm.fingerprint:
+        raise LREError(
+            f"the LRE of {origin['relation']!r} was estimated from {origin['model']!r} "
+            f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
+            f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace as dataclass_replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
@@ -14,7 +15,7 @@ from lre_lightning.estimation import LREEstimator
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
 from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
-from lre_lightning.lre import LRE, Origin
+from lre_lightning.lre import LRE, Origin, check_origin
 from lre_lightning.results import Criterion, PairRecord, choose, grid_of
 from lre_lightning.scoring import Encoded, encode, score
 
@@ -53,6 +54,7 @@ class LREModule(L.LightningModule):
         trust_remote_code: Run code that comes with the LM.
         chunk_size: Rows of the Jacobians, and patched prompts, that are computed at a time; memory grows with it.
             Chosen for the LM's device and its free memory if None.
+        lre_dir: Folder for the LREs' files, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
         LREError: If the LM cannot be loaded, or an argument is out of range.
@@ -72,6 +74,7 @@ class LREModule(L.LightningModule):
         revision: str | None = None,
         trust_remote_code: bool = False,
         chunk_size: int | None = None,
+        lre_dir: str | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -93,6 +96,8 @@ class LREModule(L.LightningModule):
         self.layers = self.lm.check_layers(layers)
         self.ranks = check_ranks(default_ranks(self.lm.hidden_size) if ranks is None else ranks, self.lm.hidden_size)
         self.bank = LREBank()
+        self.lre_dir = None if lre_dir is None else Path(lre_dir)
+        self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[Pair, PairRecord] | None = None
         self._estimator = LREEstimator(self.layers)
         self._candidates: Mapping[Layer, LRE] = {}
@@ -109,7 +114,7 @@ class LREModule(L.LightningModule):
         """Nothing is optimized."""
 
     def setup(self, stage: str) -> None:
-        """End fit by itself after the last pair.
+        """Choose the LREs' folder, and end fit by itself after the last pair.
 
         Raises:
             LREError: If the trainer runs on several devices, or has no `RelationDataModule`.
@@ -118,6 +123,8 @@ class LREModule(L.LightningModule):
             raise LREError(
                 f"LREs are estimated on one device, and the trainer has {self.trainer.world_size}: give it devices=1"
             )
+        self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
+        self.bank.searched = [self.bank.lres.folder, *_beside(self.trainer.ckpt_path)]
         if stage == "fit":
             pairs, limit = len(self._data.pairs), self.trainer.max_epochs
             self.trainer.fit_loop.max_epochs = pairs if limit is None or limit < 0 else min(limit, pairs)
@@ -303,6 +310,11 @@ class LREModule(L.LightningModule):
         missing = [name for name in keys.missing_keys if not name.startswith(LM_PREFIX)]
         if strict and (missing or keys.unexpected_keys):
             raise RuntimeError(f"the checkpoint does not fit: missing {missing}, unknown {keys.unexpected_keys}")
-        for lre in self.bank.lres.values():
-            lre.check_model(self.lm)
+        for metadata in self.bank.lres.metadata.values():
+            check_origin(metadata["origin"], self.lm)
         return keys
+
+
+def _beside(checkpoint: str | Path | None) -> list[Path]:
+    """Where the files of a checkpoint's LREs are if its run's folder was moved."""
+    return [] if checkpoint is None else [folder / "lres" for folder in Path(checkpoint).absolute().parents[:2]]

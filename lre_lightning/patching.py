@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lre_lightning.caches import select_prefixes, share_cache
 from lre_lightning.language_model import LanguageModel, Layer
@@ -17,9 +18,9 @@ from lre_lightning.language_model import LanguageModel, Layer
 if TYPE_CHECKING:
     from transformers import Cache
 
-RUNS_AT_A_TIME = {"cpu": 128}
-MOST_RUNS_AT_A_TIME = 1024
-"""How many patched prompts keep a device of a kind busy; more at a time are no faster."""
+NUMBERS_AT_A_TIME = {"cpu": 2**17}
+MOST_NUMBERS_AT_A_TIME = 2**22
+"""How many numbers, those of a hidden state times the patched prompts, keep a device busy; more are no faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,14 @@ class PromptBatch:
         self._shared = _shared_length(self._ids, int(subject_position.min()))
         self._context = lm.prefix_cache(self._ids[0, : self._shared])
 
+    @classmethod
+    def join(cls, batches: Sequence[PromptBatch]) -> PromptBatch:
+        """All prompts of several batches in one, with what all of them share."""
+        length = max(batch._ids.shape[1] for batch in batches)
+        ids = torch.cat([functional.pad(batch._ids, (0, length - batch._ids.shape[1])) for batch in batches])
+        subject, last = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("_subject", "_last"))
+        return cls(batches[0].lm, ids, subject, last)
+
     def select(self, rows: Tensor) -> PromptBatch:
         """The prompts of `rows`, int64 `(chosen,)`, with what all of the batch share already run."""
         chosen = copy.copy(self)
@@ -82,14 +91,11 @@ class PromptBatch:
             s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype.
         """
         last = self.lm.num_layers - 1
-        rows = torch.cat([group.rows for group in self._groups])
-        subject, output = [], []
-        for group in self._groups:
-            found = self.lm.hidden_states(group.suffix, [*layers, last], share_cache(group.cache))
-            subject.append(torch.stack([found[layer][:, 0] for layer in layers], dim=1))
-            output.append(found[last][:, -1])
-        order = rows.argsort()
-        return torch.cat(subject)[order], torch.cat(output)[order]
+        suffix = self._ids[:, self._shared : int(self._last.max()) + 1]
+        found = self.lm.hidden_states(suffix, [*layers, last], share_cache(self._context))
+        rows = torch.arange(len(self), device=self._ids.device)
+        subject = torch.stack([found[layer][rows, self._subject - self._shared] for layer in layers], dim=1)
+        return subject, found[last][rows, self._last - self._shared]
 
     @torch.no_grad()
     def patched(self, layer: Layer, subject: Tensor, chunk_size: int | None = None) -> Tensor:
@@ -105,7 +111,8 @@ class PromptBatch:
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
-        wanted = chunk_size or RUNS_AT_A_TIME.get(self.lm.device.type, MOST_RUNS_AT_A_TIME)
+        numbers = NUMBERS_AT_A_TIME.get(self.lm.device.type, MOST_NUMBERS_AT_A_TIME)
+        wanted = chunk_size or max(64, numbers // self.lm.hidden_size)
         return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
 
     def _patched(self, layer: Layer, subject: Tensor, chunk_size: int) -> Tensor:

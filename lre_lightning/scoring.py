@@ -41,13 +41,6 @@ class Encoded:
     predicted: Tensor
     known: Tensor
 
-    def select(self, rows: Sequence[int]) -> Encoded:
-        """The prompts of `rows` alone."""
-        index = torch.tensor(rows, device=self.known.device)
-        prompts = tuple(self.prompts[row] for row in rows)
-        tensors = (self.subject[index], self.object[index], self.predicted[index], self.known[index])
-        return Encoded(self.runs.select(index), prompts, *tensors)
-
 
 @dataclass(frozen=True, eq=False)
 class Counts:
@@ -113,26 +106,31 @@ def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Te
 
 
 def causality_predictions(
-    encoded: Encoded, lres: Sequence[LRE], target: Tensor, ranks: Sequence[int], chunk_size: int | None = None
+    runs: PromptBatch,
+    lres: Sequence[LRE],
+    subject: Tensor,
+    difference: Tensor,
+    ranks: Sequence[int],
+    chunk_size: int | None = None,
 ) -> Tensor:
     """What the LM answers after s := s + W^+ (o' - o), for every layer and rank, at beta = 1.
 
     Args:
-        encoded: The test prompts.
-        lres: One LRE a layer, those of `encoded.subject`.
-        target: o' for each prompt, `(batch, hidden)`.
+        runs: The test prompts.
+        lres: One LRE a layer.
+        subject: s at those layers, `(batch, layers, hidden)`.
+        difference: o' - o for each prompt, `(batch, hidden)`.
         ranks: Ranks of the pseudo-inverse.
         chunk_size: How many patched prompts run at a time; chosen for the device if None.
 
     Returns:
         Token ids `(batch, layers, ranks)`, int64.
     """
-    lm = encoded.runs.lm
     columns = []
     for index, lre in enumerate(lres):
-        delta = LowRankInverse(lre.weight, max(ranks)).apply((target - encoded.object).to(lre.weight), ranks)
-        edited = encoded.subject[:, index, None].to(delta) + delta
-        columns.append(lm.predict(encoded.runs.patched(lre.layer, edited, chunk_size)))
+        delta = LowRankInverse(lre.weight, max(ranks)).apply(difference.to(lre.weight), ranks)
+        edited = subject[:, index, None].to(delta) + delta
+        columns.append(runs.lm.predict(runs.patched(lre.layer, edited, chunk_size)))
     return torch.stack(columns, dim=1)
 
 
@@ -182,39 +180,22 @@ def score(
     """
     prompts = [prompt for batch in batches for prompt in batch.prompts]
     known = torch.cat([batch.known for batch in batches])
-    targets = draw_targets(prompts, known.tolist(), key)
-    outputs = torch.cat([batch.object for batch in batches])
-    operators = list(lres.values())
+    subject, outputs, predicted = (
+        torch.cat([getattr(batch, name) for batch in batches]) for name in ("subject", "object", "predicted")
+    )
+    runs, operators = PromptBatch.join([batch.runs for batch in batches]), list(lres.values())
+    relation = torch.zeros_like(predicted)
     faithful = Faithfulness(1, (len(operators), len(betas)), average="none").to(known.device)
+    answers = faithfulness_predictions(runs.lm, operators, subject[known], betas)
+    faithful.update(answers, predicted[known], relation[known])
     causal = Causality(1, (len(operators), len(ranks)), average="none").to(known.device)
-    start = 0
-    for batch in batches:
-        stop = start + len(batch.prompts)
-        relation = torch.zeros_like(batch.predicted)
-        answers = faithfulness_predictions(batch.runs.lm, operators, batch.subject, betas)
-        faithful.update(answers, batch.predicted, relation, batch.known)
-        _score_edits(causal, batch, operators, outputs, prompts, targets[start:stop], ranks, chunk_size)
-        start = stop
+    pairs = [pair for pair in enumerate(draw_targets(prompts, known.tolist(), key)) if pair[1] is not None]
+    if pairs:
+        rows, targets = torch.tensor(pairs, device=known.device).T
+        difference = outputs[targets] - outputs[rows]
+        answers = causality_predictions(runs.select(rows), operators, subject[rows], difference, ranks, chunk_size)
+        wanted = torch.tensor([prompts[target].object_token for target in targets.tolist()], device=known.device)
+        causal.update(answers, wanted, relation[rows])
     return Counts(
         len(prompts), int(known.sum()), faithful.correct[0].cpu(), causal.correct[0].cpu(), int(causal.total[0])
     )
-
-
-def _score_edits(
-    metric: Causality,
-    batch: Encoded,
-    lres: Sequence[LRE],
-    outputs: Tensor,
-    prompts: Sequence[Prompt],
-    targets: Sequence[int | None],
-    ranks: Sequence[int],
-    chunk_size: int | None,
-) -> None:
-    rows = [row for row, target in enumerate(targets) if target is not None]
-    if not rows:
-        return
-    drawn = [target for target in targets if target is not None]
-    chosen = batch.select(rows)
-    answers = causality_predictions(chosen, lres, outputs[drawn], ranks, chunk_size)
-    wanted = torch.tensor([prompts[index].object_token for index in drawn], device=answers.device)
-    metric.update(answers, wanted, torch.zeros_like(wanted))

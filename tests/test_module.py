@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from lre_lightning.callbacks import LREFiles, ResultsTable
+from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.grid import default_ranks
@@ -49,7 +49,7 @@ def trainer_of(root, callbacks=(), **options):
 def fitted(folders, tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     module = LREModule(folders[0], **GRID)
-    trainer = trainer_of(root, [ResultsTable(), LREFiles()])
+    trainer = trainer_of(root, [ResultsTable()])
     trainer.fit(module, datamodule=data_of(folders))
     trainer.save_checkpoint(root / "fit.ckpt")
     return module, trainer, root

@@ -89,7 +89,9 @@ def test_faithfulness_predictions_follow_the_definition(lm, lres, prompts):
 def test_causality_predictions_follow_the_definition(lm, lres, prompts):
     encoded = batch_of(lm, prompts)
     target = encoded.object.flip(0)
-    found = causality_predictions(encoded, list(lres.values()), target, RANKS, chunk_size=5)
+    found = causality_predictions(
+        encoded.runs, list(lres.values()), encoded.subject, target - encoded.object, RANKS, chunk_size=5
+    )
     for row, prompt in enumerate(prompts):
         for i, (layer, lre) in enumerate(lres.items()):
             left, values, right = torch.linalg.svd(lre.weight)

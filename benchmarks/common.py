@@ -1,0 +1,95 @@
+"""What the benchmarks share: LMs and prompts of real shapes, the floor of bare matrix products, times and tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lre_lightning.language_model import LanguageModel
+
+T = TypeVar("T")
+
+CONTEXT, SUFFIX = 74, 4
+"""Tokens before the subject's last token, and from it on: what the paper's 47 relations have on average (8 shots,
+GPT-2's tokenizer; the suffix has 4 in the median and 11 at most)."""
+
+
+def gpt2_small() -> LanguageModel:
+    """GPT-2 small's shape, with random weights: 12 layers of width 768, 50,257 tokens."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(GPT2Config())
+    # Far enough from their initial values that hidden states differ from layer to layer and answers from another.
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return LanguageModel(model, name="gpt2-small's shape")
+
+
+def random_prompts(lm: LanguageModel, count: int, suffix: int = SUFFIX) -> list[Tensor]:
+    """Prompts of random tokens, `(CONTEXT + suffix,)` each."""
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randint(lm.vocab_size, (count, CONTEXT + suffix), generator=generator))
+
+
+class Products(TorchDispatchMode):
+    """Notes the matrix products that are computed within the context, to time them alone.
+
+    Weights are kept, of everything else shape, strides and dtype.
+    """
+
+    NAMES = ("mm", "addmm", "bmm", "baddbmm")
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__()
+        self._weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
+        self.calls: list[tuple[Any, list[Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute as ever, and note products."""
+        if func.overloadpacket.__name__ in self.NAMES:
+            self.calls.append((func, [self._note(one) for one in args]))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, operand: Any) -> Any:
+        if not isinstance(operand, Tensor) or operand.untyped_storage().data_ptr() in self._weights:
+            return operand
+        return tuple(operand.shape), operand.stride(), operand.dtype
+
+    def seconds(self) -> float:
+        """Time that the products take by themselves, on random operands."""
+        operands: dict[Any, Tensor] = {}
+
+        def operand(note: Any) -> Any:
+            if not isinstance(note, tuple):
+                return note
+            if note not in operands:
+                shape, strides, dtype = note
+                operands[note] = torch.empty_strided(shape, strides, dtype=dtype).normal_()
+            return operands[note]
+
+        calls = [(func, [operand(note) for note in notes]) for func, notes in self.calls]
+        start = time.perf_counter()
+        with torch.no_grad():
+            for func, args in calls:
+                func(*args)
+        return time.perf_counter() - start
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Seconds that `work` takes, and what it returns."""
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> str:
+    """A Markdown section with a table."""
+    lines = [f"## {title}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([*lines, "", *(f"{note}\n" for note in notes)])

@@ -1,0 +1,119 @@
+"""Peak memory: for few and many relations and trials, and for an LM of GPT-J's shape in 16 bits.
+
+Run with `python -m benchmarks.memory`; each line is a process of its own. On GPT-J's shape the Jacobians of one prompt
+are computed for the first chunks of rows alone: memory is what it is for all of them, in a hundredth of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import CONTEXT, SUFFIX, table
+from lre_lightning import jacobian
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.estimation import LREEstimator
+from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
+from lre_lightning.language_model import LanguageModel
+from lre_lightning.module import LREModule
+from lre_lightning.relations import load_relations
+
+GIGABYTE = 1e9
+CHUNKS = 2
+
+
+def peak() -> float:
+    """Bytes that this process has had resident at most."""
+    scale = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale)
+
+
+def fit(relations: int, trials: int) -> dict[str, float]:
+    """Fit some of the bundled relations with the demo model."""
+    import lightning as L
+
+    names = [relation.name for relation in load_relations(relations_dir="demo")][:relations]
+    data = RelationDataModule("demo", names, "demo", trials=trials)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = L.Trainer(
+            default_root_dir=folder, max_epochs=-1, reload_dataloaders_every_n_epochs=1, logger=False,
+            enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", devices=1, num_sanity_val_steps=0,
+        )  # fmt: skip
+        trainer.fit(LREModule("demo"), datamodule=data)
+    return {"peak": peak()}
+
+
+def gptj() -> dict[str, float]:
+    """Jacobians at all layers of an LM of GPT-J's shape in bfloat16, added to running means."""
+    from transformers import AutoModelForCausalLM, GPTJConfig
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(GPTJConfig(), dtype=torch.bfloat16)
+    model = model.to_empty(device="cpu")
+    for module in model.modules():  # what a checkpoint does not hold
+        if hasattr(module, "embed_positions"):
+            from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+
+            module.embed_positions = create_sinusoidal_positions(module.max_positions, module.pos_embd_dim)
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.02, 0.02)
+    lm = LanguageModel(model, name="GPT-J's shape")
+    weights = sum(parameter.nbytes for parameter in lm.parameters())
+    before = peak()
+    zero = torch.zeros(lm.hidden_size, lm.hidden_size, dtype=lm.dtype)
+    state = torch.zeros(lm.hidden_size, dtype=lm.dtype)
+    estimator = LREEstimator(lm.layers)
+    estimator.update(PromptJacobian(dict.fromkeys(lm.layers, zero), dict.fromkeys(lm.layers, state), state))
+
+    def first_chunks(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
+        found = [torch.zeros(hidden, hidden, dtype=node.dtype) for node in nodes]
+        for start in range(0, CHUNKS * len(output), len(output)):
+            cotangents = torch.zeros_like(output)
+            cotangents[:, start : start + len(output)] = torch.eye(len(output))
+            for rows, gradient in zip(
+                found, torch.autograd.grad(output, nodes, cotangents, retain_graph=True), strict=True
+            ):
+                rows[start : start + len(output)] = gradient[:, 0]
+        return found
+
+    jacobian._sweep = first_chunks
+    estimator.update(prompt_jacobian(lm, torch.randint(lm.vocab_size, (CONTEXT + SUFFIX,)), CONTEXT))
+    return {"peak": peak(), "weights": weights, "before": before}
+
+
+def measured(work: str) -> dict[str, float]:
+    """Run a function of this file, as written, in a process of its own."""
+    code = f"import json, benchmarks.memory as m; print(json.dumps(m.{work}))"
+    output = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(output.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    rows, peaks = [], []
+    for relations, trials in ((2, 1), (2, 6), (12, 1)):
+        peaks.append(measured(f"fit({relations}, {trials})")["peak"])
+        rows.append([f"demo, {relations} relations, {trials} trials", f"{peaks[-1] / GIGABYTE:.2f}", ""])
+    found = measured("gptj()")
+    beyond = found["peak"] - found["weights"]
+    rows.append(
+        [
+            "GPT-J's shape in bfloat16, all layers, one prompt",
+            f"{found['peak'] / GIGABYTE:.2f}",
+            f"{beyond / GIGABYTE:.2f}",
+        ]
+    )
+    print(table("Memory", ["run", "peak GB", "GB beyond the weights"], rows))
+    assert max(peaks) < 1.1 * min(peaks), peaks
+    assert beyond < 4 * GIGABYTE, beyond
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Start-up: `python cli.py --help` next to a bare `import lightning`.
+
+Run with `python -m benchmarks.startup`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import table, timed
+
+RUNS = 2
+COMMANDS = {
+    "import lightning": ["-c", "import lightning"],
+    "import lre_lightning": ["-c", "import lre_lightning"],
+    "from lre_lightning.datamodules import RelationDataModule": [
+        "-c",
+        "from lre_lightning.datamodules import RelationDataModule",
+    ],
+    "cli.py --help": [str(Path(__file__).parents[1] / "cli.py"), "--help"],
+}
+
+
+def seconds(arguments: list[str]) -> float:
+    """The shortest of several runs in a process of its own."""
+    command = [sys.executable, *arguments]
+    return min(timed(lambda: subprocess.run(command, check=True, capture_output=True))[0] for _ in range(RUNS))
+
+
+def main() -> None:
+    """Print the table."""
+    times = {name: seconds(arguments) for name, arguments in COMMANDS.items()}
+    bare = times["import lightning"]
+    rows = [[f"`{name}`", f"{time:.2f}", f"{time / bare:.2f}"] for name, time in times.items()]
+    print(table("Start-up", ["command", "seconds", "import lightning = 1"], rows))
+
+
+if __name__ == "__main__":
+    main()
