@@ -134,8 +134,10 @@ class Joined(Tensor):
         raise NotImplementedError(f"{func} on keys and values that share a prefix")
 
 
-def _each(func: Any, joined: Joined, *args: Any, **kwargs: Any) -> Any:
+def _each(func: Any, joined: Any, *args: Any, **kwargs: Any) -> Any:
     """What leaves the axes as they are, such as a cast, on either part."""
+    if not isinstance(joined, Joined):  # another tensor, cast to what the join is
+        return NotImplemented
     return Joined(func(joined.prefix, *args, **kwargs), func(joined.own, *args, **kwargs), joined.axis)
 
 
@@ -155,8 +157,10 @@ def _index(func: Any, joined: Joined, index: Any) -> Any:
     return Joined(joined.prefix[index], joined.own[index], joined.axis)
 
 
-def _reshape(func: Any, joined: Joined, *sizes: Any) -> Any:
+def _reshape(func: Any, joined: Joined, *sizes: Any, **named: Any) -> Any:
     """A new shape of what lies between the first axis and the last two."""
+    if named:
+        return NotImplemented
     shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     if len(shape) < 3 or shape[0] != joined.shape[0] or shape[-2:] != joined.shape[-2:]:
         return NotImplemented
@@ -165,9 +169,9 @@ def _reshape(func: Any, joined: Joined, *sizes: Any) -> Any:
     return Joined(prefix, func(joined.own, (joined.own.shape[0], *between, *joined.own.shape[-2:])), joined.axis)
 
 
-def _matmul(func: Any, left: Any, right: Any) -> Any:
+def _matmul(func: Any, left: Any = None, right: Any = None, **named: Any) -> Any:
     """Queries against keys, or attention weights against values: the prefix's part for all runs at once."""
-    if isinstance(left, Joined) or left.ndim != 4 or right.ndim != 4 or left.shape[0] != right.shape[0]:
+    if named or isinstance(left, Joined) or left.ndim != 4 or right.ndim != 4 or left.shape[0] != right.shape[0]:
         return NotImplemented
     prefix, own = right.prefix, right.own
     count = prefix.shape[right.axis]
@@ -195,7 +199,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Scaled dot-product attention, written out; its softmax is computed in float32 at least."""
+    """Scaled dot-product attention, written out, with a softmax in float32 at least; every query must see some key."""
     if not (isinstance(key, Joined) and isinstance(value, Joined)) or query.ndim != 4 or dropout_p:
         return NotImplemented
     if enable_gqa:

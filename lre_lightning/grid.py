@@ -29,17 +29,15 @@ def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({float(beta) for beta in betas}))
 
 
-def check_ranks(ranks: Sequence[int], hidden_size: int) -> tuple[int, ...]:
-    """Return `ranks` sorted, without repetition.
+def check_ranks(ranks: Sequence[int], largest: int, what: str = "the width of the hidden states") -> tuple[int, ...]:
+    """Return `ranks` sorted, without repetition; the largest that there may be is what `what` says.
 
     Raises:
-        LREError: If there is none, or one is not in 1 to `hidden_size`.
+        LREError: If there is none, or one is not in 1 to `largest`.
     """
     for rank in ranks:
-        if not 1 <= rank <= hidden_size:
-            raise LREError(
-                f"rank {rank} is out of range: it must be 1 to {hidden_size}, the width of the hidden states"
-            )
+        if not 1 <= rank <= largest:
+            raise LREError(f"rank {rank} is out of range: it must be 1 to {largest}, {what}")
     if not ranks:
         raise LREError("no rank is given: name at least one, such as 8")
     return tuple(sorted(set(ranks)))

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lre_lightning.grid import check_ranks
 
+FACTORIZED = "the largest rank that W was factorized for"
+
 BLOCK = 32
 """How many directions a step of the partial factorization adds."""
 
@@ -47,7 +49,7 @@ class LowRankInverse:
         Raises:
             LREError: If `rank` is out of range.
         """
-        check_ranks([rank], self.max_rank)
+        check_ranks([rank], self.max_rank, FACTORIZED)
         return self._right[:, :rank] @ self._scaled_left[:, :rank].T
 
     def apply(self, delta: Tensor, ranks: Sequence[int]) -> Tensor:
@@ -63,7 +65,7 @@ class LowRankInverse:
         Raises:
             LREError: If a rank is out of range.
         """
-        check_ranks(ranks, self.max_rank)
+        check_ranks(ranks, self.max_rank, FACTORIZED)
         coefficients = delta @ self._scaled_left
         return torch.stack([coefficients[..., :rank] @ self._right[:, :rank].T for rank in ranks], dim=-2)
 
@@ -99,7 +101,7 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
         left, values, coefficients = torch.linalg.svd(images, full_matrices=False)
         left, right = left[:, :count], basis @ coefficients[:count].T
         residual = (matrix.T @ left - right * values[:count]).norm(dim=0).max()
-        if residual <= tolerance * values[0]:
+        if residual < tolerance * values[0]:
             return left, values[:count], right
         dimension += dimension // 3
     left, values, right_t = torch.linalg.svd(matrix)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NUMBERS_AT_A_TIME = {"cpu": 2**16}
 MOST_NUMBERS_AT_A_TIME = 2**18
-"""How many numbers, those of a hidden state times the lanes, keep a device busy. With more of them only memory grows."""
+"""How many numbers, those of a hidden state times the lanes, keep a device busy; with more, only memory grows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +117,11 @@ def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layer
     free = free_memory(lm.device)
     if free is None:
         return most
-    known = lm.lane_bytes.get((len(suffix), layers[0]))
-    if known is None:
-        known = lm.lane_bytes[len(suffix), layers[0]] = _graph_bytes(lm, suffix[None], cache, layers)
-    return max(1, min(most, free // (4 * known)))
+    prefix = 0 if cache is None else cache.get_seq_length()
+    shape = (len(suffix), prefix // 64, layers[0])
+    if shape not in lm.lane_bytes:
+        lm.lane_bytes[shape] = max(1, _graph_bytes(lm, suffix[None], cache, layers))
+    return max(1, min(most, free // (4 * lm.lane_bytes[shape])))
 
 
 def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:

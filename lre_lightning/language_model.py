@@ -63,7 +63,7 @@ class LanguageModel(nn.Module):
         self.revision = revision
         self.eval()
         self.chunk_sizes = ChunkSizes()
-        self.lane_bytes: dict[tuple[int, Layer], int] = {}
+        self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
         self._parts = parts or architectures.find_parts(model)
         self._form = architectures.check_parts(model, self._parts)
 
@@ -309,7 +309,7 @@ class LanguageModel(nn.Module):
         flat = hidden.reshape(-1, hidden.shape[-1])
         if not len(flat):
             return torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
-        wanted = chunk_size or max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize))
+        wanted = min(len(flat), chunk_size or max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize)))
 
         def decode(size: int) -> Tensor:
             return torch.cat([self.decode(rows).argmax(-1) for rows in flat.split(size)])

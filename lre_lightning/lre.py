@@ -113,6 +113,7 @@ class LRE:
             LREError: If the rank is out of range.
         """
         wanted = self.bias.shape[0] if max_rank is None else max_rank
+        check_ranks([wanted], self.bias.shape[0])
         kept: LowRankInverse | None = self.__dict__.get("_inverse")
         if kept is None or kept.max_rank < wanted:
             kept = self.__dict__["_inverse"] = LowRankInverse(self.weight, wanted)
@@ -136,7 +137,7 @@ class LRE:
         Raises:
             LREError: If the rank is out of range.
         """
-        chosen = rank or self.rank or self.bias.shape[0]
+        chosen = self.rank or self.bias.shape[0] if rank is None else rank
         delta = (target - object).to(self.weight)
         return self.inverse(chosen).apply(delta, [chosen]).squeeze(-2).to(object.device)
 

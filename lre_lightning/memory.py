@@ -67,7 +67,7 @@ class ChunkSizes:
         Raises:
             LREError: If memory does not even hold a chunk of one.
         """
-        size = min(wanted, self._largest.get(what, wanted))
+        size = begun = min(wanted, self._largest.get(what, wanted))
         while True:
             try:
                 result = work(size)
@@ -84,8 +84,7 @@ class ChunkSizes:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             size = (size + 1) // 2
-        known = self._largest.get(what, wanted)
-        if size < known:
+        if size < begun:
             if what not in self._largest:
                 warnings.warn(f"out of memory for {wanted} {what} at a time: going on with {size}", stacklevel=3)
             self._largest[what] = size
@@ -93,5 +92,6 @@ class ChunkSizes:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the allocator of the CPU, had too little memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether a device, one of its libraries, or the allocator of the CPU had too little memory."""
+    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

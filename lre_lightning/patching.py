@@ -112,7 +112,8 @@ class PromptBatch:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
         numbers = NUMBERS_AT_A_TIME.get(self.lm.device.type, MOST_NUMBERS_AT_A_TIME)
-        wanted = chunk_size or max(64, numbers // self.lm.hidden_size)
+        there_are = max(1, len(self) * subject.shape[1])
+        wanted = min(there_are, chunk_size or max(64, numbers // self.lm.hidden_size))
         return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
 
     def _patched(self, layer: Layer, subject: Tensor, chunk_size: int) -> Tensor:
