@@ -24,7 +24,7 @@ from lre_lightning.language_model import LanguageModel
 from lre_lightning.module import LREModule
 from lre_lightning.relations import load_relations
 
-GIGABYTE = 1e9
+GIBIBYTE = 2**30
 CHUNKS = 2
 
 
@@ -100,19 +100,19 @@ def main() -> None:
     rows, peaks = [], []
     for relations, trials in ((2, 1), (2, 6), (12, 1)):
         peaks.append(measured(f"fit({relations}, {trials})")["peak"])
-        rows.append([f"demo, {relations} relations, {trials} trials", f"{peaks[-1] / GIGABYTE:.2f}", ""])
+        rows.append([f"demo, {relations} relations, {trials} trials", f"{peaks[-1] / GIBIBYTE:.2f}", ""])
     found = measured("gptj()")
     beyond = found["peak"] - found["weights"]
     rows.append(
         [
             "GPT-J's shape in bfloat16, all layers, one prompt",
-            f"{found['peak'] / GIGABYTE:.2f}",
-            f"{beyond / GIGABYTE:.2f}",
+            f"{found['peak'] / GIBIBYTE:.2f}",
+            f"{beyond / GIBIBYTE:.2f}",
         ]
     )
-    print(table("Memory", ["run", "peak GB", "GB beyond the weights"], rows))
+    print(table("Memory", ["run", "peak GiB", "GiB beyond the weights"], rows))
     assert max(peaks) < 1.1 * min(peaks), peaks
-    assert beyond < 4 * GIGABYTE, beyond
+    assert beyond < 4 * GIBIBYTE, beyond
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def file_of(pair: Pair) -> Path:
     """
     relation, trial = pair
     name = re.sub(r"[^\w-]+", "_", relation).strip("_")[:100]
-    if name.replace("_", " ") != relation:
+    if not name or name.replace("_", " ") != relation:
         name += "-" + hashlib.sha256(relation.encode()).hexdigest()[:8]
     return Path(name) / f"trial{int(trial)}.safetensors"
 

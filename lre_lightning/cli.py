@@ -117,6 +117,13 @@ class LRECommandLine(LightningCLI):
         super().parse_arguments(parser, args)
         self.config[name].ckpt_path = str(path)
 
+    def instantiate_classes(self) -> None:
+        """Let a checkpoint find its LREs beside it, also where its run's folder was moved."""
+        super().instantiate_classes()
+        path = self.config[self.config["subcommand"]].ckpt_path
+        if path:
+            self.model.bank.searched += [folder / "lres" for folder in Path(path).absolute().parents[:2]]
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the progress bar that names the relation, unless the user chose another or none."""
         trainer = self.config_init[self.config_init["subcommand"]].trainer

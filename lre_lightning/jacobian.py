@@ -1,6 +1,6 @@
 """The Jacobian do/ds of an LM's decoding of a prompt, at every layer, from one reverse sweep.
 
-Three things make it cheap, and none changes the result (Section 3.1 of the paper defines it; the tests compare every
+Four things make it cheap, and none changes the result (Section 3.1 of the paper defines it; the tests compare every
 element with the plain computation over the whole prompt):
 
 * Tokens before the subject's last token do not depend on s. Their keys and values are computed once, without a graph.
@@ -8,6 +8,8 @@ element with the plain computation over the whole prompt):
   so one set of `hidden` vector-Jacobian products yields all layers.
 * Cotangents go in chunks: the suffix is repeated over the lanes of a batch, run forward once, and every ordinary
   backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes.
+* What equal lanes have in common is not computed for each: they attend to one prefix, to which no backward pass goes
+  on (`caches.py`), and an activation has one slope for all of them (`activations.py`).
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class LREModule(L.LightningModule):
                 f"LREs are estimated on one device, and the trainer has {self.trainer.world_size}: give it devices=1"
             )
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
-        self.bank.searched = [self.bank.lres.folder, *_beside(self.trainer.ckpt_path)]
+        self.bank.searched.insert(0, self.bank.lres.folder)
         if stage == "fit":
             pairs, limit = len(self._data.pairs), self.trainer.max_epochs
             self.trainer.fit_loop.max_epochs = pairs if limit is None or limit < 0 else min(limit, pairs)
@@ -313,8 +313,3 @@ class LREModule(L.LightningModule):
         for metadata in self.bank.lres.metadata.values():
             check_origin(metadata["origin"], self.lm)
         return keys
-
-
-def _beside(checkpoint: str | Path | None) -> list[Path]:
-    """Where the files of a checkpoint's LREs are if its run's folder was moved."""
-    return [] if checkpoint is None else [folder / "lres" for folder in Path(checkpoint).absolute().parents[:2]]

@@ -82,6 +82,13 @@ def test_fit_then_validate_last_prints_the_same_numbers(run, folders, tmp_path):
     assert scalars["known/wrong colour"] == [0.0, 0.0]
 
 
+def test_a_run_that_was_moved_is_validated_from_its_checkpoint(run, folders):
+    _, output, _ = run("fit", *options(folders))
+    Path("lre_runs").rename("moved")
+    status, again, error = run("validate", "--ckpt_path=moved/checkpoints/last.ckpt")
+    assert (status, table_of(again)) == (0, table_of(output)), error
+
+
 def read_scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

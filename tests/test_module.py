@@ -237,3 +237,17 @@ def test_default_ranks_fit_the_width():
     assert default_ranks(WIDTH) == [4, 8, 16]
     assert default_ranks(4096) == [4, 8, 16, 32, 64, 128, 256]
     assert default_ranks(3) == [3]
+
+
+def test_lres_of_a_run_that_was_moved_are_looked_for_where_one_says(folders, tmp_path):
+    trainer = trainer_of(tmp_path / "run")
+    trainer.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders))
+    trainer.save_checkpoint(tmp_path / "run" / "last.ckpt")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    checkpoint, lre_dir = tmp_path / "moved" / "last.ckpt", str(tmp_path / "moved" / "lres")
+    with pytest.raises(LREError, match=r"the LRE of .* is missing"):
+        LREModule.load_from_checkpoint(checkpoint)
+    assert len(LREModule.load_from_checkpoint(checkpoint, lre_dir=lre_dir).bank.lres) == 4
+    again = LREModule(folders[0], **GRID, lre_dir=lre_dir)
+    trainer_of(tmp_path / "elsewhere").validate(again, data_of(folders), checkpoint, weights_only=True)
+    assert sum(record.scored for record in again.records.values()) == 4
