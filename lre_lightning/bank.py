@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
@@ -70,15 +71,19 @@ class LREStore(MutableMapping[Pair, LRE]):
         return len(self._kept)
 
     def plain(self) -> list[dict[str, Any]]:
-        """Metadata of every LRE, with the tensors of those that have no file."""
+        """Metadata of every LRE, with its tensors, or the folder that has its file."""
         return [
             {"metadata": self.metadata[pair]}
-            | ({"weight": kept.weight.cpu(), "bias": kept.bias.cpu()} if isinstance(kept, LRE) else {})
+            | (
+                {"weight": kept.weight.cpu(), "bias": kept.bias.cpu()}
+                if isinstance(kept, LRE)
+                else {"folder": str(kept.absolute().parents[1])}
+            )
             for pair, kept in self._kept.items()
         ]
 
     def fill(self, entries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
-        """Take up what `plain` gave; files are looked for in `folders`, the first that has one counts.
+        """Take up what `plain` gave; files are looked for in `folders`, and then where they were written.
 
         Raises:
             LREError: If an entry is not that of an LRE, or its file is in none of the folders.
@@ -89,7 +94,8 @@ class LREStore(MutableMapping[Pair, LRE]):
             if "weight" in entry:
                 self._kept[pair] = LRE.from_tensors(entry["weight"], entry["bias"], metadata)
             else:
-                self._kept[pair] = _find(pair, folders)
+                written = [Path(entry["folder"])] if entry.get("folder") else []
+                self._kept[pair] = _find(pair, metadata, [*folders, *written])
             self.metadata[pair] = metadata
 
 
@@ -113,9 +119,7 @@ class LREBank(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The bank as tensors and plain data."""
-        folder = None if self.lres.folder is None else str(self.lres.folder.absolute())
-        records = [record.plain() for record in self.records.values()]
-        return {"folder": folder, "lres": self.lres.plain(), "records": records}
+        return {"lres": self.lres.plain(), "records": [record.plain() for record in self.records.values()]}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Rebuild the bank from `get_extra_state`.
@@ -123,8 +127,7 @@ class LREBank(nn.Module):
         Raises:
             LREError: If an entry is not that of an LRE or a record, or an LRE's file is missing.
         """
-        written = [Path(state["folder"])] if state.get("folder") else []
-        self.lres.fill(state["lres"], [*self.searched, *written])
+        self.lres.fill(state["lres"], self.searched)
         records = [PairRecord.from_plain(entry) for entry in state["records"]]
         self.records = {(record.relation, record.trial): record for record in records}
 
@@ -154,13 +157,14 @@ def _pair_of(entry: dict[str, Any]) -> tuple[Pair, dict[str, Any]]:
         raise LREError(f"this is not the metadata of an LRE: {type(error).__name__} {error}") from error
 
 
-def _find(pair: Pair, folders: Sequence[Path]) -> Path:
+def _find(pair: Pair, metadata: dict[str, Any], folders: Sequence[Path]) -> Path:
+    """The file of this very LRE: another run's may have the same name."""
     paths = [folder / file_of(pair) for folder in folders]
     for path in paths:
-        if path.is_file():
+        if path.is_file() and LRE.read_metadata(path) == json.loads(json.dumps(metadata)):
             return path
     raise LREError(
         f"the LRE of {pair[0]!r}, trial {pair[1]}, is missing: a checkpoint needs the files of its LREs, and "
-        f"{' or '.join(repr(str(path)) for path in paths)} does not exist. Keep the folder 'lres' beside it, or name "
+        f"{' or '.join(repr(str(path)) for path in paths)} is not it. Keep the folder 'lres' beside it, or name "
         "the folder: lre_dir=..."
     )

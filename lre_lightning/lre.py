@@ -186,6 +186,22 @@ class LRE:
         with written_whole(Path(path)) as part:
             save_file(tensors, part, {"format": FORMAT, "lre": json.dumps(self.metadata())})
 
+    @staticmethod
+    def read_metadata(path: str | Path) -> dict[str, Any]:
+        """The `metadata` of an LRE in a file, without its tensors.
+
+        Raises:
+            LREError: If the file is not a whole LRE file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata: dict[str, Any] = json.loads((file.metadata() or {})["lre"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error
+        return metadata
+
     @classmethod
     def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
         """Read an LRE that `save` wrote.
@@ -199,12 +215,11 @@ class LRE:
         """
         from safetensors import SafetensorError, safe_open
 
+        metadata = cls.read_metadata(path)
         try:
             with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                metadata = json.loads(header["lre"])
                 weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError) as error:
             raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error
         lre = cls.from_tensors(weight, bias, metadata)
         if lm is not None:

@@ -43,7 +43,7 @@ def test_with_a_folder_neither_memory_nor_a_checkpoint_holds_tensors(tmp_path):
     assert (tmp_path / "lres" / "thing_colour" / "trial0.safetensors").is_file()
     assert not any(isinstance(kept, LRE) for kept in bank.lres._kept.values())
     (entry,) = bank.get_extra_state()["lres"]
-    assert set(entry) == {"metadata"}
+    assert set(entry) == {"metadata", "folder"}
     check_same(bank.lres["thing colour", 0], lre)
     check_same(reloaded(bank, tmp_path).lres["thing colour", 0], lre)
 
@@ -70,6 +70,24 @@ def test_a_file_that_another_run_wrote_is_refused(tmp_path):
     other.save(tmp_path / file_of(("thing colour", 0)))
     with pytest.raises(LREError, match="is not the LRE that this run kept"):
         bank.lres["thing colour", 0]
+
+
+def test_another_run_in_the_first_folder_does_not_stand_in_the_way(tmp_path):
+    bank = bank_of(tmp_path / "run" / "lres", lre_of())
+    bank_of(tmp_path / "other", lre_of(value=2.0), lre_of(trial=1))
+    LRE(torch.eye(3), torch.ones(3), 2, Origin("toy", "abc", "thing colour")).save(
+        tmp_path / "other" / file_of(("thing colour", 0))
+    )
+    check_same(reloaded(bank, tmp_path, [tmp_path / "other"]).lres["thing colour", 0], lre_of())
+
+
+def test_a_run_that_goes_on_in_another_folder_keeps_both(tmp_path):
+    first = reloaded(bank_of(tmp_path / "a", lre_of()), tmp_path)
+    first.lres.folder = tmp_path / "b"
+    first.lres["thing colour", 1] = lre_of(trial=1)
+    again = reloaded(first, tmp_path, [tmp_path / "b"])
+    check_same(again.lres["thing colour", 0], lre_of())
+    check_same(again.lres["thing colour", 1], lre_of(trial=1))
 
 
 def test_names_that_differ_have_files_that_differ():
