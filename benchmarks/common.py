@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.language_model import LanguageModel
 
 T = TypeVar("T")
+
+Prompt = tuple[Tensor, int]
+"""Token ids and the position of the subject's last token."""
+
+DEMO_RELATION = "country capital city"
 
 CONTEXT, SUFFIX = 74, 4
 """Tokens before the subject's last token, and from it on: what the paper's 47 relations have on average (8 shots,
@@ -35,6 +41,12 @@ def random_prompts(lm: LanguageModel, count: int, suffix: int = SUFFIX) -> list[
     """Prompts of random tokens, `(CONTEXT + suffix,)` each."""
     generator = torch.Generator().manual_seed(1)
     return list(torch.randint(lm.vocab_size, (count, CONTEXT + suffix), generator=generator))
+
+
+def demo_prompts() -> list[Prompt]:
+    """The training prompts of one trial of a bundled relation."""
+    batch = next(iter(RelationDataModule("demo", DEMO_RELATION, "demo").train_dataloader()))
+    return [(torch.tensor(prompt.input_ids), prompt.subject_position) for prompt in batch.prompts]
 
 
 class Products(TorchDispatchMode):
@@ -81,10 +93,10 @@ class Products(TorchDispatchMode):
         return time.perf_counter() - start
 
 
-def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Seconds that `work` takes, and what it returns."""
+def timed(work: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[float, T]:
+    """Seconds that `work` takes with these arguments, and what it returns."""
     start = time.perf_counter()
-    result = work()
+    result = work(*args, **kwargs)
     return time.perf_counter() - start, result
 
 

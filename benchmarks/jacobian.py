@@ -16,18 +16,14 @@ import warnings
 import torch
 from torch import Tensor
 
-from benchmarks.common import Products, gpt2_small, random_prompts, table, timed
+from benchmarks.common import CONTEXT, Products, Prompt, demo_prompts, gpt2_small, random_prompts, table, timed
 from lre_lightning.caches import share_cache
-from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.hooks import observe, replace
 from lre_lightning.jacobian import prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 
 FLOOR_PROMPTS = 4
 """How many times the floor is measured; it is that of the first prompt."""
-
-Prompt = tuple[Tensor, int]
-"""Token ids and the position of the subject's last token."""
 
 
 def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cache: bool) -> Tensor:
@@ -66,7 +62,7 @@ def compare(
     prompt_jacobian(lm, *prompts[0])
     engine, floor, cached, whole = 0.0, 0.0, 0.0, 0.0
     for index, prompt in enumerate(prompts):
-        seconds, found = timed(lambda prompt=prompt: prompt_jacobian(lm, *prompt))  # type: ignore[misc]
+        seconds, found = timed(prompt_jacobian, lm, *prompt)
         engine += seconds
         if index == 0:
             with Products(lm) as products:
@@ -75,16 +71,12 @@ def compare(
             floor += products.seconds() * len(prompts) / min(FLOOR_PROMPTS, len(prompts))
         if index < published:
             for layer in lm.layers:
-                seconds, expected = timed(
-                    lambda prompt=prompt, layer=layer: layer_jacobian(lm, prompt, layer, from_cache=True)  # type: ignore[misc]
-                )
+                seconds, expected = timed(layer_jacobian, lm, prompt, layer, from_cache=True)
                 cached += seconds * len(prompts) / published
                 assert_equal(found.jacobian[layer], expected, layer)
         if index < plain:
             for layer in plain_layers:
-                seconds, expected = timed(
-                    lambda prompt=prompt, layer=layer: layer_jacobian(lm, prompt, layer, from_cache=False)  # type: ignore[misc]
-                )
+                seconds, expected = timed(layer_jacobian, lm, prompt, layer, from_cache=False)
                 whole += seconds
                 assert_equal(found.jacobian[layer], expected, layer)
     # A layer costs as many blocks as there are above it.
@@ -108,16 +100,6 @@ def compare(
     ]
 
 
-def demo_prompts() -> list[Prompt]:
-    """The training prompts of one trial of a bundled relation."""
-    batch = next(iter(RelationDataModule("demo", "country capital city", "demo").train_dataloader()))
-    lasts = batch.last_position.tolist()
-    return [
-        (ids[: last + 1], int(position))
-        for ids, last, position in zip(batch.input_ids, lasts, batch.subject_position, strict=True)
-    ]
-
-
 def main() -> None:
     """Print the table."""
     warnings.filterwarnings("ignore", message=".*vmap.*")
@@ -125,7 +107,7 @@ def main() -> None:
     demo = LanguageModel.from_pretrained("demo")
     rows = compare(demo, demo_prompts(), 8, list(demo.layers), 8)
     lm = gpt2_small()
-    prompts = [(ids, len(ids) - 4) for ids in random_prompts(lm, 8)]
+    prompts = [(ids, CONTEXT) for ids in random_prompts(lm, 8)]
     layers: list[Layer] = list(lm.layers) if everything else [lm.num_layers - 2]
     rows += compare(lm, prompts, 8 if everything else 1, layers, 8 if everything else 1)
     header = ["LM", "way", "seconds for 8 prompts", "engine = 1", "floor = 1"]

@@ -52,20 +52,18 @@ def fit(relations: int, trials: int) -> dict[str, float]:
 def gptj() -> dict[str, float]:
     """Jacobians at all layers of an LM of GPT-J's shape in bfloat16, added to running means."""
     from transformers import AutoModelForCausalLM, GPTJConfig
+    from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(GPTJConfig(), dtype=torch.bfloat16)
     model = model.to_empty(device="cpu")
     for module in model.modules():  # what a checkpoint does not hold
         if hasattr(module, "embed_positions"):
-            from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
-
             module.embed_positions = create_sinusoidal_positions(module.max_positions, module.pos_embd_dim)
     for parameter in model.parameters():
         parameter.data.uniform_(-0.02, 0.02)
     lm = LanguageModel(model, name="GPT-J's shape")
     weights = sum(parameter.nbytes for parameter in lm.parameters())
-    before = peak()
     zero = torch.zeros(lm.hidden_size, lm.hidden_size, dtype=lm.dtype)
     state = torch.zeros(lm.hidden_size, dtype=lm.dtype)
     estimator = LREEstimator(lm.layers)
@@ -84,7 +82,7 @@ def gptj() -> dict[str, float]:
 
     jacobian._sweep = first_chunks
     estimator.update(prompt_jacobian(lm, torch.randint(lm.vocab_size, (CONTEXT + SUFFIX,)), CONTEXT))
-    return {"peak": peak(), "weights": weights, "before": before}
+    return {"peak": peak(), "weights": weights}
 
 
 def measured(work: str) -> dict[str, float]:

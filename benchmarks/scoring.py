@@ -8,6 +8,7 @@ grid, whose answers are compared; times are multiplied. With `--all` the engine 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import sys
@@ -16,8 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.common import CONTEXT, gpt2_small, random_prompts, table, timed
+from benchmarks.common import CONTEXT, DEMO_RELATION, demo_prompts, gpt2_small, random_prompts, table, timed
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.datamodules.batch import collate
 from lre_lightning.estimation import LREEstimator
 from lre_lightning.hooks import replace
 from lre_lightning.inverse import LowRankInverse
@@ -71,15 +73,11 @@ def trial(
         layer: LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin(lm.name, "", ""))
         for layer in lm.layers
     }
-    length = max(len(prompt.input_ids) for prompt in prompts)
-    ids = torch.tensor([[*prompt.input_ids, *[0] * (length - len(prompt.input_ids))] for prompt in prompts])
-    subject, last = (torch.tensor([getattr(p, n) for p in prompts]) for n in ("subject_position", "last_position"))
-    encoded = encode(lm, prompts, ids, subject, last, lm.layers)
-    said = [
-        Prompt(p.text, p.subject, p.object, p.input_ids, p.subject_span, token)
-        for p, token in zip(prompts, encoded.predicted.tolist(), strict=True)
-    ]
-    return encode(lm, said, ids, subject, last, lm.layers), lres
+    batch = collate(prompts, relation=0, trial=0, samples=range(len(prompts)))
+    encoded = encode(lm, prompts, batch.input_ids, batch.subject_position, batch.last_position, lm.layers)
+    answers = zip(prompts, encoded.predicted.tolist(), strict=True)
+    said = tuple(dataclasses.replace(prompt, object_token=token) for prompt, token in answers)
+    return dataclasses.replace(encoded, prompts=said, known=torch.ones_like(encoded.known)), lres
 
 
 def compare(
@@ -91,8 +89,8 @@ def compare(
     assert len(targets) == count
     operators = list(lres.values())
     difference = encoded.object[targets] - encoded.object
-    decoding, said = timed(lambda: faithfulness_predictions(lm, operators, encoded.subject, BETAS))
-    editing, edited = timed(lambda: causality_predictions(encoded.runs, operators, encoded.subject, difference, ranks))
+    decoding, said = timed(faithfulness_predictions, lm, operators, encoded.subject, BETAS)
+    editing, edited = timed(causality_predictions, encoded.runs, operators, encoded.subject, difference, ranks)
     if sample is None:  # the counts of the public function are those of these answers
         counts = score([encoded], lres, BETAS, ranks, "key")
         assert torch.equal((edited == encoded.predicted[targets][:, None, None]).sum(0), counts.causal)
@@ -120,14 +118,9 @@ def compare(
 def demo() -> list[list[str]]:
     """Subjects of a bundled relation."""
     lm = LanguageModel.from_pretrained("demo")
-    data = RelationDataModule("demo", "country capital city", "demo")
-    batch = next(iter(data.train_dataloader()))
-    train = [
-        (ids[: int(last) + 1], int(position))
-        for ids, last, position in zip(batch.input_ids, batch.last_position, batch.subject_position, strict=True)
-    ]
+    data = RelationDataModule("demo", DEMO_RELATION, "demo")
     prompts = [prompt for batch in data.val_dataloader() for prompt in batch.prompts][:DEMO_SUBJECTS]
-    encoded, lres = trial(lm, train, prompts)
+    encoded, lres = trial(lm, demo_prompts(), prompts)
     return compare(lm, encoded, lres, range(3, 123, 3), len(prompts), None)
 
 

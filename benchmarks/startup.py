@@ -26,7 +26,7 @@ COMMANDS = {
 def seconds(arguments: list[str]) -> float:
     """The shortest of several runs in a process of its own."""
     command = [sys.executable, *arguments]
-    return min(timed(lambda: subprocess.run(command, check=True, capture_output=True))[0] for _ in range(RUNS))
+    return min(timed(subprocess.run, command, check=True, capture_output=True)[0] for _ in range(RUNS))
 
 
 def main() -> None:

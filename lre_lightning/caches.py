@@ -29,34 +29,31 @@ def share_cache(cache: Cache | None) -> Cache | None:
     The run's batch may be larger: with p prefixes and b prompts the first b / p prompts go on from the first prefix.
     The cache that is given is not changed by the run.
     """
-    return _copy(cache, _join)
+    return None if cache is None else _copy(cache, _join)
 
 
 def growing_cache(cache: Cache) -> Cache:
     """As `share_cache`; after the run it is the cache of the longer prefixes, which still share what they shared."""
-    grown = _copy(cache, _grow)
-    assert grown is not None
-    return grown
+    return _copy(cache, _grow)
 
 
 def select_prefixes(cache: Cache, rows: slice) -> Cache:
     """Those of some prefixes; a cache of one prefix is that of all runs."""
-    chosen = copy.copy(cache)
-    chosen.layers = [copy.copy(layer) for layer in cache.layers]
+    chosen = _copy(cache)
     layers: list[Any] = chosen.layers
     for layer in layers:
         layer.keys, layer.values = _rows_of(layer.keys, rows), _rows_of(layer.values, rows)
     return chosen
 
 
-def _copy(cache: Cache | None, update: Callable[..., Any]) -> Cache | None:
-    if cache is None:
-        return None
+def _copy(cache: Cache, update: Callable[..., Any] | None = None) -> Cache:
+    """A cache with layers of its own, whose `update` is another function of the layer, and the same tensors."""
     copied = copy.copy(cache)
     copied.layers = [copy.copy(layer) for layer in cache.layers]
     layers: list[Any] = copied.layers
-    for layer in layers:
-        layer.update = partial(update, layer)
+    if update is not None:
+        for layer in layers:
+            layer.update = partial(update, layer)
     return copied
 
 

@@ -28,14 +28,13 @@ from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel, Layer
-from lre_lightning.memory import free_memory
+from lre_lightning.memory import busy_rows, free_memory
 
 if TYPE_CHECKING:
     from transformers import Cache
 
-NUMBERS_AT_A_TIME = {"cpu": 2**16}
-MOST_NUMBERS_AT_A_TIME = 2**18
-"""How many numbers, those of a hidden state times the lanes, keep a device busy; with more, only memory grows."""
+NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
+"""How many numbers, those of a hidden state times the lanes, keep a device busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +113,7 @@ def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: t
 
 def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
     """How many lanes half of the free memory holds, each with a graph and as much again for a backward pass."""
-    numbers = NUMBERS_AT_A_TIME.get(lm.device.type, MOST_NUMBERS_AT_A_TIME)
-    most = max(32, numbers // lm.hidden_size)
+    most = busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 32)
     free = free_memory(lm.device)
     if free is None:
         return most

@@ -193,14 +193,7 @@ class LRE:
         Raises:
             LREError: If the file is not a whole LRE file.
         """
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata: dict[str, Any] = json.loads((file.metadata() or {})["lre"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error
-        return metadata
+        return _read(path)[0]
 
     @classmethod
     def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
@@ -213,14 +206,7 @@ class LRE:
         Raises:
             LREError: If the file is not a whole LRE file, or it belongs to another LM.
         """
-        from safetensors import SafetensorError, safe_open
-
-        metadata = cls.read_metadata(path)
-        try:
-            with safe_open(path, framework="pt") as file:
-                weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
-        except (OSError, SafetensorError) as error:
-            raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error
+        metadata, (weight, bias) = _read(path, "weight", "bias")
         lre = cls.from_tensors(weight, bias, metadata)
         if lm is not None:
             lre.check_model(lm)
@@ -243,3 +229,14 @@ def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
             f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
             f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
         )
+
+
+def _read(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
+    """The metadata and some tensors of an LRE file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads((file.metadata() or {})["lre"]), [file.get_tensor(name) for name in names]
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +40,18 @@ def _container_memory() -> float:
     except (OSError, ValueError):  # there is no container, or its limit is "max"
         return float("inf")
     return limit - used + (int(cached[1]) if cached else 0)
+
+
+def busy_rows(device: torch.device, width: int, numbers: Mapping[str, int], least: int) -> int:
+    """How many rows at a time keep a device busy; more of them only take memory.
+
+    Args:
+        device: The device.
+        width: Numbers in a row.
+        numbers: How many numbers keep a device busy, by its type; ``"other"`` is for types that are not named.
+        least: Fewer rows than this never do.
+    """
+    return max(least, numbers[device.type if device.type in numbers else "other"] // width)
 
 
 class ChunkSizes:

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from lre_lightning.caches import select_prefixes, share_cache
 from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.memory import busy_rows
 
 if TYPE_CHECKING:
     from transformers import Cache
 
-NUMBERS_AT_A_TIME = {"cpu": 2**17}
-MOST_NUMBERS_AT_A_TIME = 2**22
-"""How many numbers, those of a hidden state times the patched prompts, keep a device busy; more are no faster."""
+NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
+"""How many numbers, those of a hidden state times the patched prompts, keep a device busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +111,8 @@ class PromptBatch:
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
-        numbers = NUMBERS_AT_A_TIME.get(self.lm.device.type, MOST_NUMBERS_AT_A_TIME)
         there_are = max(1, len(self) * subject.shape[1])
-        wanted = min(there_are, chunk_size or max(64, numbers // self.lm.hidden_size))
+        wanted = min(there_are, chunk_size or busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64))
         return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
 
     def _patched(self, layer: Layer, subject: Tensor, chunk_size: int) -> Tensor:
