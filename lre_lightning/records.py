@@ -1,0 +1,260 @@
+"""What a run counted: one record a relation and trial, on the grid of layers, betas and ranks, kept in a file.
+
+Records hold counts alone, so any choice of layer, rank or beta can be made again from them, and any table or figure
+drawn, without the LM. A file has one record a line (JSON Lines): the files of several jobs are merged by giving all of
+them to `read_records`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError
+from lre_lightning.files import written_whole
+from lre_lightning.language_model import Layer
+
+FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
+CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
+
+Grid = tuple[tuple[int, ...], ...]
+ByLayer = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class PairRecord:
+    """The counts of one relation in one trial, on the grid of layers, betas and ranks.
+
+    Attributes:
+        relation: Name of the relation.
+        category: Its category.
+        trial: Number of the trial.
+        samples: All samples of the relation.
+        range_size: Number of its distinct objects.
+        tested: Test samples of this trial.
+        known: Those whose object the LM answers.
+        layers: Layers of the grid; none where the pair was not scored.
+        betas: Betas of the grid.
+        ranks: Ranks of the grid.
+        faithful: Faithful predictions out of `known`, `[layer][beta]`.
+        causal: Successful edits out of `edited`, `[layer][rank]`.
+        edited: Known samples for which there was a target with another object.
+        layer: The chosen layer; None where the pair was not scored.
+        beta: The chosen beta.
+        rank: The chosen rank; None where the pair was not scored.
+        model: Name or folder of the LM.
+        n_shot: Number n of training examples.
+        template: The prompt template.
+        template_index: Its place among the relation's own templates; None for one that is not the relation's.
+        first_tokens: Distinct first tokens of the distinct objects.
+        reported: False for a trial that only served to choose the layer and rank of the others.
+        faithful_baselines: Faithful predictions out of `known` of each of `FAITHFULNESS_BASELINES`, `[layer]`; empty
+            where baselines were not computed.
+        faithful_zero_shot: As `faithful`, with s from a prompt that holds the subject alone.
+        zero_shot_baselines: As `faithful_baselines`, with s from a prompt that holds the subject alone.
+        causal_baselines: Successes out of `edited` of each of `CAUSALITY_BASELINES` put in place of s, `[layer]`.
+        line_integrals: For pairs of test subjects (s1, s2) the integral of u^T F'(s) v from s1 to s2 and its estimate
+            u^T W v ||s2 - s1||, at the chosen layer.
+    """
+
+    relation: str
+    category: str
+    trial: int
+    samples: int
+    range_size: int
+    tested: int
+    known: int
+    layers: tuple[Layer, ...] = ()
+    betas: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    faithful: Grid = ()
+    causal: Grid = ()
+    edited: int = 0
+    layer: Layer | None = None
+    beta: float = 1.0
+    rank: int | None = None
+    model: str = ""
+    n_shot: int = 0
+    template: str = ""
+    template_index: int | None = 0
+    first_tokens: int | None = None
+    reported: bool = True
+    faithful_baselines: ByLayer = field(default_factory=dict)
+    faithful_zero_shot: Grid = ()
+    zero_shot_baselines: ByLayer = field(default_factory=dict)
+    causal_baselines: ByLayer = field(default_factory=dict)
+    line_integrals: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def scored(self) -> bool:
+        """Whether the LM knew enough of the relation's test samples to score its LRE."""
+        return bool(self.layers)
+
+    @property
+    def random_guess(self) -> float:
+        """Chance of guessing an object that is drawn from the relation's distinct objects."""
+        return 1 / self.range_size
+
+    def faithfulness(self, layer: Layer, beta: float, zero_shot: bool = False) -> float:
+        """Share of the known samples that the LRE at `layer` predicts as the LM does; NaN where there is none.
+
+        Args:
+            layer: A layer of the grid.
+            beta: A beta of the grid.
+            zero_shot: Whether s is read in a prompt that holds the subject alone.
+        """
+        counts = self.faithful_zero_shot if zero_shot else self.faithful
+        return _share(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
+
+    def causality(self, layer: Layer, rank: int) -> float:
+        """Share of the edits at `layer` and `rank` that make the LM answer o'; NaN where there is none."""
+        return _share(self.causal[self.layers.index(layer)][self.ranks.index(rank)], self.edited)
+
+    def faithfulness_baseline(self, name: str, layer: Layer, zero_shot: bool = False) -> float:
+        """Faithfulness of one of `FAITHFULNESS_BASELINES` at `layer`."""
+        counts = self.zero_shot_baselines if zero_shot else self.faithful_baselines
+        return _share(counts[name][self.layers.index(layer)], self.known)
+
+    def causality_baseline(self, name: str, layer: Layer) -> float:
+        """Causality of one of `CAUSALITY_BASELINES` at `layer`."""
+        return _share(self.causal_baselines[name][self.layers.index(layer)], self.edited)
+
+    @property
+    def chosen_scores(self) -> tuple[float, float] | None:
+        """Faithfulness and causality at the chosen layer, beta and rank; None where the pair was not scored."""
+        if self.layer is None or self.rank is None:
+            return None
+        return self.faithfulness(self.layer, self.beta), self.causality(self.layer, self.rank)
+
+    def plain(self) -> dict[str, Any]:
+        """The record as plain data, for a checkpoint or a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild a record from `plain`, also where its tuples have become lists.
+
+        Raises:
+            LREError: If a field is missing.
+        """
+        try:
+            return cls(**{entry.name: _tupled(data[entry.name]) for entry in fields(cls)})
+        except (KeyError, TypeError) as error:
+            raise LREError(f"this is not a record of results: {type(error).__name__} {error}") from error
+
+
+def _share(count: int, total: int) -> float:
+    return count / total if total else float("nan")
+
+
+def _tupled(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_tupled(entry) for entry in value)
+    if isinstance(value, Mapping):
+        return {key: _tupled(entry) for key, entry in value.items()}
+    return value
+
+
+def write_records(records: Iterable[PairRecord], path: Path) -> None:
+    """Write records to a file, one a line, under its name only once it is whole."""
+    with written_whole(path) as part:
+        part.write_text("", encoding="utf-8")
+        append_records(records, part)
+
+
+def append_records(records: Iterable[PairRecord], path: Path) -> None:
+    """Add records at the end of a file that `write_records` wrote."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record.plain(), ensure_ascii=False) + "\n" for record in records)
+
+
+def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
+    """Read and merge the records of one or several runs, such as jobs that share the relations out among them.
+
+    Args:
+        paths: Files that `write_records` wrote, or folders of runs, in which every ``fit_results.jsonl`` is read.
+
+    Returns:
+        The records in the order of the files; what several files hold alike comes once.
+
+    Raises:
+        LREError: If there is no such file, one is broken, or two files hold different records of the same relation,
+            trial and prompts.
+    """
+    found: dict[tuple[Any, ...], tuple[PairRecord, Path]] = {}
+    for path in [file for given in paths for file in _files(Path(given))]:
+        for record in _read(path):
+            key = (record.model, record.n_shot, record.template, record.relation, record.trial)
+            kept, other = found.setdefault(key, (record, path))
+            if kept != record:
+                raise LREError(
+                    f"{str(other)!r} and {str(path)!r} both have trial {record.trial} of {record.relation!r} "
+                    f"(n = {record.n_shot}, {record.template!r}), with different counts: give one of them"
+                )
+    return [record for record, _ in found.values()]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.rglob("fit_results.jsonl"))
+    if not files:
+        raise LREError(f"there is no fit_results.jsonl in {str(path)!r}: give a run's folder, or such a file")
+    return files
+
+
+def _read(path: Path) -> list[PairRecord]:
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(PairRecord.from_plain(json.loads(line)))
+        except (ValueError, TypeError, LREError) as error:
+            raise LREError(f"{str(path)!r}, line {number}, is not a record of results: {error}") from error
+    return records
+
+
+def rows(records: Iterable[PairRecord]) -> list[dict[str, Any]]:
+    """Every count as a row for a data frame, with the keys of `COLUMNS`.
+
+    A row is one score: faithfulness by layer and beta, causality by layer and rank, baselines by layer. What a score
+    does not depend on is None. A pair that was not scored has no row.
+    """
+    return [row for record in records if record.scored for row in _rows(record)]
+
+
+_COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "reported")
+COLUMNS = (*_COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "count", "total", "score")
+
+
+def _rows(record: PairRecord) -> list[dict[str, Any]]:
+    common = {name: getattr(record, name) for name in _COMMON}
+
+    def row(metric: str, method: str, prompt: str, layer: int, count: int, **point: Any) -> dict[str, Any]:
+        total = record.known if metric == "faithfulness" else record.edited
+        score = {"count": count, "total": total, "score": _share(count, total)}
+        place = {"layer": record.layers[layer], "beta": None, "rank": None} | point
+        return common | {"metric": metric, "method": method, "prompt": prompt} | place | score
+
+    def grid(metric: str, prompt: str, counts: Grid, axis: str, values: Sequence[float]) -> list[dict[str, Any]]:
+        return [
+            row(metric, "LRE", prompt, i, count, **{axis: value})
+            for i, at in enumerate(counts)
+            for value, count in zip(values, at, strict=True)
+        ]
+
+    def baselines(metric: str, prompt: str, counts: ByLayer) -> list[dict[str, Any]]:
+        return [row(metric, name, prompt, i, count) for name, at in counts.items() for i, count in enumerate(at)]
+
+    return [
+        *grid("faithfulness", "few-shot", record.faithful, "beta", record.betas),
+        *grid("faithfulness", "zero-shot", record.faithful_zero_shot, "beta", record.betas),
+        *grid("causality", "few-shot", record.causal, "rank", record.ranks),
+        *baselines("faithfulness", "few-shot", record.faithful_baselines),
+        *baselines("faithfulness", "zero-shot", record.zero_shot_baselines),
+        *baselines("causality", "few-shot", record.causal_baselines),
+    ]
