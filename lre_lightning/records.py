@@ -58,6 +58,8 @@ class PairRecord:
         faithful_zero_shot: As `faithful`, with s from a prompt that holds the subject alone.
         zero_shot_baselines: As `faithful_baselines`, with s from a prompt that holds the subject alone.
         causal_baselines: Successes out of `edited` of each of `CAUSALITY_BASELINES` put in place of s, `[layer]`.
+        faithful_low_rank: Faithful predictions out of `known` at the chosen layer and beta with W cut down to each rank,
+            `[rank]`.
         line_integrals: For pairs of test subjects (s1, s2) the integral of u^T F'(s) v from s1 to s2 and its estimate
             u^T W v ||s2 - s1||, at the chosen layer.
     """
@@ -88,6 +90,7 @@ class PairRecord:
     faithful_zero_shot: Grid = ()
     zero_shot_baselines: ByLayer = field(default_factory=dict)
     causal_baselines: ByLayer = field(default_factory=dict)
+    faithful_low_rank: tuple[int, ...] = ()
     line_integrals: tuple[tuple[float, float], ...] = ()
 
     @property
@@ -110,6 +113,10 @@ class PairRecord:
         """
         counts = self.faithful_zero_shot if zero_shot else self.faithful
         return _share(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
+
+    def low_rank_faithfulness(self, rank: int) -> float:
+        """Faithfulness at the chosen layer and beta with W cut down to `rank`."""
+        return _share(self.faithful_low_rank[self.ranks.index(rank)], self.known)
 
     def causality(self, layer: Layer, rank: int) -> float:
         """Share of the edits at `layer` and `rank` that make the LM answer o'; NaN where there is none."""

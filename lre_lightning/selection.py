@@ -75,5 +75,12 @@ def reselect(
         at = group[0].beta if beta is None else beta
         choosing = [record for record in group if not record.reported] or reported
         layer, rank = choose(choosing, criterion, at)
-        chosen += [replace(record, layer=layer, rank=rank, beta=at) for record in reported]
+        chosen += [_moved(record, layer, rank, at) for record in reported]
     return chosen
+
+
+def _moved(record: PairRecord, layer: Layer, rank: int, beta: float) -> PairRecord:
+    """The record at another point of its grid, without what was counted at its own point alone."""
+    if (layer, beta) != (record.layer, record.beta):
+        record = replace(record, faithful_low_rank=(), line_integrals=())
+    return replace(record, layer=layer, rank=rank, beta=beta)

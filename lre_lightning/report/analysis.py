@@ -228,6 +228,11 @@ def causality_at_rank(rank: int) -> Score:
     return lambda r: r.causality(r.layer, rank) if r.layer is not None and rank in r.ranks else math.nan
 
 
+def faithfulness_at_rank(rank: int) -> Score:
+    """Faithfulness at the chosen layer and beta with W cut down to a rank (figure "rank-sweep")."""
+    return lambda r: r.low_rank_faithfulness(rank) if r.faithful_low_rank and rank in r.ranks else math.nan
+
+
 def faithfulness_at_beta(beta: float) -> Score:
     """Faithfulness at the chosen layer and a beta."""
     return lambda r: r.faithfulness(r.layer, beta) if r.layer is not None and beta in r.betas else math.nan
@@ -302,7 +307,7 @@ def known_facts(records: Iterable[PairRecord]) -> dict[str, Spread]:
 
 
 def underestimation(records: Iterable[PairRecord]) -> dict[str, Spread]:
-    """By relation, mean and deviation over pairs of subjects of the ratio between change and estimate (table "line_int").
+    """By relation, the ratio of change to estimate, mean and deviation over pairs of subjects (table "line_int").
 
     A pair whose estimate is not positive has no ratio and is left out.
     """
