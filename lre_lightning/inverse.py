@@ -41,6 +41,8 @@ class LowRankInverse:
         check_ranks([self.max_rank], weight.shape[0])
         left, values, self._right = leading_singular_triplets(weight, self.max_rank)
         cutoff = torch.finfo(weight.dtype).eps * weight.shape[0] * values[:1]
+        self._scaled_right: Tensor = self._right * values
+        self._left: Tensor = left
         self._scaled_left: Tensor = left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
 
     def matrix(self, rank: int) -> Tensor:
@@ -68,6 +70,23 @@ class LowRankInverse:
         check_ranks(ranks, self.max_rank, FACTORIZED)
         coefficients = delta @ self._scaled_left
         return torch.stack([coefficients[..., :rank] @ self._right[:, :rank].T for rank in ranks], dim=-2)
+
+    def forward(self, subject: Tensor, ranks: Sequence[int]) -> Tensor:
+        """Apply W itself, cut down to each of several ranks.
+
+        Args:
+            subject: s, `(..., hidden)`.
+            ranks: The ranks, in any order.
+
+        Returns:
+            W_r s for every rank r, `(..., len(ranks), hidden)`.
+
+        Raises:
+            LREError: If a rank is out of range.
+        """
+        check_ranks(ranks, self.max_rank, FACTORIZED)
+        coefficients = subject @ self._scaled_right
+        return torch.stack([coefficients[..., :rank] @ self._left[:, :rank].T for rank in ranks], dim=-2)
 
 
 def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

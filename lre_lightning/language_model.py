@@ -296,6 +296,11 @@ class LanguageModel(nn.Module):
         weight = self._unembedding_weight
         return architectures.decode(self._parts, hidden.to(weight.device, weight.dtype))
 
+    def unembedding(self, token_ids: Tensor) -> Tensor:
+        """Rows of the decoder head's matrix, `(..., hidden)`, for token ids `(...)`."""
+        weight = self._unembedding_weight
+        return weight[token_ids.to(weight.device)]
+
     def predict(self, hidden: Tensor, chunk_size: int | None = None) -> Tensor:
         """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.
 

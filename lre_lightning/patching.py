@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -111,9 +111,38 @@ class PromptBatch:
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
+        return self._in_chunks(partial(self._patched, layer, subject), subject, chunk_size)
+
+    def pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor, chunk_size: int | None = None) -> Tensor:
+        """Run the prompts with s replaced and compute u^T F'(s), the gradient of u . o with respect to s.
+
+        Args:
+            layer: The layer whose output at the subject's last token is replaced.
+            subject: What to put there, `(batch, variants, hidden)`, in any floating dtype.
+            cotangent: u for every prompt, `(batch, hidden)`.
+            chunk_size: How many prompts run at a time; chosen for the device if None.
+
+        Returns:
+            u^T F'(s) for every prompt and variant, `(batch, variants, hidden)`, in the dtype of `subject`.
+        """
+        return self._in_chunks(partial(self._pullback, layer, subject, cotangent), subject, chunk_size)
+
+    def _in_chunks(self, run: Callable[[int], Tensor], subject: Tensor, chunk_size: int | None) -> Tensor:
         there_are = max(1, len(self) * subject.shape[1])
         wanted = min(there_are, chunk_size or busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64))
-        return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
+        return self.lm.chunk_sizes.run("patched prompts", wanted, run)
+
+    def _pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor, chunk_size: int) -> Tensor:
+        gradient = torch.empty_like(subject)
+        for group, states in zip(self._groups, self._hidden, strict=True):
+            for prompts, variants in _chunks(len(group.rows), subject.shape[1], chunk_size):
+                rows = group.rows[prompts]
+                values = subject[rows, variants].detach().requires_grad_(True)
+                with torch.enable_grad():
+                    found = self._run_patched(layer, group, prompts, states[layer][prompts], values)
+                    (at,) = torch.autograd.grad(found, values, cotangent[rows, None].expand_as(found).to(found))
+                gradient[rows, variants] = at
+        return gradient
 
     def _patched(self, layer: Layer, subject: Tensor, chunk_size: int) -> Tensor:
         output = torch.empty(subject.shape, dtype=self.lm.dtype, device=subject.device)

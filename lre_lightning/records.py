@@ -58,8 +58,8 @@ class PairRecord:
         faithful_zero_shot: As `faithful`, with s from a prompt that holds the subject alone.
         zero_shot_baselines: As `faithful_baselines`, with s from a prompt that holds the subject alone.
         causal_baselines: Successes out of `edited` of each of `CAUSALITY_BASELINES` put in place of s, `[layer]`.
-        faithful_low_rank: Faithful predictions out of `known` at the chosen layer and beta with W cut down to each rank,
-            `[rank]`.
+        faithful_low_rank: Faithful predictions out of `known` at the chosen layer and beta with W cut down to each
+            rank, `[rank]`.
         line_integrals: For pairs of test subjects (s1, s2) the integral of u^T F'(s) v from s1 to s2 and its estimate
             u^T W v ||s2 - s1||, at the chosen layer.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Encoded:
         object: o, `(batch, hidden)`.
         predicted: The LM's own answer, argmax D(o), `(batch,)`, int64.
         known: Whether that is the object's first token, `(batch,)`, bool.
+        zero_shot: s in prompts that hold the subject alone, `(batch, layers, hidden)`, where it is wanted.
     """
 
     runs: PromptBatch
@@ -40,6 +42,78 @@ class Encoded:
     object: Tensor
     predicted: Tensor
     known: Tensor
+    zero_shot: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTrial:
+    """All test prompts of one relation and trial, with the targets of their edits.
+
+    Attributes:
+        runs: The prompts, ready to be run again with s replaced.
+        prompts: Their texts and first tokens.
+        subject: s, `(samples, layers, hidden)`.
+        object: o, `(samples, hidden)`.
+        predicted: The LM's own answers, `(samples,)`, int64.
+        known: Which of them are right, `(samples,)`, bool.
+        zero_shot: s in prompts that hold the subject alone, `(samples, layers, hidden)`; None where not asked for.
+        edited: The known samples for which there is a target with another object, int64 `(edits,)`.
+        targets: Those targets, (s', o'), int64 `(edits,)`.
+    """
+
+    runs: PromptBatch
+    prompts: tuple[Prompt, ...]
+    subject: Tensor
+    object: Tensor
+    predicted: Tensor
+    known: Tensor
+    zero_shot: Tensor | None
+    edited: Tensor
+    targets: Tensor
+
+    @classmethod
+    def join(cls, batches: Sequence[Encoded], key: str) -> EncodedTrial:
+        """Put batches together, at least one, and draw targets.
+
+        Args:
+            batches: The test prompts.
+            key: Seeds the targets: seed, relation and trial.
+        """
+        prompts = tuple(prompt for batch in batches for prompt in batch.prompts)
+        subject, output, predicted, known = (
+            torch.cat([getattr(batch, name) for batch in batches])
+            for name in ("subject", "object", "predicted", "known")
+        )
+        zero_shot = [batch.zero_shot for batch in batches if batch.zero_shot is not None]
+        pairs = [pair for pair in enumerate(draw_targets(prompts, known.tolist(), key)) if pair[1] is not None]
+        edited, targets = torch.tensor(pairs, dtype=torch.long, device=known.device).reshape(-1, 2).T
+        runs = PromptBatch.join([batch.runs for batch in batches])
+        alone = torch.cat(zero_shot) if zero_shot else None
+        return cls(runs, prompts, subject, output, predicted, known, alone, edited, targets)
+
+    @cached_property
+    def edited_runs(self) -> PromptBatch:
+        """The prompts that are edited."""
+        return self.runs.select(self.edited)
+
+    @cached_property
+    def wanted(self) -> Tensor:
+        """First tokens of the objects that edits should lead to, int64 `(edits,)`."""
+        tokens = [self.prompts[target].object_token for target in self.targets.tolist()]
+        return torch.tensor(tokens, dtype=torch.long, device=self.known.device)
+
+    def count_faithful(self, answers: Tensor) -> Tensor:
+        """How often answers for the known samples, int64 `(known, ...)`, are the LM's: int64 `(...)`."""
+        metric = Faithfulness(1, tuple(answers.shape[1:]), average="none").to(answers.device)
+        wanted = self.predicted[self.known]
+        metric.update(answers, wanted, torch.zeros_like(wanted))
+        return metric.correct[0].cpu()
+
+    def count_causal(self, answers: Tensor) -> Tensor:
+        """How often answers after an edit `(edits, ...)`, int64, are the wanted ones: int64 `(...)`."""
+        metric = Causality(1, tuple(answers.shape[1:]), average="none").to(answers.device)
+        metric.update(answers, self.wanted, torch.zeros_like(self.wanted))
+        return metric.correct[0].cpu()
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +142,7 @@ def encode(
     subject_position: Tensor,
     last_position: Tensor,
     layers: Sequence[Layer],
+    zero_shot: PromptBatch | None = None,
 ) -> Encoded:
     """Run test prompts once and keep what scoring needs.
 
@@ -78,12 +153,14 @@ def encode(
         subject_position: Index of each subject's last token, `(batch,)`, int64.
         last_position: Index of each prompt's last token, `(batch,)`, int64.
         layers: Where s is wanted; at least one.
+        zero_shot: Prompts that hold the same subjects alone, where s is wanted from them too.
     """
     runs = PromptBatch(lm, input_ids, subject_position, last_position)
     subject, output = runs.hidden_states(layers)
     predicted = lm.predict(output)
     objects = torch.tensor([prompt.object_token for prompt in prompts], device=predicted.device)
-    return Encoded(runs, tuple(prompts), subject, output, predicted, predicted == objects)
+    alone = None if zero_shot is None else zero_shot.hidden_states(layers)[0]
+    return Encoded(runs, tuple(prompts), subject, output, predicted, predicted == objects, alone)
 
 
 def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Tensor:
@@ -161,41 +238,28 @@ def draw_targets(prompts: Sequence[Prompt], known: Sequence[bool], key: str) -> 
 
 
 def score(
-    batches: Sequence[Encoded],
+    trial: EncodedTrial,
     lres: Mapping[Layer, LRE],
     betas: Sequence[float],
     ranks: Sequence[int],
-    key: str,
     chunk_size: int | None = None,
 ) -> Counts:
     """Count faithful predictions and successful edits over all test prompts of one relation and trial.
 
     Args:
-        batches: The test prompts, with s at the layers of `lres`.
+        trial: The test prompts, with s at the layers of `lres`.
         lres: The LRE at each layer.
         betas: Where faithfulness is counted.
         ranks: Where causality is counted.
-        key: Seeds the targets: seed, relation and trial.
         chunk_size: How many patched prompts run at a time; chosen for the device if None.
     """
-    prompts = [prompt for batch in batches for prompt in batch.prompts]
-    known = torch.cat([batch.known for batch in batches])
-    subject, outputs, predicted = (
-        torch.cat([getattr(batch, name) for batch in batches]) for name in ("subject", "object", "predicted")
-    )
-    runs, operators = PromptBatch.join([batch.runs for batch in batches]), list(lres.values())
-    relation = torch.zeros_like(predicted)
-    faithful = Faithfulness(1, (len(operators), len(betas)), average="none").to(known.device)
-    answers = faithfulness_predictions(runs.lm, operators, subject[known], betas)
-    faithful.update(answers, predicted[known], relation[known])
-    causal = Causality(1, (len(operators), len(ranks)), average="none").to(known.device)
-    pairs = [pair for pair in enumerate(draw_targets(prompts, known.tolist(), key)) if pair[1] is not None]
-    if pairs:
-        rows, targets = torch.tensor(pairs, device=known.device).T
-        difference = outputs[targets] - outputs[rows]
-        answers = causality_predictions(runs.select(rows), operators, subject[rows], difference, ranks, chunk_size)
-        wanted = torch.tensor([prompts[target].object_token for target in targets.tolist()], device=known.device)
-        causal.update(answers, wanted, relation[rows])
-    return Counts(
-        len(prompts), int(known.sum()), faithful.correct[0].cpu(), causal.correct[0].cpu(), int(causal.total[0])
-    )
+    operators = list(lres.values())
+    known = trial.subject[trial.known]
+    faithful = trial.count_faithful(faithfulness_predictions(trial.runs.lm, operators, known, betas))
+    causal = torch.zeros(len(operators), len(ranks), dtype=torch.long)
+    if len(trial.edited):
+        difference = trial.object[trial.targets] - trial.object[trial.edited]
+        subject = trial.subject[trial.edited]
+        answers = causality_predictions(trial.edited_runs, operators, subject, difference, ranks, chunk_size)
+        causal = trial.count_causal(answers)
+    return Counts(len(trial.prompts), int(trial.known.sum()), faithful, causal, len(trial.edited))
