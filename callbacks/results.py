@@ -10,20 +10,22 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from lre_lightning.records import append_records, write_records
 from lre_lightning.results import append_csv, summarize, write_csv
 from lre_lightning.tables import print_results
 
 
 class ResultsTable(Callback):
-    """Prints the table of results at the end of fit and validate, and writes one row a grid point to a CSV file.
+    """Prints the table of results at the end of fit and validate, and keeps all results in two files.
 
-    The file is ``<default_root_dir>/fit_results.csv`` or ``validate_results.csv``; its columns are
-    `lre_lightning.results.COLUMNS`. It grows with every pair of a fit; a fit that is resumed begins it anew with what
-    its checkpoint holds. Works with any LightningModule that has `records`, a mapping whose values are
-    `lre_lightning.results.PairRecord`.
+    ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for
+    `lre_lightning.records.read_records` and for reports; ``fit_results.csv`` has the scores of each relation and trial
+    at the chosen layer, beta and rank, with the columns `lre_lightning.results.COLUMNS`. They grow with every pair of a
+    fit; a fit that is resumed begins them anew with what its checkpoint holds. Works with any LightningModule that has
+    `records`, a mapping whose values are `lre_lightning.records.PairRecord`.
 
     Args:
-        dirpath: Folder for the file; the trainer's `default_root_dir` if None.
+        dirpath: Folder for the files; the trainer's `default_root_dir` if None.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
@@ -39,7 +41,8 @@ class ResultsTable(Callback):
     @rank_zero_only
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         records = _records(pl_module)
-        append_csv(records[self._written :], self._path(trainer))
+        append_records(records[self._written :], self._path(trainer, "jsonl"))
+        append_csv(records[self._written :], self._path(trainer, "csv"))
         self._written = len(records)
 
     @override
@@ -54,18 +57,19 @@ class ResultsTable(Callback):
             self._write(trainer, pl_module)
             self._print(trainer, pl_module)
 
-    def _path(self, trainer: L.Trainer) -> Path:
+    def _path(self, trainer: L.Trainer, ending: str) -> Path:
         name = "validate" if trainer.state.fn == "validate" else "fit"
-        return Path(self.dirpath or trainer.default_root_dir) / f"{name}_results.csv"
+        return Path(self.dirpath or trainer.default_root_dir) / f"{name}_results.{ending}"
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         records = _records(pl_module)
-        write_csv(records, self._path(trainer))
+        write_records(records, self._path(trainer, "jsonl"))
+        write_csv(records, self._path(trainer, "csv"))
         self._written = len(records)
 
     def _print(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         print_results(summarize(_records(pl_module)))
-        print(f"Every grid point: {self._path(trainer)}")
+        print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")
 
 
 def _records(pl_module: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """The datamodule: relations as few-shot prompts, one (relation, trial) pair an epoch."""
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Union
 
 from lightning import LightningDataModule
@@ -12,8 +13,16 @@ from lre_lightning.datamodules.loaders import Share, loader, share_test, share_t
 from lre_lightning.demo import DEMO, RELATIONS_DIR
 from lre_lightning.draws import Draw, check_number, draw, test_prompts, train_prompts
 from lre_lightning.errors import LREError
-from lre_lightning.prompts import Prompt, check_tokenizer, load_tokenizer, pad_token
-from lre_lightning.relations import Relation, is_path, load_relations, resolve_relations_dir
+from lre_lightning.prompts import Prompt, check_tokenizer, load_tokenizer, make_prompts, pad_token
+from lre_lightning.relations import (
+    SLOT,
+    Relation,
+    Sample,
+    check_template,
+    is_path,
+    load_relations,
+    resolve_relations_dir,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +48,9 @@ class RelationDataModule(LightningDataModule):
         trials: Number of trials of each relation. The paper has 24.
         seed: Seed of the draws.
         batch_size: Number of prompts in a batch, in training and in validation.
+        template: Which template prompts are made with: an index into each relation's own distinct templates, few-shot
+            ones first (relations that have fewer are left out), or one template for all relations, such as ``"{}"``
+            for prompts without relation-specific text.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code that the tokenizer's repository brings along.
 
@@ -61,6 +73,7 @@ class RelationDataModule(LightningDataModule):
         trials: int = 3,
         seed: int = 0,
         batch_size: int = 32,
+        template: int | str = 0,
         tokenizer_revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -68,6 +81,11 @@ class RelationDataModule(LightningDataModule):
         for name, value in (("n_shot", n_shot), ("trials", trials), ("batch_size", batch_size)):
             check_number(name, value, 1)
         check_number("seed", seed, 0)
+        if isinstance(template, str):
+            check_template(template)
+        else:
+            check_number("template", template, 0)
+        self.template = template
         self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
         self.selection = _plain_selection(relations)
         self.relations_dir = _plain_dir(relations_dir)
@@ -91,7 +109,7 @@ class RelationDataModule(LightningDataModule):
         self._tokenizer = (
             load_tokenizer(given, self.tokenizer_revision, self.trust_remote_code) if isinstance(given, str) else given
         )
-        relations = load_relations(self.selection, self.relations_dir)
+        relations = _with_template(load_relations(self.selection, self.relations_dir), self.template)
         for relation in relations:
             draw(relation, self.n_shot, trial=0, seed=self.seed)
         self._relations = relations
@@ -160,6 +178,13 @@ class RelationDataModule(LightningDataModule):
         """Serve the test prompts of all pairs."""
         return self.val_dataloader()
 
+    def subjects_alone(self, batch: RelationBatch) -> RelationBatch:
+        """The subjects of a batch in zero-shot prompts that hold them and nothing else, on the same device."""
+        samples = [Sample(prompt.subject, prompt.object) for prompt in batch.prompts]
+        prompts = make_prompts(self.tokenizer, SLOT, samples)
+        place = int(batch.relation[0]), int(batch.trial[0]), batch.sample.tolist()
+        return collate(prompts, *place, pad_token(self.tokenizer)).to(batch.input_ids.device)
+
     def _epoch_pairs(self, default: list[int]) -> list[int]:
         """Return the pair of the epoch that a Trainer is in; outside a running fit, the default."""
         trainer = self.trainer
@@ -204,9 +229,25 @@ class RelationDataModule(LightningDataModule):
             "trials": self.trials,
             "seed": self.seed,
             "batch_size": self.batch_size,
+            "template": self.template,
             "tokenizer_revision": self.tokenizer_revision,
             "trust_remote_code": self.trust_remote_code,
         }
+
+
+def _with_template(relations: tuple[Relation, ...], template: int | str) -> tuple[Relation, ...]:
+    """The relations whose prompts are made with another template, without those that have none of that index."""
+    if isinstance(template, str):
+        return tuple(replace(relation, prompt_templates=(template,)) for relation in relations)
+    chosen = tuple(
+        replace(relation, prompt_templates=(relation.templates[template],))
+        for relation in relations
+        if template < len(relation.templates)
+    )
+    if not chosen:
+        most = max(len(relation.templates) for relation in relations)
+        raise LREError(f"no relation has a template {template}: the most that one has are {most}, from 0 on")
+    return chosen
 
 
 def _plain_tokenizer(name_or_path: str) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre import LRE
-from lre_lightning.results import PairRecord
+from lre_lightning.records import PairRecord
 
 Pair: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
@@ -130,10 +130,6 @@ class LREBank(nn.Module):
         self.lres.fill(state["lres"], self.searched)
         records = [PairRecord.from_plain(entry) for entry in state["records"]]
         self.records = {(record.relation, record.trial): record for record in records}
-
-    def first_scored(self, relation: str) -> PairRecord | None:
-        """The record of the relation's first scored trial, which chose its layer and rank; None before there is one."""
-        return next((r for r in self.records.values() if r.relation == relation and r.scored), None)
 
 
 def file_of(pair: Pair) -> Path:

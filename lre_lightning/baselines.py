@@ -71,7 +71,8 @@ class LinearRegression:
 
     def __call__(self, subject: Tensor) -> Tensor:
         """Predict o from s, `(..., hidden)`."""
-        return (subject - self._subject) @ self._inverse @ self._targets + self._object
+        predicted: Tensor = (subject - self._subject) @ self._inverse @ self._targets + self._object
+        return predicted
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lre_lightning.errors import LREError
 
-DEFAULT_BETAS = tuple(step / 4 for step in range(1, 21))
+DEFAULT_BETAS = tuple(step / 4 for step in range(21))
 MAX_DEFAULT_RANK = 256
 
 

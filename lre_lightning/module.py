@@ -8,23 +8,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
+from typing_extensions import TypedDict
 
 from lre_lightning.bank import LREBank, Pair
+from lre_lightning.baselines import Example
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
 from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE, Origin, check_origin
-from lre_lightning.results import Criterion, PairRecord, choose, grid_of
-from lre_lightning.scoring import Encoded, encode, score
+from lre_lightning.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
+from lre_lightning.patching import PromptBatch
+from lre_lightning.records import PairRecord
+from lre_lightning.scoring import Encoded, EncodedTrial, encode
+from lre_lightning.selection import Criterion, choose_after
 
 if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationBatch, RelationDataModule
     from lre_lightning.draws import Draw
 
+    NameOrModel = str | LanguageModel
+else:
+    NameOrModel = str  # what the command line sees
+
 CRITERIA = get_args(Criterion)
 LM_PREFIX = "lm."
+
+
+class Choice(TypedDict):
+    """The layer and rank of a relation."""
+
+    layer: int | Literal["emb"]
+    rank: int
 
 
 class LREModule(L.LightningModule):
@@ -32,21 +48,32 @@ class LREModule(L.LightningModule):
 
     One epoch of fit is one trial of one relation: training steps add Jacobians and biases to running means, the
     validation that follows scores the LREs on the grid of layers, betas and ranks. The first trial of a relation that
-    can be scored chooses the relation's layer and rank; the LRE at that layer is kept for every trial. Validation
-    alone scores all kept LREs at their chosen layer and rank. Checkpoints hold the LREs, the counts and the
-    hyperparameters, never the LM.
+    can be scored chooses the relation's layer and rank, or the first `selection_trials` do, which are then not
+    reported; the LRE at that layer is kept for every reported trial. Validation alone scores all kept LREs at their
+    chosen layer and rank. Checkpoints hold the counts, which files have the LREs, and the hyperparameters, never the
+    LM.
 
     For more than one pair the Trainer must have `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all
     of them, as the command line's has.
 
     Args:
-        name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one.
+        name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one; in Python also a
+            `LanguageModel`, and then the options that say how to load one mean nothing.
         layers: Layers to try: ``"emb"`` and block indices. All if None.
-        betas: Betas to try for faithfulness, 0.25 to 5 in steps of 0.25 if None. `beta` is always among them.
+        betas: Betas to try for faithfulness, 0 to 5 in steps of 0.25 if None. `beta` is always among them.
         ranks: Ranks to try for edits. Powers of two from 4 to 256 or the LM's width if None.
         beta: The LM's beta, which the table of results and the LREs use. 1 is the plain first-order approximation;
             the paper takes 2.25 for GPT-J.
         select_by: What chooses layer and rank: ``"causality"``, as in the paper, or ``"faithfulness"``.
+        selection_trials: How many trials of each relation, the first ones, only serve to choose its layer and rank, by
+            their mean, and are not reported. With 0 the first one that can be scored chooses and is reported too.
+        choices: Layer and rank of relations by name, which are then not searched: only that layer is estimated, and
+            edits have that rank, and `ranks` where they are given.
+        baselines: Count the baselines of the paper's Section 4 too, at every layer, among which is then ``"emb"``: for
+            faithfulness linear regression, translation and identity, and all of them on prompts that hold the subject
+            alone; for causality the oracle s', the unembedding's row of o', and o'.
+        line_integrals: Between how many pairs of test subjects to integrate the LM's slope in every trial, to compare
+            it with W: why beta is above 1 (Appendix on beta).
         dtype: The LM's dtype: auto, float64, float32, bfloat16 or float16.
         attn_implementation: Attention implementation, as in transformers.
         device_map: As in transformers (needs accelerate).
@@ -62,12 +89,16 @@ class LREModule(L.LightningModule):
 
     def __init__(
         self,
-        name_or_path: str = "demo",
+        name_or_path: NameOrModel = "demo",
         layers: list[int | Literal["emb"]] | None = None,
         betas: list[float] | None = None,
         ranks: list[int] | None = None,
         beta: float = 1.0,
         select_by: Criterion = "causality",
+        selection_trials: int = 0,
+        choices: dict[str, Choice] | None = None,
+        baselines: bool = False,
+        line_integrals: int = 0,
         dtype: str = "float32",
         attn_implementation: str | None = None,
         device_map: str | None = None,
@@ -77,15 +108,21 @@ class LREModule(L.LightningModule):
         lre_dir: str | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
+        given = name_or_path if isinstance(name_or_path, LanguageModel) else None
+        name_or_path = name_or_path.name if isinstance(name_or_path, LanguageModel) else name_or_path
+        self.save_hyperparameters(ignore=["given"])
         self.automatic_optimization = False
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), beta])
         if select_by not in CRITERIA:
             raise LREError(f"select_by {select_by!r} is unknown: use {' or '.join(map(repr, CRITERIA))}")
         if chunk_size is not None and chunk_size < 1:
             raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
+        for name, number in (("selection_trials", selection_trials), ("line_integrals", line_integrals)):
+            if number < 0:
+                raise LREError(f"{name} {number} is out of range: it must be at least 0")
         self.beta, self.select_by, self.chunk_size = float(beta), select_by, chunk_size
-        self.lm = LanguageModel.from_pretrained(
+        self.selection_trials, self.baselines, self.line_integrals = selection_trials, baselines, line_integrals
+        self.lm = given or LanguageModel.from_pretrained(
             name_or_path,
             dtype=dtype,
             attn_implementation=attn_implementation,
@@ -93,17 +130,31 @@ class LREModule(L.LightningModule):
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
-        self.layers = self.lm.check_layers(layers)
+        embedding: list[Layer] = ["emb"] if baselines else []
+        self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
         self.ranks = check_ranks(default_ranks(self.lm.hidden_size) if ranks is None else ranks, self.lm.hidden_size)
+        self.choices = self._checked(choices or {})
         self.bank = LREBank()
         self.lre_dir = None if lre_dir is None else Path(lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[Pair, PairRecord] | None = None
         self._estimator = LREEstimator(self.layers)
+        self._examples: list[Example] = []
         self._candidates: Mapping[Layer, LRE] = {}
         self._encoded: list[Encoded] = []
         self._draw: Draw | None = None
         self._enough_known = True
+
+    def _checked(self, choices: Mapping[str, Choice]) -> dict[str, Choice]:
+        for relation, choice in choices.items():
+            try:
+                self.lm.check_layers([choice["layer"]])
+                check_ranks([choice["rank"]], self.lm.hidden_size)
+            except LREError as error:
+                raise LREError(f"the choice for {relation!r}: {error}") from error
+            except KeyError as error:
+                raise LREError(f"the choice for {relation!r} lacks its {error}: give layer and rank") from error
+        return dict(choices)
 
     @property
     def records(self) -> dict[Pair, PairRecord]:
@@ -123,6 +174,11 @@ class LREModule(L.LightningModule):
             raise LREError(
                 f"LREs are estimated on one device, and the trainer has {self.trainer.world_size}: give it devices=1"
             )
+        if stage == "fit" and self.selection_trials >= self._data.trials:
+            raise LREError(
+                f"{self.selection_trials} trials that choose leave none to report: there are {self._data.trials} of "
+                "each relation; give more trials, or fewer selection_trials"
+            )
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)
         if stage == "fit":
@@ -137,21 +193,39 @@ class LREModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
-        self._estimator = LREEstimator(self.layers)
+        relation, _ = self._data.pairs[self.current_epoch]
+        self._estimator = LREEstimator(self._layers_of(self._data.relations[relation].name))
+        self._examples = []
         self._enough_known = self._knows_enough()
+
+    def _layers_of(self, relation: str) -> tuple[Layer, ...]:
+        """The layers at which a relation's LREs are estimated."""
+        if relation not in self.choices:
+            return self.layers
+        embedding: list[Layer] = ["emb"] if self.baselines else []
+        return self.lm.check_layers([*embedding, self.choices[relation]["layer"]])
+
+    def _ranks_of(self, relation: str) -> tuple[int, ...]:
+        """The ranks at which a relation's edits are scored."""
+        if relation not in self.choices:
+            return self.ranks
+        given = [] if self.hparams["ranks"] is None else self.ranks
+        return check_ranks([*given, self.choices[relation]["rank"]], self.lm.hidden_size)
 
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch to the running means."""
         if self._enough_known:
             for row in range(len(batch)):
                 if batch.weight[row]:
-                    self._estimator.update(self._jacobian(batch, row))
+                    example = self._jacobian(batch, row)
+                    self._estimator.update(example)
+                    self._examples.append(Example.of(example))
         optimizer: Any = self.optimizers()
         optimizer.step()
 
     def _jacobian(self, batch: RelationBatch, row: int) -> PromptJacobian:
         ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
-        return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self.layers, self.chunk_size)
+        return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self._estimator.layers, self.chunk_size)
 
     def _knows_enough(self) -> bool:
         """Whether the LM answers at least n test prompts of the pair; stops at the n-th, or keeps the pair's record."""
@@ -200,15 +274,22 @@ class LREModule(L.LightningModule):
         if not self._encoded:
             self._draw = draw
             self._candidates = self._candidates_for(draw)
-        self._encoded.append(self._encode(batch, list(self._candidates) or self.layers[-1:]))
+        alone = self._alone(batch) if self.baselines and self.trainer.state.fn == "fit" else None
+        self._encoded.append(self._encode(batch, list(self._candidates) or self.layers[-1:], alone))
 
     def on_validation_epoch_end(self) -> None:
         """Score the last pair."""
         if self._encoded:
             self._finish_pair()
 
-    def _encode(self, batch: RelationBatch, layers: Any) -> Encoded:
-        return encode(self.lm, batch.prompts, batch.input_ids, batch.subject_position, batch.last_position, layers)
+    def _encode(self, batch: RelationBatch, layers: Any, alone: PromptBatch | None = None) -> Encoded:
+        positions = batch.subject_position, batch.last_position
+        return encode(self.lm, batch.prompts, batch.input_ids, *positions, layers, alone)
+
+    def _alone(self, batch: RelationBatch) -> PromptBatch:
+        """Zero-shot prompts that hold the subjects of a batch and nothing else."""
+        alone = self._data.subjects_alone(batch)
+        return PromptBatch(self.lm, alone.input_ids, alone.subject_position, alone.last_position)
 
     def _candidates_for(self, draw: Draw) -> Mapping[Layer, LRE]:
         """The LREs to score on a draw's test prompts, by layer."""
@@ -218,7 +299,7 @@ class LREModule(L.LightningModule):
         origin = self._origin(draw)
         return {
             layer: LRE(self._estimator.weight(layer), self._estimator.bias(layer), layer, origin, self.beta)
-            for layer in self.layers
+            for layer in self._estimator.layers
         }
 
     def _origin(self, draw: Draw) -> Origin:
@@ -242,22 +323,17 @@ class LREModule(L.LightningModule):
         tested = sum(len(batch.prompts) for batch in encoded)
         record = self._record(draw, tested, sum(int(batch.known.sum()) for batch in encoded))
         if candidates and record.known >= len(draw.train):
-            record = self._score(record, draw, encoded, candidates)
+            key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
+            trial = EncodedTrial.join(encoded, key)
+            in_fit = self.trainer.state.fn == "fit"
+            record = self._fitted(record, trial, candidates, key) if in_fit else self._again(record, trial, candidates)
         self._keep(record)
 
     def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
-        """The record of a pair before it is scored."""
-        relation = draw.relation
-        return PairRecord(
-            relation=relation.name,
-            category=relation.category,
-            trial=draw.trial,
-            samples=len(relation.samples),
-            range_size=len(relation.objects),
-            tested=tested,
-            known=known,
-            beta=self.beta,
-        )
+        chooses = draw.trial < self.selection_trials and draw.relation.name not in self.choices
+        record = new_record(draw, self._data.tokenizer, tested, known)
+        index = self._data.template if isinstance(self._data.template, int) else None
+        return dataclass_replace(record, model=self.lm.name, beta=self.beta, template_index=index, reported=not chooses)
 
     def _keep(self, record: PairRecord) -> None:
         """Keep a pair's record and log its scores."""
@@ -268,26 +344,35 @@ class LREModule(L.LightningModule):
             self.log(f"faithfulness/{record.relation}", faithfulness)
             self.log(f"causality/{record.relation}", causality)
 
-    def _score(
-        self, record: PairRecord, draw: Draw, encoded: list[Encoded], candidates: Mapping[Layer, LRE]
-    ) -> PairRecord:
-        layers = list(candidates)
-        in_fit = self.trainer.state.fn == "fit"
-        saved = candidates[layers[0]]
-        betas = self.betas if in_fit else (self.beta,)
-        ranks = self.ranks if in_fit else (saved.rank or self.lm.hidden_size,)
-        key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
-        counts = score(encoded, candidates, betas, ranks, key, self.chunk_size)
-        layer, rank = layers[0], ranks[0]
-        if in_fit:
-            first = self.bank.first_scored(draw.relation.name)
-            if first is not None and first.layer is not None and first.rank is not None:
-                layer, rank = first.layer, first.rank
-            else:
-                layer, rank = choose(counts, layers, ranks, betas.index(self.beta), self.select_by)
+    def _fitted(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str) -> PairRecord:
+        """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
+        record = with_grid(record, trial, candidates, self.betas, self._ranks_of(record.relation), self.chunk_size)
+        layer, rank = self._chosen(record)
+        record = dataclass_replace(record, layer=layer, rank=rank)
+        record = with_low_rank(record, trial, candidates[layer])
+        if self.baselines:
+            record = with_baselines(record, trial, candidates, self._examples, self.chunk_size)
+        if self.line_integrals:
+            record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key, self.chunk_size)
+        if record.reported:
             kept = dataclass_replace(candidates[layer].to("cpu"), rank=rank)
-            self.bank.lres[draw.relation.name, draw.trial] = kept
-        return dataclass_replace(record, **grid_of(counts, layers, betas, ranks), layer=layer, rank=rank)
+            self.bank.lres[record.relation, record.trial] = kept
+        return record
+
+    def _again(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE]) -> PairRecord:
+        """The record of a pair whose saved LRE is scored at its own layer and rank."""
+        ((layer, saved),) = candidates.items()
+        rank = saved.rank or self.lm.hidden_size
+        record = with_grid(record, trial, candidates, (self.beta,), (rank,), self.chunk_size)
+        return dataclass_replace(record, layer=layer, rank=rank)
+
+    def _chosen(self, record: PairRecord) -> tuple[Layer, int]:
+        """Layer and rank for a pair: given, or chosen."""
+        if record.relation in self.choices:
+            choice = self.choices[record.relation]
+            return choice["layer"], choice["rank"]
+        earlier = [r for r in self.bank.records.values() if r.relation == record.relation and r.scored]
+        return choose_after(record, earlier, self.select_by)
 
     # Checkpoints hold everything but the LM.
 

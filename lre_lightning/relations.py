@@ -76,6 +76,11 @@ class Relation:
         return self.prompt_templates[0]
 
     @property
+    def templates(self) -> tuple[str, ...]:
+        """All distinct templates, few-shot ones first."""
+        return tuple(dict.fromkeys((*self.prompt_templates, *self.zero_shot_templates)))
+
+    @property
     def objects(self) -> tuple[str, ...]:
         """The relation's range: its distinct objects, in the order in which they first occur."""
         return tuple(dict.fromkeys(sample.object for sample in self.samples))

@@ -46,6 +46,27 @@ def choose(records: Sequence[PairRecord], criterion: Criterion, beta: float) -> 
     return first.layers[layer], first.ranks[rank]
 
 
+def choose_after(record: PairRecord, earlier: Sequence[PairRecord], criterion: Criterion) -> tuple[Layer, int]:
+    """The layer and rank of a trial in a fit, which has to choose before it has seen all trials.
+
+    A reported trial takes up what an earlier reported one has, else the choice of the trials that only serve to choose,
+    else its own. A trial that only serves to choose takes the choice of those so far.
+
+    Args:
+        record: The scored trial.
+        earlier: The relation's scored trials before it.
+        criterion: What chooses; see `choose`.
+
+    Raises:
+        LREError: As `choose`.
+    """
+    for other in earlier:
+        if record.reported and other.reported and other.layer is not None and other.rank is not None:
+            return other.layer, other.rank
+    choosing = [other for other in earlier if not other.reported] + ([] if record.reported else [record])
+    return choose(choosing or [record], criterion, record.beta)
+
+
 def reselect(
     records: Iterable[PairRecord], criterion: Criterion = "causality", beta: float | None = None
 ) -> list[PairRecord]:
