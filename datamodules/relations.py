@@ -20,6 +20,7 @@ from lre_lightning.relations import (
     Sample,
     check_template,
     is_path,
+    leave_out,
     load_relations,
     resolve_relations_dir,
 )
@@ -42,6 +43,7 @@ class RelationDataModule(LightningDataModule):
     Args:
         tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
         relations: Names, categories or paths of relations; None for all. See `lre_lightning.relations.load_relations`.
+        exclude: Names of relations to leave out of those.
         relations_dir: Folder in which names and categories are looked up; by default the one that the environment
             variable ``LRE_RELATIONS_DIR`` names, else the bundled relations.
         n_shot: Number n of training samples of a trial.
@@ -69,6 +71,7 @@ class RelationDataModule(LightningDataModule):
         tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
         relations: str | list[str] | None = None,
         relations_dir: str | None = None,
+        exclude: list[str] | None = None,
         n_shot: int = 8,
         trials: int = 3,
         seed: int = 0,
@@ -88,6 +91,7 @@ class RelationDataModule(LightningDataModule):
         self.template = template
         self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
         self.selection = _plain_selection(relations)
+        self.exclude = list(exclude or [])
         self.relations_dir = _plain_dir(relations_dir)
         self.tokenizer_revision, self.trust_remote_code = tokenizer_revision, trust_remote_code
         if not isinstance(tokenizer, str):
@@ -109,7 +113,8 @@ class RelationDataModule(LightningDataModule):
         self._tokenizer = (
             load_tokenizer(given, self.tokenizer_revision, self.trust_remote_code) if isinstance(given, str) else given
         )
-        relations = _with_template(load_relations(self.selection, self.relations_dir), self.template)
+        relations = leave_out(load_relations(self.selection, self.relations_dir), self.exclude, self.relations_dir)
+        relations = _with_template(relations, self.template)
         for relation in relations:
             draw(relation, self.n_shot, trial=0, seed=self.seed)
         self._relations = relations
@@ -178,6 +183,10 @@ class RelationDataModule(LightningDataModule):
         """Serve the test prompts of all pairs."""
         return self.val_dataloader()
 
+    def changed(self, **options: Any) -> "RelationDataModule":
+        """A datamodule with the same tokenizer and arguments, but for those given."""
+        return type(self)(**{**self._plain_arguments(), "tokenizer": self._given_tokenizer, **options})
+
     def subjects_alone(self, batch: RelationBatch) -> RelationBatch:
         """The subjects of a batch in zero-shot prompts that hold them and nothing else, on the same device."""
         samples = [Sample(prompt.subject, prompt.object) for prompt in batch.prompts]
@@ -225,6 +234,7 @@ class RelationDataModule(LightningDataModule):
             **({"tokenizer": name} if name else {}),
             "relations": self.selection,
             "relations_dir": self.relations_dir,
+            "exclude": self.exclude,
             "n_shot": self.n_shot,
             "trials": self.trials,
             "seed": self.seed,
@@ -237,6 +247,8 @@ class RelationDataModule(LightningDataModule):
 
 def _with_template(relations: tuple[Relation, ...], template: int | str) -> tuple[Relation, ...]:
     """The relations whose prompts are made with another template, without those that have none of that index."""
+    if template == 0:
+        return relations
     if isinstance(template, str):
         return tuple(replace(relation, prompt_templates=(template,)) for relation in relations)
     chosen = tuple(

@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, Namespace
 
 from lre_lightning.callbacks import RelationProgressBar, ResultsFigures, ResultsTable
 from lre_lightning.checkpoints import read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.evaluation import Setting
 from lre_lightning.module import LREModule
+from lre_lightning.trainer import LRETrainer
 
 DEFAULT_ROOT_DIR = "lre_runs"
+EVALUATE, REPORT = "evaluate", "report"
+CONFIGS = Path(__file__).parent / "configs"
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": DEFAULT_ROOT_DIR,
@@ -65,6 +70,7 @@ class LRECommandLine(LightningCLI):
         super().__init__(
             LREModule,
             RelationDataModule,
+            trainer_class=LRETrainer,
             args=args,
             trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsFigures(), ResultsTable()]},
             save_config_kwargs={"overwrite": True},
@@ -79,9 +85,24 @@ class LRECommandLine(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """`fit` and `validate` with Lightning's arguments."""
+        """`fit` and `validate` with Lightning's arguments, and `LRETrainer`'s own."""
         inherited = LightningCLI.subcommands()
-        return {name: inherited[name] for name in ("fit", "validate")}
+        own = {"evaluate": {"model", "datamodule", "make_trainer"}, "dataset": {"model", "datamodule"}}
+        return {name: inherited[name] for name in ("fit", "validate")} | own
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Add `report` as well, which needs neither an LM nor data."""
+        super()._add_subcommands(parser, **kwargs)
+        description = "Write the tables and figures of one or several runs as a page, CSV and LaTeX."
+        report = LightningArgumentParser(prog="lre report", description=description)
+        merged = "jobs that shared the relations of one LM are merged, several LMs are compared"
+        report.add_argument(
+            "results", nargs="+", type=str, help=f"folders of runs or fit_results.jsonl files; {merged}"
+        )
+        report.add_argument("--out", type=str, default="lre_report", help="folder for index.html and the files")
+        report.add_argument("--title", type=str | None, default=None, help="title of the page; the LMs' names if null")
+        assert parser._subcommands_action is not None
+        parser._subcommands_action.add_subcommand(REPORT, report, help=description)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
@@ -95,10 +116,12 @@ class LRECommandLine(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, then fill in from the checkpoint what was not given explicitly."""
         self._subcommand_parsers["validate"].set_defaults(verbose=False)  # the table of results says it better
-        super().parse_arguments(parser, args)
+        # What the paper's figures and tables need, and a fit alone does not.
+        self._subcommand_parsers["evaluate"].set_defaults({"model.baselines": True, "model.line_integrals": 10})
+        self._parse(args)
         name = self.config["subcommand"]
         config = self.config[name]
-        if not config.ckpt_path:
+        if not config.get("ckpt_path"):
             return
         path = find_checkpoint(config.ckpt_path, Path(config.checkpoint.dirpath))
         if path is None and name == "fit":
@@ -114,26 +137,91 @@ class LRECommandLine(LightningCLI):
             if f"{section}.{key}" not in LINKED
         }
         self._subcommand_parsers[name].set_defaults(remembered)
-        super().parse_arguments(parser, args)
+        self._parse(args)
         self.config[name].ckpt_path = str(path)
+
+    def _parse(self, args: ArgsType) -> None:
+        if isinstance(args, list | None):
+            self.config = self.parser.parse_args(named_configs(sys.argv[1:] if args is None else args))
+        else:
+            self.config = self.parser.parse_object(args)
 
     def instantiate_classes(self) -> None:
         """Let a checkpoint find its LREs beside it, also where its run's folder was moved."""
+        if self.subcommand == REPORT:
+            return
         super().instantiate_classes()
-        path = self.config[self.config["subcommand"]].ckpt_path
+        path = self.config[self.subcommand].get("ckpt_path")
         if path:
             self.model.bank.searched += [folder / "lres" for folder in Path(path).absolute().parents[:2]]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the progress bar that names the relation, unless the user chose another or none."""
-        trainer = self.config_init[self.config_init["subcommand"]].trainer
-        chosen = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+        trainer = self._get(self.config_init, "trainer")
+        given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks or []]
+        chosen = [callback for callback in given if callback]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in chosen):
-            self.trainer_defaults["callbacks"] = [*self.trainer_defaults["callbacks"], RelationProgressBar()]
-        return super().instantiate_trainer(**kwargs)
+            chosen.append(RelationProgressBar())
+        return super().instantiate_trainer(**{"callbacks": chosen, **kwargs})
+
+    def trainer_for(self, setting: Setting) -> Trainer:
+        """The Trainer of one fit of an evaluation, in a folder of its own, with the configuration of that fit."""
+        root = Path(self.trainer.default_root_dir) / setting.name
+        config = self.config[EVALUATE].clone()
+        for name in self._subcommand_method_arguments[EVALUATE]:
+            del config[name]
+        for section, options in (("data", setting.data), ("model", setting.model)):
+            for name, value in options.items():
+                config[section][name] = value
+        config.trainer.default_root_dir, config.checkpoint.dirpath = str(root), checkpoint_folder(root)
+        config.ckpt_path = None
+        self.config["fit"], self.subcommand = config, "fit"
+        self.config_init["fit"] = Namespace(
+            trainer=Namespace(**{**vars(self.config_init[EVALUATE].trainer), "default_root_dir": str(root)}),
+            checkpoint=ModelCheckpoint(**vars(config.checkpoint)),
+        )
+        try:
+            return self.instantiate_trainer()
+        finally:
+            self.subcommand = EVALUATE
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        more = {"make_trainer": self.trainer_for} if subcommand == EVALUATE else {}
+        return super()._prepare_subcommand_kwargs(subcommand) | more
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if subcommand != REPORT:
+            super()._run_subcommand(subcommand)
+            return
+        from lre_lightning.report.page import make_report
+
+        options = self.config[REPORT]
+        print(f"Report: {make_report(options.results, options.out, options.title)}")
+
+    def _set_seed(self) -> None:
+        """A report draws no random number."""
+        if self.subcommand != REPORT:
+            super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
         """Done in `parse_arguments`; Lightning's own lets a checkpoint override explicit options."""
+
+
+def named_configs(args: Sequence[str]) -> list[str]:
+    """Arguments in which ``--config NAME`` has become the file of a bundled configuration of that name."""
+    found = list(args)
+    for i, argument in enumerate(args):
+        if argument.startswith("--config="):
+            found[i] = f"--config={config_file(argument.removeprefix('--config='))}"
+        elif argument == "--config" and i + 1 < len(args):
+            found[i + 1] = config_file(args[i + 1])
+    return found
+
+
+def config_file(name: str) -> str:
+    """The bundled configuration of a name, such as ``gptj``; anything else unchanged."""
+    path = CONFIGS / f"{name}.yaml"
+    return str(path) if path.is_file() and not Path(name).exists() else name
 
 
 def checkpoint_folder(root_dir: Any) -> str:

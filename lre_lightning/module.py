@@ -174,6 +174,12 @@ class LREModule(L.LightningModule):
             raise LREError(
                 f"LREs are estimated on one device, and the trainer has {self.trainer.world_size}: give it devices=1"
             )
+        names = [relation.name for relation in self._data.relations] if stage == "fit" and self.choices else []
+        if names and not self.choices.keys() & set(names):
+            raise LREError(
+                f"layers and ranks are chosen for {len(self.choices)} relations, such as {next(iter(self.choices))!r}, "
+                f"and the data has none of them, but {names[0]!r}: is its relations_dir the right one?"
+            )
         if stage == "fit" and self.selection_trials >= self._data.trials:
             raise LREError(
                 f"{self.selection_trials} trials that choose leave none to report: there are {self._data.trials} of "

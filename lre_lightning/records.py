@@ -196,7 +196,8 @@ def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
     found: dict[tuple[Any, ...], tuple[PairRecord, Path]] = {}
     for path in [file for given in paths for file in _files(Path(given))]:
         for record in _read(path):
-            key = (record.model, record.n_shot, record.template, record.relation, record.trial)
+            prompts = (record.model, record.n_shot, record.template_index, record.template)
+            key = (*prompts, record.relation, record.trial)
             kept, other = found.setdefault(key, (record, path))
             if kept != record:
                 raise LREError(

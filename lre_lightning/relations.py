@@ -161,6 +161,28 @@ def load_relations(
     return _distinct(entry for item in items for entry in library.find(item))
 
 
+def leave_out(
+    relations: Sequence[Relation], names: Sequence[str], relations_dir: str | Path | None = None
+) -> tuple[Relation, ...]:
+    """The relations without those of some names, in which case, spaces and underscores don't matter.
+
+    Args:
+        relations: What is to be reduced.
+        names: Names of relations, among `relations` or at least in `relations_dir`.
+        relations_dir: As in `load_relations`.
+
+    Raises:
+        LREError: There is no relation of a name, or none is left.
+    """
+    unwanted = {_normalise(name): name for name in names}
+    for key in unwanted.keys() - {_normalise(relation.name) for relation in relations}:
+        _Library(resolve_relations_dir(relations_dir)).find(unwanted[key])
+    left = tuple(relation for relation in relations if _normalise(relation.name) not in unwanted)
+    if not left:
+        raise LREError(f"all of the {len(relations)} relations are left out: exclude fewer")
+    return left
+
+
 def resolve_relations_dir(relations_dir: str | Path | None = None) -> Path:
     """Return the folder of relations that a user means.
 

@@ -45,7 +45,7 @@ class ModelResults:
 
 
 def by_model(records: Iterable[PairRecord]) -> list[ModelResults]:
-    """Sort records by LM and kind of prompts, LMs in the order in which they first occur.
+    """Sort records by LM and kind of prompts, LMs in the order in which they first occur, relations by category and name.
 
     Raises:
         LREError: If an LM has no record with the relations' first templates.
@@ -53,6 +53,8 @@ def by_model(records: Iterable[PairRecord]) -> list[ModelResults]:
     groups: dict[str, list[PairRecord]] = {}
     for record in records:
         groups.setdefault(record.model, []).append(record)
+    for group in groups.values():
+        group.sort(key=lambda record: (record.category, record.relation, record.trial))
     return [_model_results(model, group) for model, group in groups.items()]
 
 

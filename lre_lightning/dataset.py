@@ -1,0 +1,86 @@
+"""What an LM knows of the relations, counted without estimating anything (tables "dataset" and "full-dataset")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table as RichTable
+
+from lre_lightning.files import written_whole
+from lre_lightning.language_model import LanguageModel
+from lre_lightning.measurements import new_record
+from lre_lightning.records import PairRecord, read_records, write_records
+from lre_lightning.report.analysis import by_model
+from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset, to_csv, to_latex, to_text
+from lre_lightning.scoring import encode
+
+if TYPE_CHECKING:
+    from lre_lightning.datamodules import RelationDataModule
+
+
+def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None = None) -> list[PairRecord]:
+    """Count for every relation and trial how many test samples the LM knows under the n-shot context.
+
+    Args:
+        lm: The LM, on the device where it is to run.
+        data: The relations.
+        path: A file to keep the records in after every trial; what it holds already is not counted again.
+
+    Returns:
+        The records of all relations and trials, not scored.
+
+    Raises:
+        LREError: If the file is broken.
+    """
+    index = data.template if isinstance(data.template, int) else None
+    done = {_key(record): record for record in read_records([path])} if path and path.is_file() else {}
+    records: list[PairRecord] = []
+    pairs = range(len(data.pairs))
+    for pair in track(pairs, "Known facts", console=Console(stderr=True), disable=not Console(stderr=True).is_terminal):
+        draw = data.draws(pair)
+        key = (lm.name, draw.relation.name, draw.relation.template, len(draw.train), draw.trial)
+        if key not in done:
+            known = sum(
+                int(encode(lm, b.prompts, b.input_ids, b.subject_position, b.last_position, lm.layers[-1:]).known.sum())
+                for b in data.val_dataloader([pair])
+            )
+            record = new_record(draw, data.tokenizer, len(draw.test), known)
+            done[key] = replace(record, model=lm.name, template_index=index)
+            if path:
+                write_records(done.values(), path)
+        records.append(done[key])
+    return records
+
+
+def tables_of(records: Sequence[PairRecord]) -> tuple[Table, ...]:
+    """The tables "dataset", "full-dataset" and "first_token_filter" of records, scored or not."""
+    models = by_model(records)
+    return dataset(models), full_dataset(models), first_tokens(models)
+
+
+def print_tables(records: Sequence[PairRecord]) -> None:
+    """Print `tables_of` records."""
+    for table in tables_of(records):
+        printed = RichTable(*table.columns, title=table.caption, title_justify="left", box=box.SIMPLE_HEAD)
+        for row in to_text(table):
+            printed.add_row(*row)
+        Console(markup=False, emoji=False, highlight=False).print(printed)
+
+
+def write_tables(records: Sequence[PairRecord], folder: Path) -> Path:
+    """Write `tables_of` records to a folder, as CSV and LaTeX; return the folder."""
+    for table in tables_of(records):
+        for ending, text in (("csv", to_csv(table)), ("tex", to_latex(table))):
+            with written_whole(folder / f"{table.name}.{ending}") as part:
+                part.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _key(record: PairRecord) -> tuple[str, str, str, int, int]:
+    return record.model, record.relation, record.template, record.n_shot, record.trial

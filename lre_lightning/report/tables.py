@@ -1,0 +1,805 @@
+"""The paper's tables and the numbers of its figures, as plain tables of records, and as CSV, LaTeX and text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+from lre_lightning.language_model import Layer
+from lre_lightning.records import CAUSALITY_BASELINES, PairRecord
+from lre_lightning.report import analysis
+from lre_lightning.report.analysis import BetaScores, ModelResults, Score, Spread
+from lre_lightning.report.drawing import number_of, short_names
+from lre_lightning.selection import Criterion, reselect
+
+Cell = str | int | float | Spread | None
+Row = tuple[Cell, ...]
+Point = TypeVar("Point", bound=Layer)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of plain values, which are rounded only where it is shown.
+
+    Attributes:
+        name: Stem of its files.
+        caption: What it shows, and over what its deviations are.
+        columns: Heads of the columns.
+        rows: Cells: texts, numbers, means with their deviations, None for what is missing.
+        totals: How many of the last rows sum up those above.
+        digits: Digits after the point that are shown.
+        exact: Columns whose numbers are shown as they are.
+    """
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    totals: int = 0
+    digits: int = 2
+    exact: tuple[str, ...] = ()
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds texts alone."""
+        return all(isinstance(row[column], str | None) for row in self.rows)
+
+
+def to_csv(table: Table) -> str:
+    """The table in full precision; a column of means becomes two, "X" and "X std", and what is missing is empty."""
+    spreads = [any(isinstance(row[i], tuple) for row in table.rows) for i in range(len(table.columns))]
+    heads = zip(table.columns, spreads, strict=True)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([text for name, wide in heads for text in ((name, f"{name} std") if wide else (name,))])
+    for row in table.rows:
+        cells = zip(row, spreads, strict=True)
+        writer.writerow([value for cell, wide in cells for value in (_pair(cell) if wide else (cell,))])
+    return file.getvalue()
+
+
+def _pair(cell: Cell) -> tuple[Cell, Cell]:
+    return cell if isinstance(cell, tuple) else (cell, None)
+
+
+def to_text(table: Table) -> list[list[str]]:
+    """The cells as a reader sees them: rounded, with their deviations, and a dash for what is missing."""
+    return [[_text(cell, digits) for cell, digits in zip(row, _digits(table), strict=True)] for row in table.rows]
+
+
+def _digits(table: Table) -> list[int | None]:
+    return [None if column in table.exact else table.digits for column in table.columns]
+
+
+def _text(cell: Cell, digits: int | None) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, str | int):
+        return str(cell)
+    if isinstance(cell, tuple):
+        mean, deviation = cell
+        return _text(mean, digits) if deviation is None else f"{_text(mean, digits)} ± {_text(deviation, digits)}"
+    return f"{cell:g}" if digits is None else f"{cell:.{digits}f}"
+
+
+def to_latex(table: Table, prefix: str = "") -> str:
+    r"""The table as a LaTeX float, which needs the packages booktabs and adjustbox.
+
+    Args:
+        table: The table.
+        prefix: Goes before its name in ``\label{tab:...}``.
+    """
+    lines = [[_latex(cell, digits) for cell, digits in zip(row, _digits(table), strict=True)] for row in table.rows]
+    heads = [escape_latex(column) for column in table.columns]
+    body = [" & ".join(cells) + r" \\" for cells in lines]
+    if table.totals:
+        body.insert(len(body) - table.totals, r"\midrule")
+    alignment = "".join("l" if table.is_text(i) else "r" for i in range(len(table.columns)))
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs,adjustbox}",
+            r"\begin{table}[htbp]",
+            r"\centering",
+            rf"\caption{{{escape_latex(table.caption)}}}",
+            rf"\label{{tab:{prefix}{table.name}}}",
+            r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.85\textheight}",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            " & ".join(heads) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{adjustbox}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _latex(cell: Cell, digits: int | None) -> str:
+    if cell is None:
+        return "---"
+    if isinstance(cell, str):
+        return escape_latex(cell)
+    return f"${_text(cell, digits)}$".replace("±", r"\pm")
+
+
+_LATEX = str.maketrans(
+    {
+        **{character: "\\" + character for character in "&%$#_{}"},
+        # A bracket or star at the start of a line would be an argument of the line break before it.
+        **{character: "{" + character + "}" for character in "[]*"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "β": r"$\beta$",
+        "±": r"$\pm$",
+    }
+)
+
+
+def escape_latex(text: str) -> str:
+    """A text on one line that LaTeX prints as it is."""
+    return " ".join(text.split()).translate(_LATEX)
+
+
+def _lm(records: Sequence[PairRecord]) -> str:
+    return short_names([records[0].model])[0] if records else "the LM"
+
+
+def _alphabetical(relations: Iterable[str]) -> list[str]:
+    return sorted(relations, key=lambda name: (name.casefold(), name))
+
+
+def hyperparameters(records: Sequence[PairRecord]) -> Table:
+    """Scores and hyperparameters by relation (table "hparams-gptj")."""
+    any_of = {record.relation: record for record in records}
+    chosen = {record.relation: record for record in analysis.counted(records)}
+    faithful = analysis.per_relation(records, analysis.faithfulness)
+    causal = analysis.per_relation(records, analysis.causality)
+
+    def row(relation: str) -> Row:
+        record, point = any_of[relation], chosen.get(relation)
+        place = (point.layer, point.beta, point.rank) if point else (None, None, None)
+        return (
+            relation,
+            record.range_size,
+            *place,
+            faithful.get(relation),
+            causal.get(relation),
+            record.random_guess,
+        )
+
+    guess = analysis.over_relations(records, analysis.random_guess)
+    mean = ("mean of the scored", None, None, None, None, *_scores(records), guess[0] if guess else None)
+    return Table(
+        "hyperparameters",
+        f"Relation-wise LRE performance on {_lm(records)}, and respective hyperparameters. Scores are means and "
+        "standard deviations over trials, in the last line over relations. Relations without scores are those of which "
+        "the LM knows too few facts.",
+        ("relation", "|range|", "layer", "β", "rank", "faithfulness", "causality", "random guess"),
+        (*map(row, _alphabetical(any_of)), mean),
+        totals=1,
+        exact=("β",),
+    )
+
+
+def _scores(records: Sequence[PairRecord]) -> tuple[Spread | None, Spread | None]:
+    """Faithfulness and causality at the chosen hyperparameters, over relations."""
+    faithful = analysis.over_relations(records, analysis.faithfulness)
+    return faithful, analysis.over_relations(records, analysis.causality)
+
+
+def categories(records: Sequence[PairRecord]) -> Table:
+    """Scores by kind of relation (figure "lre_other_models")."""
+    relations = {record.relation: record.category for record in analysis.counted(records)}
+    faithful = analysis.per_category(records, analysis.faithfulness)
+    causal = analysis.per_category(records, analysis.causality)
+    rows = [
+        (category, list(relations.values()).count(category), faithful.get(category), causal.get(category))
+        for category in _categories(records)
+    ]
+    return Table(
+        "categories",
+        f"LRE performance in different relation categories on {_lm(records)}. Means and standard deviations over the "
+        "relations that were scored.",
+        ("category", "relations scored", "faithfulness", "causality"),
+        (*rows, ("all", len(relations), *_scores(records))),
+        totals=1,
+    )
+
+
+def _categories(records: Iterable[PairRecord]) -> list[str]:
+    return list(dict.fromkeys(analysis.categories(records).values()))
+
+
+def faithfulness_baselines(records: Sequence[PairRecord]) -> Table:
+    """The LRE and its baselines by category (figures "faithfulness-baselines" and "faith-baselines-prompting")."""
+    few, zero = analysis.faithfulness_methods(), analysis.faithfulness_methods(zero_shot=True)
+    rows = [
+        *_by_category(records, few, "few-shot"),
+        *_by_category(records, zero, "zero-shot"),
+    ]
+    return Table(
+        "faithfulness_baselines",
+        f"Faithfulness of different linear approximations of LM decoding on {_lm(records)}, stratified across relation "
+        "types, with s from few-shot prompts, and from zero-shot prompts that contain only the subject. Means and "
+        "standard deviations over relations.",
+        ("method", "prompts of s", *_categories(analysis.counted(records)), "all"),
+        tuple(rows),
+    )
+
+
+def causality_baselines(records: Sequence[PairRecord]) -> Table:
+    """The LRE's edits and their baselines by category (figure "causality-baselines")."""
+    return Table(
+        "causality_baselines",
+        f"LRE causality compared with different baselines on {_lm(records)}: in place of s, the s' of the target "
+        "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
+        "standard deviations over relations.",
+        ("method", *_categories(analysis.counted(records)), "all"),
+        tuple(_by_category(records, analysis.causality_methods())),
+    )
+
+
+def _by_category(records: Sequence[PairRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
+    """A line for every method that was measured: its means by category, and over all relations."""
+    lines: list[Row] = []
+    for name, score in _measured(records, methods).items():
+        found = analysis.per_category(records, score)
+        cells = [found.get(category) for category in _categories(analysis.counted(records))]
+        lines.append((name, *labels, *cells, analysis.over_relations(records, score)))
+    return lines
+
+
+def _measured(records: Sequence[PairRecord], methods: Mapping[str, Score]) -> dict[str, Score]:
+    return {name: score for name, score in methods.items() if analysis.over_relations(records, score) is not None}
+
+
+def baselines_by_relation(records: Sequence[PairRecord]) -> Table:
+    """The LRE and all baselines by relation (figures "faithfulness-baselines" and "causality-baselines")."""
+    methods = {
+        **{f"faithfulness: {name}": score for name, score in analysis.faithfulness_methods().items()},
+        **{f"causality: {name}": score for name, score in analysis.causality_methods().items()},
+    }
+    found = {name: analysis.per_relation(records, score) for name, score in _measured(records, methods).items()}
+    relations = _alphabetical({record.relation for record in analysis.counted(records)})
+    return Table(
+        "baselines_by_relation",
+        f"LRE faithfulness and causality on {_lm(records)} compared with their baselines, by relation. Means and "
+        "standard deviations over trials.",
+        ("relation", *found),
+        tuple((relation, *(scores.get(relation) for scores in found.values())) for relation in relations),
+    )
+
+
+def causality_by_layer(records: Sequence[PairRecord]) -> Table:
+    """Edits and their baselines by layer (figure "causality-baselines-layerwise")."""
+    kept = _one_grid(records, _layers)
+    methods: dict[str, Callable[[Layer], Score]] = {
+        "LRE": analysis.causality_at,
+        "LRE, best rank": analysis.best_causality_at,
+        **{name: _baseline_at(name) for name in CAUSALITY_BASELINES},
+    }
+    return Table(
+        "causality_by_layer",
+        f"LRE causality across different layers of {_lm(records)}, at the relations' ranks and at the best rank of "
+        f"each layer and trial, compared with its baselines. {_over_relations(kept)}",
+        ("layer", *methods),
+        _sweep(kept, analysis.layers_of(kept), methods),
+    )
+
+
+def _baseline_at(name: str) -> Callable[[Layer], Score]:
+    return lambda layer: analysis.causality_baseline_at(name, layer)
+
+
+def layers(records: Sequence[PairRecord]) -> Table:
+    """Scores by layer (figure "sweep", over all relations)."""
+    kept = _one_grid(records, _layers)
+    methods = {"faithfulness": analysis.faithfulness_at, "causality": analysis.causality_at}
+    return Table(
+        "layers",
+        f"LRE performance in different layers of {_lm(records)}, with the relations' ranks. {_over_relations(kept)}",
+        ("layer", *methods),
+        _sweep(kept, analysis.layers_of(kept), methods),
+    )
+
+
+def ranks(records: Sequence[PairRecord]) -> Table:
+    """Scores by rank (figure "rank-sweep")."""
+    kept = _one_grid(records, lambda record: record.ranks)
+    methods = {"faithfulness": analysis.faithfulness_at_rank, "causality": analysis.causality_at_rank}
+    return Table(
+        "ranks",
+        f"LRE performance across ranks on {_lm(records)}, at the relations' layers: causality with W inverted at the "
+        f"rank, faithfulness with W cut down to it. {_over_relations(kept)}",
+        ("rank", *methods),
+        _sweep(kept, kept[0].ranks if kept else (), methods),
+    )
+
+
+def _layers(record: PairRecord) -> tuple[Layer, ...]:
+    return record.layers
+
+
+def _one_grid(records: Iterable[PairRecord], grid: Callable[[PairRecord], Hashable]) -> list[PairRecord]:
+    """The scored and reported records with the grid that most of them have: the same relations at every point."""
+    scored = analysis.counted(records)
+    most = Counter(map(grid, scored)).most_common(1)
+    return [record for record in scored if grid(record) == most[0][0]]
+
+
+def _over_relations(records: Iterable[PairRecord]) -> str:
+    return f"Means and standard deviations over {number_of(len(analysis.categories(records)))}."
+
+
+def _sweep(
+    records: Sequence[PairRecord], points: Iterable[Point], methods: Mapping[str, Callable[[Point], Score]]
+) -> tuple[Row, ...]:
+    """A line for every point of an axis, with the mean over relations of every method."""
+    return tuple(
+        (point, *(analysis.over_relations(records, method(point)) for method in methods.values())) for point in points
+    )
+
+
+def n_shots(by_n: Mapping[int, Sequence[PairRecord]]) -> Table:
+    """Scores by the number n of training examples (figure "varying_n")."""
+    scored = {n: analysis.counted(records) for n, records in by_n.items()}
+    scored = {n: records for n, records in scored.items() if records}
+    shared = _in_all(scored.values())
+    rows = [(n, *_scores(_only(records, shared))) for n, records in sorted(scored.items())]
+    lm = next((_lm(records) for records in scored.values()), "the LM")
+    return Table(
+        "n_shots",
+        f"LRE performance on {lm} across different n. Means and standard deviations over the "
+        f"{number_of(len(shared))} scored at every n.",
+        ("n", "faithfulness", "causality"),
+        tuple(rows),
+    )
+
+
+def _in_all(groups: Iterable[Iterable[PairRecord]]) -> set[str]:
+    """The relations that occur in every group."""
+    names = [{record.relation for record in group} for group in groups]
+    return set.intersection(*names) if names else set()
+
+
+def _only(records: Iterable[PairRecord], relations: set[str]) -> list[PairRecord]:
+    return [record for record in records if record.relation in relations]
+
+
+def templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Table:
+    """Scores by prompt template, of the relations with several (table "prompt_template")."""
+    scored = {index: analysis.counted(records) for index, records in sorted(by_template.items())}
+    faithful = {index: analysis.per_relation(records, analysis.faithfulness) for index, records in scored.items()}
+    causal = {index: analysis.per_relation(records, analysis.causality) for index, records in scored.items()}
+    found: dict[str, dict[int, str]] = {}
+    for index, records in scored.items():
+        for record in records:
+            found.setdefault(record.relation, {})[index] = record.template
+    rows = [
+        (relation, template, faithful[index].get(relation), causal[index].get(relation))
+        for relation in _alphabetical(found)
+        for index, template in found[relation].items()
+        if len(found[relation]) > 1
+    ]
+    return Table(
+        "templates",
+        f"LRE performance on different prompt templates on {_lm(next(iter(scored.values()), []))}. The subject is "
+        "inserted in place of {}. Means and standard deviations over trials.",
+        ("relation", "prompt template", "faithfulness", "causality"),
+        tuple(rows),
+    )
+
+
+def mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Table:
+    """Faithfulness by layer with and without relation-specific text (figure "mode-switch")."""
+    shared = _in_all([analysis.counted(main), analysis.counted(bare)])
+    with_text, without = (_one_grid(_only(records, shared), _layers) for records in (main, bare))
+
+    def row(layer: Layer) -> Row:
+        score = analysis.faithfulness_at(layer)
+        return (layer, analysis.over_relations(with_text, score), analysis.over_relations(without, score))
+
+    return Table(
+        "mode_switch",
+        f"LRE faithfulness across different layers of {_lm(main)} with and without relation-specific text in the "
+        f"prompt. {_over_relations(with_text)}",
+        ("layer", "with relation-specific text", "without"),
+        tuple(map(row, analysis.layers_of([*with_text, *without]))),
+    )
+
+
+def betas(records: Sequence[PairRecord]) -> Table:
+    """Scores by β (table "beta")."""
+    lines = analysis.beta_scores(records)
+    marks = {"correlation": analysis.best_beta(lines), "mean faithfulness": _most_faithful(lines)}
+
+    def row(line: BetaScores) -> Row:
+        best = ", ".join(name for name, beta in marks.items() if beta == line.beta)
+        return (line.beta, line.faithfulness, line.causality, line.correlation, best or None)
+
+    return Table(
+        "betas",
+        f"Scores achieved by LRE on different values of β on {_lm(records)}, with the correlation of faithfulness and "
+        "causality over relations. Means and standard deviations over relations; causality is always calculated with β "
+        "set to 1.",
+        ("β", "faithfulness", "causality", "correlation", "best"),
+        tuple(map(row, lines)),
+        exact=("β",),
+    )
+
+
+def _most_faithful(lines: Sequence[BetaScores]) -> float | None:
+    return max(lines, key=lambda line: line.faithfulness[0]).beta if lines else None
+
+
+def correlations(records: Sequence[PairRecord]) -> Table:
+    """Agreement of the two scores by what chose layer and rank (figures "faith_vs_edit" and "scatter_faith")."""
+
+    def row(criterion: Criterion) -> Row:
+        chosen = reselect(records, criterion)
+        pairs = _paired(chosen, analysis.causality, analysis.faithfulness)
+        above = sum(causal > faithful for causal, faithful in pairs)
+        below = sum(causal < faithful for causal, faithful in pairs)
+        return (criterion, _agreement(chosen), len(pairs), *_scores(chosen), above, len(pairs) - above - below, below)
+
+    return Table(
+        "correlations",
+        f"Correlation (Pearson's R) of faithfulness and causality over relations on {_lm(records)} when layer and rank "
+        "are selected to achieve best causality, and best faithfulness; the number of relations whose causality is "
+        "above, equal to and below their faithfulness. Means and standard deviations over relations.",
+        ("chosen by", "R", "relations", "faithfulness", "causality", "above", "equal", "below"),
+        (row("causality"), row("faithfulness")),
+    )
+
+
+def _agreement(records: Sequence[PairRecord]) -> float | None:
+    faithful = analysis.per_relation(records, analysis.faithfulness)
+    return analysis.correlation(faithful, analysis.per_relation(records, analysis.causality))
+
+
+def _paired(records: Sequence[PairRecord], one: Score, other: Score) -> list[tuple[float, float]]:
+    """Both scores' means over trials, of the relations that have both."""
+    first, second = analysis.per_relation(records, one), analysis.per_relation(records, other)
+    return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
+
+
+def models_overview(models: Sequence[ModelResults]) -> Table:
+    """The main numbers of several LMs (appendix "models")."""
+
+    def row(name: str, results: ModelResults) -> Row:
+        records = results.main
+        scored = analysis.categories(analysis.counted(records))
+        return (name, records[0].n_shot, len(scored), *_scores(records), _agreement(records))
+
+    return Table(
+        "models",
+        "LRE performance on different LMs, and the correlation (Pearson's R) of faithfulness and causality. Means and "
+        "standard deviations over the relations that were scored.",
+        ("LM", "n", "relations scored", "faithfulness", "causality", "R"),
+        tuple(row(name, results) for name, results in zip(_names(models), models, strict=True)),
+    )
+
+
+def model_agreement(models: Sequence[ModelResults]) -> Table:
+    """Rank correlation of faithfulness between each two LMs (appendix "models")."""
+    names = _names(models)
+    scores = [analysis.per_relation(results.main, analysis.faithfulness) for results in models]
+    rows = [
+        (
+            names[i],
+            names[j],
+            analysis.correlation(scores[i], scores[j], ranks=True),
+            len(set(scores[i]) & set(scores[j])),
+        )
+        for i, j in combinations(range(len(models)), 2)
+    ]
+    return Table(
+        "model_agreement",
+        "Spearman's rank-order correlation of relation-wise LRE faithfulness between LMs, over the relations that both "
+        "have.",
+        ("LM", "other LM", "Spearman's R", "relations"),
+        tuple(rows),
+    )
+
+
+def underestimation(records: Sequence[PairRecord]) -> Table:
+    """How much W underestimates the change of F between subjects (table "line_int")."""
+    pairs: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    for record in analysis.counted(records):
+        positive = sum(estimate > 0 for _, estimate in record.line_integrals)
+        pairs[record.relation] += positive
+        left_out[record.relation] += len(record.line_integrals) - positive
+    ratios = analysis.underestimation(records)
+    return Table(
+        "underestimation",
+        f"Ratio between the actual change of F from one subject to another and the change that W estimates on "
+        f"{_lm(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not positive "
+        "are left out.",
+        ("relation", "pairs", "left out", "underestimation ratio"),
+        tuple(
+            (relation, pairs[relation], left_out[relation], ratios.get(relation))
+            for relation in _alphabetical(pairs)
+            if pairs[relation] or left_out[relation]
+        ),
+        digits=3,
+    )
+
+
+def dataset(models: Sequence[ModelResults]) -> Table:
+    """Relations and known facts by category (table "dataset")."""
+    relations = _any_of(models)
+    known = [_enough_known(results.main) for results in models]
+
+    def row(name: str, members: Sequence[PairRecord]) -> Row:
+        counts = [sum(mean for r in members for mean, _ in [facts.get(r.relation, (0.0, None))]) for facts in known]
+        return (name, len(members), sum(record.samples for record in members), *counts)
+
+    by_category = [
+        row(category, [record for record in relations.values() if record.category == category])
+        for category in dict.fromkeys(record.category for record in relations.values())
+    ]
+    return Table(
+        "dataset",
+        "Information about the dataset of relations: relations and samples by category, and test samples that the LM "
+        "knows, summed over relations of the mean over trials. Relations of which an LM knows fewer than n test "
+        "samples count as none.",
+        ("category", "relations", "samples", *(f"known by {name}" for name in _names(models))),
+        (*by_category, row("all", list(relations.values()))),
+        totals=1,
+        digits=1,
+    )
+
+
+def _names(models: Sequence[ModelResults]) -> list[str]:
+    return short_names([results.model for results in models])
+
+
+def _any_of(models: Sequence[ModelResults]) -> dict[str, PairRecord]:
+    """One record of every relation of any LM."""
+    found: dict[str, PairRecord] = {}
+    for record in (record for results in models for record in results.main):
+        found.setdefault(record.relation, record)
+    return found
+
+
+def _enough_known(records: Sequence[PairRecord]) -> dict[str, Spread]:
+    """Known test samples of the relations of which the LM knows at least n."""
+    n = {record.relation: record.n_shot for record in records}
+    return {relation: known for relation, known in analysis.known_facts(records).items() if known[0] >= n[relation]}
+
+
+def full_dataset(models: Sequence[ModelResults]) -> Table:
+    """Samples and known facts by relation (table "full-dataset")."""
+    relations = _any_of(models)
+    known = [_enough_known(results.main) for results in models]
+    order = list(dict.fromkeys(record.category for record in relations.values()))
+    records = sorted(relations.values(), key=lambda r: (order.index(r.category), -r.samples, r.relation))
+    return Table(
+        "full_dataset",
+        "Number of samples per relation and the count of test samples that LMs answer right. Means and standard "
+        "deviations over trials with different training examples; none where an LM knows fewer than n.",
+        ("category", "relation", "samples", *(f"known by {name}" for name in _names(models))),
+        tuple((r.category, r.relation, r.samples, *(facts.get(r.relation) for facts in known)) for r in records),
+        digits=1,
+    )
+
+
+def first_tokens(models: Sequence[ModelResults]) -> Table:
+    """Objects that their first tokens tell apart (table "first_token_filter")."""
+    sizes = {relation: record.range_size for relation, record in _any_of(models).items()}
+    counts = [{r.relation: r.first_tokens for r in results.main if r.first_tokens is not None} for results in models]
+    measured = [relation for relation in _alphabetical(sizes) if any(relation in found for found in counts)]
+    unique = [name for name in measured if all(found.get(name, sizes[name]) == sizes[name] for found in counts)]
+    shares = [{relation: 100 * count / sizes[relation] for relation, count in found.items()} for found in counts]
+
+    def row(relation: str) -> Row:
+        cells = [(share.get(relation), found.get(relation)) for share, found in zip(shares, counts, strict=True)]
+        return (relation, sizes[relation], *(cell for pair in cells for cell in pair))
+
+    def summary(name: str, values: Iterable[float | None]) -> Row:
+        return (name, None, *(cell for value in values for cell in (value, None)))
+
+    collapsed = f"relations where all objects are uniquely identified ({len(unique)})"
+    means = [statistics.fmean(share.values()) if share else None for share in shares]
+    return Table(
+        "first_tokens",
+        "Relation-wise range (count of unique objects) along with the percentage of objects uniquely identified by "
+        "their first token when tokenized with different LM tokenizers, and the count of unique first tokens.",
+        ("relation", "|range|", *(head for name in _names(models) for head in (f"{name} %", f"{name} tokens"))),
+        (
+            *(row(relation) for relation in measured if relation not in unique),
+            *([summary(collapsed, [100.0] * len(models))] if unique else []),
+            summary("average", means),
+        ),
+        totals=1,
+        digits=1,
+    )
+
+
+def findings(records: Sequence[PairRecord], bare: Sequence[PairRecord] = ()) -> Table:
+    """The paper's findings, and what the records say to them.
+
+    Args:
+        records: Records of one LM.
+        bare: Those with prompts without relation-specific text.
+    """
+    return Table(
+        "findings",
+        f"The paper's findings and what the results of {_lm(records)} say. Values are means over relations unless the "
+        "criterion says otherwise; relations are those that meet the criterion by themselves.",
+        ("finding", "holds", "value", "compared with", "relations", "criterion", "in the paper"),
+        (
+            *_agreement_findings(records),
+            *_beta_findings(records),
+            _compared(
+                records,
+                "LRE is better than a random guess",
+                "on all relations",
+                analysis.faithfulness,
+                analysis.random_guess,
+            ),
+            *(
+                _compared(
+                    records, f"LRE is more faithful than {name}", "in every category", analysis.faithfulness, score
+                )
+                for name, score in analysis.faithfulness_methods().items()
+                if name != "LRE"
+            ),
+            *_edit_findings(records),
+            _late_layers(records, "Faithfulness drops in late layers", "plummets after layer 17 of 28", drops=True),
+            _late_layers(
+                bare, "It does not without relation-specific text", "keeps improving in later layers", drops=False
+            ),
+        ),
+    )
+
+
+_Measured = tuple[float, float | None, str | None, bool]
+"""Value, what it is compared with, in how many relations the criterion is met, and whether it is met."""
+
+
+def _finding(finding: str, paper: str, criterion: str, measured: _Measured | None) -> Row:
+    if measured is None:
+        return (finding, "not measured", None, None, None, criterion, paper)
+    *numbers, holds = measured
+    return (finding, "yes" if holds else "no", *numbers, criterion, paper)
+
+
+def _agreement_findings(records: Sequence[PairRecord]) -> list[Row]:
+    pairs = _paired(records, analysis.causality, analysis.faithfulness)
+    by_causality, by_faithfulness = (_agreement(reselect(records, name)) for name in ("causality", "faithfulness"))
+    agreement = _agreement(records)
+    above = sum(causal > faithful for causal, faithful in pairs)
+    return [
+        _finding(
+            "Faithfulness is strongly correlated with causality",
+            "R = 0.84",
+            "Pearson's R over relations is at least 0.7",
+            None if agreement is None else (agreement, 0.7, None, agreement >= 0.7),
+        ),
+        _finding(
+            "The correlation is weaker with layer and rank chosen by faithfulness",
+            "R = 0.84 against 0.74",
+            "R chosen by causality is higher than R chosen by faithfulness",
+            None
+            if by_causality is None or by_faithfulness is None
+            else (by_causality, by_faithfulness, None, by_causality > by_faithfulness),
+        ),
+        _finding(
+            "Causality is higher than faithfulness",
+            "for almost all relations",
+            "causality is above faithfulness in at least 90% of the relations",
+            (*_means(pairs), _out_of(above, pairs), above >= 0.9 * len(pairs)) if pairs else None,
+        ),
+    ]
+
+
+def _means(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.fmean(one for one, _ in pairs), statistics.fmean(other for _, other in pairs)
+
+
+def _out_of(count: int, relations: Sized) -> str:
+    return f"{count} of {len(relations)}"
+
+
+def _beta_findings(records: Sequence[PairRecord]) -> list[Row]:
+    lines = analysis.beta_scores(records)
+    agreeing, faithful = (analysis.best_beta(lines), _most_faithful(lines)) if len(lines) > 1 else (None, None)
+    ratios = [mean for mean, _ in analysis.underestimation(records).values()]
+    larger = sum(ratio > 1 for ratio in ratios)
+    ratio = statistics.fmean(ratios) if ratios else None
+    return [
+        _finding(
+            "β above 1 makes faithfulness agree best with causality",
+            "β = 2.25",
+            "the β of the highest R is above 1",
+            None if agreeing is None else (agreeing, 1.0, None, agreeing > 1),
+        ),
+        _finding(
+            "β above 1 is the most faithful",
+            "0.59 at β = 2.25, 0.43 at 1",
+            "the β of the highest mean faithfulness is above 1",
+            None if faithful is None else (faithful, 1.0, None, faithful > 1),
+        ),
+        _finding(
+            "W underestimates how much the object changes with the subject",
+            "ratio from 2.5 to 4.3",
+            "the mean ratio of change to estimate is above 1",
+            None if ratio is None else (ratio, 1.0, _out_of(larger, ratios), ratio > 1),
+        ),
+    ]
+
+
+def _edit_findings(records: Sequence[PairRecord]) -> list[Row]:
+    methods = analysis.causality_methods()
+    pairs = _paired(records, analysis.causality, methods["oracle"])
+    close = sum(_within(0.1, one - other) for one, other in pairs)
+    matched = (*_means(pairs), _out_of(close, pairs)) if pairs else None
+    return [
+        _finding(
+            "LRE edits match the oracle, s' in place of s",
+            "closely, across layers",
+            "the means differ by at most 0.1",
+            None if matched is None else (*matched, _within(0.1, matched[0] - matched[1])),
+        ),
+        _compared(
+            records,
+            "LRE edits are better than the unembedding's row of o'",
+            "in every category",
+            analysis.causality,
+            methods["unembedding"],
+        ),
+        _compared(records, "LRE edits are better than o'", "in every category", analysis.causality, methods["object"]),
+    ]
+
+
+def _within(limit: float, difference: float) -> bool:
+    return round(abs(difference), 12) <= limit
+
+
+def _compared(records: Sequence[PairRecord], finding: str, paper: str, score: Score, baseline: Score) -> Row:
+    """Whether one score's mean over relations is above another's."""
+    pairs = _paired(records, score, baseline)
+    measured: _Measured | None = None
+    if pairs:
+        mean, other = _means(pairs)
+        measured = (mean, other, _out_of(sum(one > two for one, two in pairs), pairs), mean > other)
+    return _finding(finding, paper, "the mean over relations is higher", measured)
+
+
+DROP = 0.2
+"""How far below the peak the last layer lies where faithfulness drops."""
+
+
+def _late_layers(records: Sequence[PairRecord], finding: str, paper: str, drops: bool) -> Row:
+    """Whether faithfulness at the last layer is well below its peak, over relations with the same layers."""
+    kept = _one_grid(records, _layers)
+    layers = analysis.layers_of(kept)
+    comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
+    if len(layers) < 2:
+        return _finding(finding, paper, f"the last layer is {comparison} the peak", None)
+    at = {layer: analysis.per_relation(kept, analysis.faithfulness_at(layer)) for layer in layers}
+    means = {layer: statistics.fmean(mean for mean, _ in found.values()) for layer, found in at.items()}
+    peak, last = max(means, key=lambda layer: means[layer]), layers[-1]
+
+    def meets(top: float, end: float) -> bool:
+        return (round(top - end, 12) >= DROP) == drops
+
+    relations = at[last]
+    met = sum(meets(max(at[layer][r][0] for layer in layers), at[last][r][0]) for r in relations)
+    criterion = f"layer {last}, the last, is {comparison} the peak, layer {peak}"
+    measured = (means[last], means[peak], _out_of(met, relations), meets(means[peak], means[last]))
+    return _finding(finding, paper, criterion, measured)
