@@ -27,7 +27,7 @@ from lre_lightning.jacobian import prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE, Origin
 from lre_lightning.prompts import Prompt
-from lre_lightning.scoring import Encoded, causality_predictions, draw_targets, encode, faithfulness_predictions, score
+from lre_lightning.scoring import Encoded, EncodedTrial, causality_predictions, encode, faithfulness_predictions, score
 
 BETAS = tuple(step / 4 for step in range(21))
 SUBJECTS, DEMO_SUBJECTS = 200, 16
@@ -84,15 +84,15 @@ def compare(
     lm: LanguageModel, encoded: Encoded, lres: dict[Layer, LRE], ranks: Sequence[int], subjects: int, sample: int | None
 ) -> list[list[str]]:
     """Rows of the table for `subjects`; the published way runs on `sample` cells of either grid, all if None."""
-    count = len(encoded.prompts)
-    targets = [target for target in draw_targets(encoded.prompts, [True] * count, "key") if target is not None]
-    assert len(targets) == count
+    count, joined = len(encoded.prompts), EncodedTrial.join([encoded], "key")
+    assert joined.edited.tolist() == list(range(count))
+    targets = joined.targets.tolist()
     operators = list(lres.values())
     difference = encoded.object[targets] - encoded.object
     decoding, said = timed(faithfulness_predictions, lm, operators, encoded.subject, BETAS)
     editing, edited = timed(causality_predictions, encoded.runs, operators, encoded.subject, difference, ranks)
     if sample is None:  # the counts of the public function are those of these answers
-        counts = score([encoded], lres, BETAS, ranks, "key")
+        counts = score(joined, lres, BETAS, ranks)
         assert torch.equal((edited == encoded.predicted[targets][:, None, None]).sum(0), counts.causal)
         assert torch.equal((said == encoded.predicted[:, None, None]).sum(0), counts.faithful)
     published = Published(lm, encoded, lres, targets)

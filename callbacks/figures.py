@@ -11,15 +11,15 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.plotting import plot_layers, plot_relations
-from lre_lightning.results import summarize
+from lre_lightning.report.analysis import counted
+from lre_lightning.report.figures import plot_layers, plot_relations
 
 
 class ResultsFigures(Callback):
     """Draws the results at the end of a fit: by relation, and by layer.
 
     They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard where the trainer has that logger.
-    Works with any LightningModule that has `records`, a mapping whose values are `lre_lightning.results.PairRecord`.
+    Works with any LightningModule that has `records`, a mapping whose values are `lre_lightning.records.PairRecord`.
 
     Args:
         dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.
@@ -33,11 +33,11 @@ class ResultsFigures(Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module: Any = pl_module
         records = list(module.records.values())
-        if not any(record.scored for record in records):
+        if not counted(records):
             return
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "figures"
         folder.mkdir(parents=True, exist_ok=True)
-        figures = {"relations": plot_relations(summarize(records)), "layers": plot_layers(records)}
+        figures = {"relations": plot_relations(records), "layers": plot_layers(records)}
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png", dpi=120)
         for logger in trainer.loggers:

@@ -11,6 +11,7 @@ import yaml
 
 from lre_lightning.cli import main
 from lre_lightning.module import LREModule
+from lre_lightning.records import read_records, rows
 from tests.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
 
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
@@ -71,7 +72,8 @@ def test_fit_then_validate_last_prints_the_same_numbers(run, folders, tmp_path):
     assert (status, table_of(output)) == (0, table), error
     run_folder = tmp_path / "lre_runs"
     assert (run_folder / "checkpoints" / "last.ckpt").exists()
-    assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 14
+    assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 6
+    assert len(rows(read_records([run_folder]))) == 4 * (2 + 1) * 2  # pairs, layers, one beta and one rank
     assert {path.name for path in (run_folder / "figures").iterdir()} == {"layers.png", "relations.png"}
     assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()
     versions = sorted((run_folder / "lightning_logs").iterdir())

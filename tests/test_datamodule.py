@@ -247,10 +247,12 @@ def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
     assert dict(data.hparams) == {
         "relations": ["first"],
         "relations_dir": "demo",
+        "exclude": [],
         "n_shot": 3,
         "trials": 2,
         "seed": 0,
         "batch_size": 2,
+        "template": 0,
         "tokenizer_revision": None,
         "trust_remote_code": False,
     }

@@ -12,6 +12,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import default_ranks
 from lre_lightning.lre import LRE
 from lre_lightning.module import LREModule
+from lre_lightning.records import read_records, rows
 from lre_lightning.results import COLUMNS
 from tests.toy import LAYERS, WIDTH, write_toy_model, write_toy_relations
 
@@ -91,23 +92,37 @@ def test_the_first_scored_trial_chooses_for_all(fitted):
         assert module.bank.lres[name, 1].rank == WIDTH
 
 
-def test_the_file_of_results_has_a_row_a_grid_point(fitted):
+def test_the_table_of_results_has_a_row_a_relation_and_trial(fitted):
     module, _, root = fitted
     with (root / "fit_results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == COLUMNS
-    assert len(rows) == 4 * (LAYERS + 1) * 2 * 2 + 2  # scored pairs x layers x betas x ranks, and two not scored
-    keys = {(row["relation"], row["trial"], row["layer"], row["beta"], row["rank"]) for row in rows}
-    assert len(keys) == len(rows)
-    for row in rows:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == COLUMNS
+    assert [(row["relation"], int(row["trial"])) for row in found] == list(module.records)
+    for row in found:
         record = module.records[row["relation"], int(row["trial"])]
         if not record.scored:
-            assert row["faithfulness"] == row["layer"] == ""
+            assert row["faithfulness"] == row["causality"] == row["layer"] == row["beta"] == row["rank"] == ""
             continue
-        layer = row["layer"] if row["layer"] == "emb" else int(row["layer"])
-        assert float(row["faithfulness"]) == record.faithfulness(layer, float(row["beta"]))
-        assert float(row["causality"]) == record.causality(layer, int(row["rank"]))
-    assert sum(row["chosen"] == "True" for row in rows) == 4
+        assert (row["layer"], float(row["beta"]), int(row["rank"])) == (str(record.layer), record.beta, record.rank)
+        assert float(row["faithfulness"]) == record.faithfulness(record.layer, record.beta)
+        assert float(row["causality"]) == record.causality(record.layer, record.rank)
+    assert sum(row["layer"] != "" for row in found) == 4
+
+
+def test_the_file_of_records_has_every_count(fitted):
+    module, _, root = fitted
+    assert read_records([root]) == list(module.records.values())
+    found = rows(read_records([root / "fit_results.jsonl"]))
+    assert len(found) == 4 * (LAYERS + 1) * (2 + 2)  # scored pairs x layers x (betas and ranks)
+    keys = {(row["relation"], row["trial"], row["layer"], row["beta"], row["rank"]) for row in found}
+    assert len(keys) == len(found)
+    for row in found:
+        record = module.records[row["relation"], row["trial"]]
+        if row["metric"] == "faithfulness":
+            assert row["score"] == record.faithfulness(row["layer"], row["beta"])
+        else:
+            assert row["score"] == record.causality(row["layer"], row["rank"])
+    assert {row["metric"] for row in found} == {"faithfulness", "causality"}
 
 
 def test_files_of_lres_are_those_of_the_bank(fitted):

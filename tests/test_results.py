@@ -1,21 +1,15 @@
-"""Choosing, summarizing and drawing results, on counts whose answers can be seen by eye."""
+"""Summarizing results, in a file and in a table, on counts whose answers can be seen by eye."""
 
+import csv
 import math
 
 import pytest
-import torch
 from rich.console import Console
 
 from lre_lightning.errors import LREError
-from lre_lightning.plotting import plot_layers, plot_relations
-from lre_lightning.results import COLUMNS, PairRecord, choose, grid_of, rows, summarize, write_csv
-from lre_lightning.scoring import Counts
+from lre_lightning.records import PairRecord
+from lre_lightning.results import COLUMNS, append_csv, summarize, write_csv
 from lre_lightning.tables import print_results, results_table
-
-LAYERS, BETAS, RANKS = ("emb", 0), (1.0, 2.0), (4, 8)
-COUNTS = Counts(
-    tested=12, known=10, faithful=torch.tensor([[9, 10], [3, 8]]), causal=torch.tensor([[2, 5], [7, 7]]), edited=8
-)
 
 
 def record(trial=0, relation="capital", **changes):
@@ -28,20 +22,18 @@ def record(trial=0, relation="capital", **changes):
         "layer": 0,
         "beta": 2.0,
         "rank": 4,
-        **grid_of(COUNTS, LAYERS, BETAS, RANKS),
+        "layers": ("emb", 0),
+        "betas": (1.0, 2.0),
+        "ranks": (4, 8),
+        "faithful": ((9, 10), (3, 8)),
+        "causal": ((2, 5), (7, 7)),
+        "edited": 8,
     }
     return PairRecord(relation=relation, trial=trial, **{**fields, **changes})
 
 
 def unscored(relation="ceo"):
     return PairRecord(relation, "factual", 0, samples=20, range_size=20, tested=12, known=3)
-
-
-def test_layer_and_rank_are_chosen_by_causality_or_by_faithfulness():
-    assert choose(COUNTS, LAYERS, RANKS, 1, "causality") == (0, 4)  # equal edits at rank 8: the lower rank
-    assert choose(COUNTS, LAYERS, RANKS, 1, "faithfulness") == ("emb", 8)  # equal faithfulness: the more edits
-    even = Counts(1, 1, torch.ones(2, 1), torch.ones(2, 2), 1)
-    assert choose(even, LAYERS, RANKS, 0, "causality") == ("emb", 4)  # all equal: the earlier layer
 
 
 def test_scores_are_shares_of_what_was_counted():
@@ -52,25 +44,41 @@ def test_scores_are_shares_of_what_was_counted():
     assert math.isnan(record(edited=0).causality(0, 4))
 
 
-def test_rows_hold_every_grid_point_once():
-    found = rows([record(), unscored()])
-    assert len(found) == 2 * 2 * 2 + 1
-    assert all(list(row) == COLUMNS or set(row) == set(COLUMNS) for row in found)
-    point = next(row for row in found if (row["layer"], row["beta"], row["rank"]) == (0, 2.0, 8))
-    assert (point["faithful"], point["faithfulness"], point["causal"], point["causality"]) == (8, 0.8, 7, 7 / 8)
-    assert [row["chosen"] for row in found].count(True) == 1
-    assert found[-1]["layer"] is None
-    assert found[-1]["known"] == 3
+def test_a_file_has_a_row_a_relation_and_trial(tmp_path):
+    path = tmp_path / "results.csv"
+    write_csv([record(model="demo", n_shot=8, template="{} is\n")], path)
+    append_csv([unscored()], path)
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        scored, other = reader
+    assert reader.fieldnames == COLUMNS
+    common = {"category": "factual", "trial": "0", "samples": "20", "tested": "12", "reported": "True"}
+    place = {"layer": "0", "beta": "2.0", "rank": "4", "edited": "8", "faithfulness": "0.8", "causality": "0.875"}
+    prompts = {"model": "demo", "n_shot": "8", "template": "{} is\n"}
+    counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25"}
+    assert scored == common | place | prompts | counts
+    place = dict.fromkeys(place, "") | {"edited": "0"}
+    prompts = {"model": "", "n_shot": "0", "template": ""}
+    counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05"}
+    assert other == common | place | prompts | counts
 
 
 def test_summary_is_the_mean_and_deviation_over_scored_trials():
-    first, second = record(0), record(1, **grid_of(COUNTS, LAYERS, BETAS, RANKS) | {"faithful": ((9, 10), (3, 6))})
+    first, second = record(0), record(1, faithful=((9, 10), (3, 6)))
     capital, ceo = summarize([first, second, unscored()])
     assert (capital.layer, capital.rank, capital.beta, capital.trials) == (0, 4, 2.0, 2)
     assert capital.faithfulness == pytest.approx((0.7, 0.1 * math.sqrt(2)))
     assert capital.causality == pytest.approx((7 / 8, 0.0))
     assert (ceo.trials, ceo.faithfulness, ceo.known) == (0, None, 3)
     assert summarize([first])[0].faithfulness == (0.8, None)
+
+
+def test_trials_that_only_choose_count_for_what_the_lm_knows_alone():
+    chosen_on = record(0, reported=False, known=4, faithful=((0, 0), (0, 0)), layer="emb", rank=8)
+    (capital,) = summarize([chosen_on, record(1)])
+    assert (capital.trials, capital.known, capital.layer, capital.rank) == (1, 7, 0, 4)
+    assert (capital.faithfulness, capital.causality) == ((0.8, None), (7 / 8, None))
+    assert summarize([chosen_on])[0].faithfulness is None
 
 
 def test_records_survive_as_plain_data():
@@ -98,25 +106,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "results.csv"
     write_csv([record()], path)
     before = path.read_text()
-    monkeypatch.setattr("lre_lightning.results.rows", lambda _: 1 / 0)
+    monkeypatch.setattr("lre_lightning.results._row", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_csv([record(), unscored()], path)
     assert path.read_text() == before
-
-
-def test_figure_by_relation_draws_what_the_summary_says():
-    other = record(relation="colour", **{"layer": "emb", "faithful": ((9, 10), (3, 8))})
-    axes = plot_relations(summarize([record(), other, unscored()])).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["capital  (layer 0)", "colour  (layer emb)"]
-    faithful, causal = ([bar.get_width() for bar in container] for container in axes.containers[1::2])
-    assert faithful == [0.8, 1.0]
-    assert causal == [7 / 8, 2 / 8]
-    assert axes.collections[-1].get_offsets()[:, 0].tolist() == [0.25, 0.25]
-
-
-def test_figure_by_layer_averages_trials_then_relations():
-    half = record(relation="colour", **{"faithful": ((0, 0), (0, 0))})
-    other = record(layers=(0, 1), relation="of another run")
-    lines = plot_layers([record(0), record(1), half, other, unscored()]).axes[0].lines
-    assert lines[0].get_ydata() == pytest.approx([0.5, 0.4])
-    assert lines[1].get_ydata() == pytest.approx([2 / 8, 7 / 8])

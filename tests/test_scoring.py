@@ -11,7 +11,14 @@ from lre_lightning.jacobian import prompt_jacobian
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.lre import LRE, Origin
 from lre_lightning.prompts import Prompt
-from lre_lightning.scoring import causality_predictions, draw_targets, encode, faithfulness_predictions, score
+from lre_lightning.scoring import (
+    EncodedTrial,
+    causality_predictions,
+    draw_targets,
+    encode,
+    faithfulness_predictions,
+    score,
+)
 from tests.tiny_models import VOCAB, WIDTH, tiny_model
 
 LAYERS, BETAS, RANKS = ("emb", 0, 1), (0.0, 1.0, 3.0), (1, 5, WIDTH)
@@ -116,8 +123,9 @@ def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts):
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
     lres = {layer: LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin("", "", "")) for layer in LAYERS}
     betas = (0.0, 40.0, -40.0)
-    whole = score([batch_of(lm, prompts)], lres, betas, RANKS, "key")
-    parts = score([batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)], lres, betas, RANKS, "key", chunk_size=3)
+    whole = score(EncodedTrial.join([batch_of(lm, prompts)], "key"), lres, betas, RANKS)
+    batches = [batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)]
+    parts = score(EncodedTrial.join(batches, "key"), lres, betas, RANKS, chunk_size=3)
     assert (whole.tested, whole.known) == (12, 10)
     for field in dataclasses.fields(whole):
         left, right = getattr(whole, field.name), getattr(parts, field.name)

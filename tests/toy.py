@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from lre_lightning.language_model import LanguageModel
 
 OBJECTS = ["red", "green", "blue", "white"]
 SUBJECTS = [f"thing{i}" for i in range(24)]
@@ -87,3 +90,39 @@ def write_toy_relations(folder: Path) -> Path:
     for relation in relations:
         (folder / f"{relation['name'].replace(' ', '_')}.json").write_text(json.dumps(relation))
     return folder
+
+
+class AffineBlock(LlamaDecoderLayer):
+    """A block that maps every hidden state h to A h + c, whatever the others are."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        """Run the block that does nothing, which keeps the cache, and then the map."""
+        return super().forward(hidden_states, *args, **kwargs) @ self.matrix.T + self.shift
+
+
+def affine_toy(matrix: torch.Tensor, shift: torch.Tensor, rows: torch.Tensor) -> LanguageModel:
+    """The toy in float64, with every block h -> A h + c: o = A^k s + ... with k blocks after s.
+
+    Embeddings are such that o of subject i is the unit vector of object i modulo their number, and noise.
+
+    Args:
+        matrix: A, `(WIDTH, WIDTH)`.
+        shift: c, `(WIDTH,)`.
+        rows: Rows of the unembedding for the objects, and after them for "[BOS]", "[UNK]", …; others are zero.
+    """
+    model = toy_model().double()
+    for layer in model.model.layers:
+        layer.__class__ = AffineBlock
+        layer.register_buffer("matrix", matrix)
+        layer.register_buffer("shift", shift)
+    first_object, first_subject = WORDS.index(OBJECTS[0]), WORDS.index(SUBJECTS[0])
+    others = rows[len(OBJECTS) :]
+    model.lm_head.weight.data.zero_()
+    model.lm_head.weight.data[first_object : first_object + len(OBJECTS)] = rows[: len(OBJECTS)]
+    model.lm_head.weight.data[: len(others)] = others
+    noise = 0.05 * torch.randn(len(SUBJECTS), WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    states = torch.eye(WIDTH, dtype=torch.float64)[torch.arange(len(SUBJECTS)) % len(OBJECTS)] + noise
+    for _ in range(LAYERS):
+        states = (states - shift) @ torch.linalg.inv(matrix).T
+    model.model.embed_tokens.weight.data[first_subject:] = states
+    return LanguageModel(model)

@@ -45,7 +45,7 @@ class ModelResults:
 
 
 def by_model(records: Iterable[PairRecord]) -> list[ModelResults]:
-    """Sort records by LM and kind of prompts, LMs in the order in which they first occur, relations by category and name.
+    """Sort records by LM and kind of prompts, LMs as they first occur, relations by category and name.
 
     Raises:
         LREError: If an LM has no record with the relations' first templates.
