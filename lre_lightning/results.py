@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class RelationSummary:
         rank: The chosen rank; None where no trial was scored.
         beta: The chosen beta.
         faithfulness: Mean and standard deviation (n - 1; None with one trial); None where no trial was scored.
-        causality: Likewise.
+        causality: Likewise; None also where no trial had an edit.
     """
 
     relation: str
@@ -112,10 +113,13 @@ def _summary(group: Sequence[PairRecord]) -> RelationSummary:
     if not scores:
         return RelationSummary(*common)
     chosen = reported[0]
-    faithfulness, causality = (mean_and_deviation(values) for values in zip(*scores, strict=True))
+    faithfulness, causality = (_mean_and_deviation(values) for values in zip(*scores, strict=True))
     return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality)
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation (n - 1); None for the deviation of a single value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None] | None:
+    """Mean and standard deviation (n - 1) of the trials that have the score; None where none has."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None

@@ -294,7 +294,8 @@ def correlation(one: Mapping[str, Spread], other: Mapping[str, Spread], ranks: b
     from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 
     shared = [relation for relation in one if relation in other]
-    pairs = torch.tensor([[one[r][0], other[r][0]] for r in shared], dtype=torch.float64)
+    # Rounded, so that means which are equal as fractions are equal.
+    pairs = torch.tensor([[one[r][0], other[r][0]] for r in shared], dtype=torch.float64).round(decimals=12)
     if len(shared) < 3 or any(len(column.unique()) < 2 for column in pairs.T):
         return None
     return float((spearman_corrcoef if ranks else pearson_corrcoef)(pairs[:, 0], pairs[:, 1]))

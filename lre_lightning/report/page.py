@@ -44,6 +44,8 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 WHOLE = "all"
 """Anchor of a chapter whose files have no folder of their own."""
+HOW = "how"
+"""Anchor of what tells how the page was made."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +247,12 @@ def chapters_of(models: Sequence[ModelResults], names: Sequence[str]) -> list[Ch
 
 def _folders(names: Iterable[str]) -> list[str]:
     """Names as folders and anchors, none of them twice."""
-    used = [WHOLE]
+    used = [WHOLE, HOW]
     for name in names:
         plain = anchor(name) or "lm"
         numbered = (f"{plain}-{number}" for number in itertools.count(2))
         used.append(next(folder for folder in [plain, *itertools.islice(numbered, len(used))] if folder not in used))
-    return used[1:]
+    return used[2:]
 
 
 def anchor(text: str) -> str:
