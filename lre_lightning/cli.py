@@ -11,13 +11,14 @@ from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, Namespace
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lre_lightning.callbacks import RelationProgressBar, ResultsFigures, ResultsTable
 from lre_lightning.checkpoints import read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.evaluation import Setting
+from lre_lightning.files import written_whole
 from lre_lightning.module import LREModule
 from lre_lightning.trainer import LRETrainer
 
@@ -175,15 +176,19 @@ class LRECommandLine(LightningCLI):
                 config[section][name] = value
         config.trainer.default_root_dir, config.checkpoint.dirpath = str(root), checkpoint_folder(root)
         config.ckpt_path = None
-        self.config["fit"], self.subcommand = config, "fit"
-        self.config_init["fit"] = Namespace(
-            trainer=Namespace(**{**vars(self.config_init[EVALUATE].trainer), "default_root_dir": str(root)}),
-            checkpoint=ModelCheckpoint(**vars(config.checkpoint)),
-        )
+        built = self.config_init[EVALUATE].clone()
+        built.trainer.default_root_dir, built.checkpoint = str(root), ModelCheckpoint(**vars(config.checkpoint))
+        self.config["fit"], self.config_init["fit"], self.subcommand = config, built, "fit"
         try:
             return self.instantiate_trainer()
         finally:
             self.subcommand = EVALUATE
+
+    def before_evaluate(self) -> None:
+        """Leave the configuration of the evaluation beside its fits."""
+        path = Path(self.trainer.default_root_dir) / "config.yaml"
+        with written_whole(path) as part:
+            part.write_text(self._subcommand_parsers[EVALUATE].dump(self.config[EVALUATE], skip_unset=False), "utf-8")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         more = {"make_trainer": self.trainer_for} if subcommand == EVALUATE else {}

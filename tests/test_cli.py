@@ -91,6 +91,23 @@ def test_a_run_that_was_moved_is_validated_from_its_checkpoint(run, folders):
     assert (status, table_of(again)) == (0, table_of(output)), error
 
 
+def test_baselines_templates_and_choices_from_the_command_line(run, folders):
+    choices = "--model.choices={'thing colour': {'layer': 1, 'rank': 3}}"
+    more = ["--data.template={}", choices, "--model.baselines=true", "--model.line_integrals=2"]
+    status, output, error = run("fit", *options(folders, *more))
+    assert status == 0, error
+    found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
+    chosen, searched = found["thing colour", 1], found["half colour", 1]
+    assert (chosen.layers, chosen.layer, chosen.rank, chosen.ranks) == (("emb", 1), 1, 3, (3, 16))
+    assert (searched.layers, searched.ranks) == (("emb", 0, 1), (16,))
+    assert chosen.template == "{}"
+    assert chosen.template_index is None
+    assert chosen.faithful_baselines["identity"] == (20, 20)
+    assert len(chosen.line_integrals) == 2
+    status, again, error = run("validate", "--ckpt_path=last")
+    assert (status, table_of(again)) == (0, table_of(output)), error
+
+
 def read_scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -201,6 +218,10 @@ def assert_one_error(result, *named):
         ("--data.n_shot=0", ["n_shot", "0"]),
         ("--data.relations_dir=./nowhere", ["nowhere"]),
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
+        ("--data.template=1", ["no relation has a template 1"]),
+        ("--data.template={} of {}", ["exactly one {} for the subject"]),
+        ("--model.selection_trials=2", ["2 trials that choose leave none to report"]),
+        ("--model.choices={'thing colour': {'layer': 7, 'rank': 1}}", ["the choice for 'thing colour'", "layer 7"]),
     ],
 )
 def test_options_out_of_range(run, folders, option, named):

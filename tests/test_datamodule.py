@@ -2,6 +2,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +163,81 @@ def test_prompts_are_made_when_they_are_needed_and_once(make, monkeypatch):
     list(data.train_dataloader(2))
     list(data.train_dataloader(2))
     assert made[3:] == [("train_prompts", "third", 0)]
+
+
+# Templates
+
+
+TEMPLATES = ["The capital city of {} is", "{}'s capital is", "What is the capital of {}? It is"]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_template_by_its_index_few_shot_ones_first(make, index):
+    data = make(template=index)
+    assert [relation.name for relation in data.relations] == list(SIZES)
+    for prompt in (*next(iter(data.train_dataloader())).prompts, *next(iter(data.val_dataloader())).prompts):
+        *context, asked = [line for line in prompt.text.split("\n") if line]
+        assert asked == TEMPLATES[index].format(prompt.subject)
+        for line in context:
+            assert line.startswith(TEMPLATES[index].split("{}")[0])
+            assert TEMPLATES[index].split("{}")[1] in line
+    assert data.draws(0) == draws.draw(data.relations[0], 3, 0, 0)
+    assert data.draws(0).train == make().draws(0).train  # another template, the same draw
+    assert data.hparams["template"] == index
+
+
+def test_one_template_for_all_relations(make):
+    data = make(template="{}")
+    context = [f"{sample.subject} {sample.object}" for sample in data.draws(0).train]
+    for prompt in next(iter(data.val_dataloader())).prompts:
+        assert prompt.text == "\n".join([*context, prompt.subject])
+    assert {relation.template for relation in data.relations} == {"{}"}
+    assert data.hparams["template"] == "{}"
+
+
+def test_relations_with_fewer_templates_are_left_out(make, tmp_path):
+    more = {"prompt_templates": ["{} a", "{} b", "{} a"], "prompt_templates_zs": ["{} b", "{} c"]}
+    samples = [{"subject": f"s{i}", "object": f"{i}"} for i in range(5)]
+    write(tmp_path / "few.json", CAPITALS, name="few", samples=samples, prompt_templates_zs=[])
+    write(tmp_path / "many.json", CAPITALS, name="many", samples=samples, **more)
+    every = make(relations_dir=str(tmp_path))
+    assert [relation.templates for relation in every.relations] == [tuple(TEMPLATES[:2]), ("{} a", "{} b", "{} c")]
+    for index, expected in enumerate((TEMPLATES[:2], ["{} a", "{} b", "{} c"])):
+        found = [make(relations_dir=str(tmp_path), template=i).relations for i in range(len(expected))]
+        named = [[relation.template for relation in some if relation.name == ("few", "many")[index]] for some in found]
+        assert named == [[template] for template in expected]
+    assert [relation.name for relation in make(relations_dir=str(tmp_path), template=2).relations] == ["many"]
+    with pytest.raises(LREError, match="no relation has a template 3: the most that one has are 3, from 0 on"):
+        make(relations_dir=str(tmp_path), template=3).setup()
+
+
+@pytest.mark.parametrize("template", ["", "the capital", "{} and {}", "{subject} is", "{} is {", "{0}"])
+def test_a_template_must_have_one_place_for_the_subject(make, template):
+    with pytest.raises(LREError, match=r"must have exactly one \{\} for the subject, and no other brace"):
+        make(template=template)
+
+
+@pytest.mark.parametrize("template", [-1, 1.5, True, None])
+def test_a_template_is_a_string_or_an_index(make, template):
+    with pytest.raises(LREError, match=f"template must be a whole number of at least 0, got {template}"):
+        make(template=template)
+
+
+def test_subjects_alone_follow_the_start_token_and_nothing_else(make, folder):
+    data = make(batch_size=3, template=2)
+    batch = list(data.val_dataloader())[1]
+    alone = data.subjects_alone(batch)
+    assert [prompt.text for prompt in alone.prompts] == [prompt.subject for prompt in batch.prompts]
+    for name in ("relation", "trial", "sample"):
+        assert torch.equal(getattr(alone, name), getattr(batch, name))
+    start = int(batch.input_ids[0, 0])
+    for row, prompt in enumerate(batch.prompts):
+        ids = [start, *data.tokenizer(prompt.subject, add_special_tokens=False)["input_ids"]]
+        last = int(alone.last_position[row])
+        assert alone.input_ids[row, : last + 1].tolist() == ids
+        assert int(alone.subject_position[row]) == last
+    elsewhere = replace(batch, input_ids=batch.input_ids.to("meta"))
+    assert {getattr(data.subjects_alone(elsewhere), name).device.type for name in TENSORS} == {"meta"}
 
 
 # In a Trainer

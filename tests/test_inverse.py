@@ -108,6 +108,32 @@ def test_inverses_are_those_of_a_full_decomposition(references, decomposed, name
         assert torch.isfinite(found).all()
 
 
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_matrix_cut_down_to_a_rank_is_that_of_a_full_decomposition(references, decomposed, name):
+    matrix, (left, values, right_t) = references[name]
+    decomposed.clear()
+    inverse = LowRankInverse(matrix, COUNT)
+    assert (SIZE, SIZE) not in decomposed
+    ranks = (4, 1, COUNT)
+    subject = torch.randn(2, 3, SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found = inverse.forward(subject.to(matrix), ranks)
+    assert found.shape == (2, 3, len(ranks), SIZE)
+    for column, rank in enumerate(ranks):
+        expected = subject @ (left[:, :rank] @ torch.diag(values[:rank]) @ right_t[:rank]).T
+        tolerance = 1e-8 if matrix.dtype == torch.float64 else 1e-3
+        assert (found[:, :, column].double() - expected).norm() < tolerance * expected.norm(), rank
+
+
+def test_a_matrix_of_full_rank_is_itself_and_one_of_zero_stays_zero():
+    matrix = torch.randn(12, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    subject = torch.arange(12.0).double()
+    torch.testing.assert_close(LowRankInverse(matrix).forward(subject, [12])[0], matrix @ subject)
+    there_and_back = LowRankInverse(matrix, 5).apply(LowRankInverse(matrix, 5).forward(subject, [5]), [5])[0, 0]
+    right = torch.linalg.svd(matrix).Vh[:5]
+    torch.testing.assert_close(there_and_back, right.T @ right @ subject)
+    assert not LowRankInverse(torch.zeros(12, 12)).forward(torch.ones(12), [1, 12]).any()
+
+
 def test_the_full_decomposition_is_the_fallback(decomposed):
     """For a count above an eighth of the size, and where a Krylov space of half the size does not suffice."""
     smooth = with_values(torch.exp(-torch.arange(200.0) / 8).double())
@@ -180,6 +206,8 @@ def test_ranks_above_the_largest_are_refused():
         inverse.matrix(5)
     with pytest.raises(LREError, match="rank 5 is out of range: it must be 1 to 4"):
         inverse.apply(torch.ones(64), [1, 5])
+    with pytest.raises(LREError, match="rank 5 is out of range: it must be 1 to 4, the largest rank that W was"):
+        inverse.forward(torch.ones(64), [1, 5])
     for rank in (0, 65):
         with pytest.raises(LREError, match=f"rank {rank} is out of range: it must be 1 to 64"):
             LowRankInverse(torch.eye(64), rank)

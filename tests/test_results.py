@@ -81,6 +81,16 @@ def test_trials_that_only_choose_count_for_what_the_lm_knows_alone():
     assert summarize([chosen_on])[0].faithfulness is None
 
 
+def test_trials_without_an_edit_have_no_causality_and_spoil_nothing_else():
+    """All of their known samples have one object, so that there is none to change it into."""
+    none = {"edited": 0, "causal": ((0, 0), (0, 0))}
+    capital, mother = summarize([record(0, **none), record(1, **none), record(0, "mother"), record(1, "mother")])
+    assert (capital.trials, capital.faithfulness) == (2, (0.8, 0.0))
+    assert capital.causality is None or math.isnan(capital.causality[0])
+    assert mother.causality == (7 / 8, 0.0)
+    results_table([capital, mother])
+
+
 def test_records_survive_as_plain_data():
     assert PairRecord.from_plain(record().plain()) == record()
     with pytest.raises(LREError, match="not a record of results: KeyError 'known'"):

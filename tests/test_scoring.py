@@ -134,6 +134,58 @@ def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts):
     assert len(set(whole.faithful.flatten().tolist())) > 1
 
 
+def test_a_trial_holds_all_its_batches_and_what_edits_should_lead_to(lm, prompts):
+    batches = [batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)]
+    trial = EncodedTrial.join(batches, "key")
+    assert trial.prompts == tuple(prompts)
+    assert trial.zero_shot is None
+    for row, prompt in enumerate(prompts):
+        torch.testing.assert_close(trial.object[row], plain_states(lm, prompt, 2)[-1])
+        for column, layer in enumerate(LAYERS):
+            expected = plain_states(lm, prompt, layer)[prompt.subject_position]
+            torch.testing.assert_close(trial.subject[row, column], expected)
+    targets = draw_targets(prompts, trial.known.tolist(), "key")
+    assert trial.edited.tolist() == [row for row, target in enumerate(targets) if target is not None]
+    assert trial.targets.tolist() == [target for target in targets if target is not None]
+    assert trial.wanted.tolist() == [prompts[target].object_token for target in targets if target is not None]
+    assert trial.edited.tolist()[0] == 2  # the first two are not known: edits are not counted from the first sample on
+    assert len(trial.runs) == 12
+    torch.testing.assert_close(trial.edited_runs.hidden_states([1])[1], trial.object[trial.edited])
+    assert EncodedTrial.join(batches, "other key").targets.tolist() != trial.targets.tolist()
+
+
+def test_zero_shot_states_of_all_batches_are_joined_in_their_order(lm, prompts):
+    alone = [
+        dataclasses.replace(prompt, input_ids=(1, *prompt.input_ids[4:6]), subject_span=(1, 3)) for prompt in prompts
+    ]
+    batches = [
+        dataclasses.replace(batch_of(lm, prompts[i : i + 5]), zero_shot=batch_of(lm, alone[i : i + 5]).subject)
+        for i in (0, 5, 10)
+    ]
+    found = EncodedTrial.join(batches, "key").zero_shot
+    for row, prompt in enumerate(alone):
+        torch.testing.assert_close(found[row, 2], plain_states(lm, prompt, 1)[2])
+
+
+def test_answers_are_counted_against_those_of_the_lm_and_of_edits(lm, prompts):
+    trial = EncodedTrial.join([batch_of(lm, prompts)], "key")
+    generator = torch.Generator().manual_seed(0)
+    right, aims = trial.predicted[trial.known], trial.wanted
+    wrong = [torch.rand(len(values), 2, 3, generator=generator) < 0.4 for values in (right, aims)]
+    faithful, causal = (v[:, None, None] + w.long() for v, w in zip((right, aims), wrong, strict=True))
+    assert trial.count_faithful(faithful).tolist() == (~wrong[0]).sum(0).tolist()
+    assert trial.count_causal(causal).tolist() == (~wrong[1]).sum(0).tolist()
+    assert int(trial.count_faithful(faithful[:, 1, 2])) == int((~wrong[0])[:, 1, 2].sum())
+
+
+def test_a_trial_of_which_nothing_is_known_counts_nothing(lm, lres, prompts):
+    unknown = [dataclasses.replace(prompt, object_token=(prompt.object_token + 7) % VOCAB) for prompt in prompts]
+    trial = EncodedTrial.join([batch_of(lm, unknown)], "key")
+    counts = score(trial, lres, BETAS, RANKS)
+    assert (counts.tested, counts.known, counts.edited) == (12, 0, 0)
+    assert counts.faithful.tolist() == counts.causal.tolist() == [[0, 0, 0]] * 3
+
+
 def test_targets_are_known_samples_with_another_object(prompts):
     known = [False, False] + [True] * 10
     targets = draw_targets(prompts, known, "key")
