@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,8 @@ class PairRecord:
         return self.faithfulness(self.layer, self.beta), self.causality(self.layer, self.rank)
 
     def plain(self) -> dict[str, Any]:
-        """The record as plain data, for a checkpoint or a file."""
-        return asdict(self)
+        """The record as plain data, for a checkpoint or a file; not a copy."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
