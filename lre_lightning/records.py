@@ -194,7 +194,7 @@ def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
             trial and prompts.
     """
     found: dict[tuple[Any, ...], tuple[PairRecord, Path]] = {}
-    for path in [file for given in paths for file in _files(Path(given))]:
+    for path in [file for given in paths for file in result_files(Path(given))]:
         for record in _read(path):
             prompts = (record.model, record.n_shot, record.template_index, record.template)
             key = (*prompts, record.relation, record.trial)
@@ -207,7 +207,12 @@ def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
     return [record for record, _ in found.values()]
 
 
-def _files(path: Path) -> list[Path]:
+def result_files(path: Path) -> list[Path]:
+    """The files that `read_records` reads for a path: itself, or those of the runs in a folder.
+
+    Raises:
+        LREError: If there is none.
+    """
     if path.is_file():
         return [path]
     files = sorted(path.rglob("fit_results.jsonl"))

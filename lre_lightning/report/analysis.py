@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lre_lightning.errors import LREError
@@ -199,6 +199,22 @@ def layers_of(records: Iterable[PairRecord]) -> tuple[Layer, ...]:
     return tuple(sorted(found, key=lambda layer: -1 if layer == "emb" else int(layer)))
 
 
+def on_most_layers(records: Iterable[PairRecord]) -> list[PairRecord]:
+    """The scored and reported records with the layers that most have, so that every layer's mean is of the same."""
+    return _on_most(records, lambda record: record.layers)
+
+
+def on_most_ranks(records: Iterable[PairRecord]) -> list[PairRecord]:
+    """The scored and reported records with the ranks that most have."""
+    return _on_most(records, lambda record: record.ranks)
+
+
+def _on_most(records: Iterable[PairRecord], grid: Callable[[PairRecord], Hashable]) -> list[PairRecord]:
+    scored = counted(records)
+    most = Counter(map(grid, scored)).most_common(1)
+    return [record for record in scored if grid(record) == most[0][0]]
+
+
 def faithfulness_at(layer: Layer) -> Score:
     """Faithfulness at a layer and the chosen beta."""
     return lambda r: r.faithfulness(layer, r.beta) if layer in r.layers else math.nan
@@ -277,6 +293,22 @@ def best_beta(lines: Sequence[BetaScores]) -> float | None:
     """The beta of the best correlation, the paper's criterion; None where there is no correlation."""
     known = [line for line in lines if line.correlation is not None]
     return max(known, key=lambda line: line.correlation or 0.0).beta if known else None
+
+
+def most_faithful_beta(lines: Sequence[BetaScores]) -> float | None:
+    """The beta of the highest mean faithfulness; None without lines."""
+    return max(lines, key=lambda line: line.faithfulness[0]).beta if lines else None
+
+
+def agreement(records: Sequence[PairRecord]) -> float | None:
+    """Pearson's correlation of faithfulness and causality over relations, at their chosen layers and ranks."""
+    return correlation(per_relation(records, faithfulness), per_relation(records, causality))
+
+
+def paired(records: Sequence[PairRecord], one: Score, other: Score) -> list[tuple[float, float]]:
+    """Two scores' means over trials, of the relations that have both."""
+    first, second = per_relation(records, one), per_relation(records, other)
+    return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
 
 
 def correlation(one: Mapping[str, Spread], other: Mapping[str, Spread], ranks: bool = False) -> float | None:

@@ -6,7 +6,7 @@ import csv
 import io
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
@@ -152,7 +152,8 @@ def escape_latex(text: str) -> str:
     return " ".join(text.split()).translate(_LATEX)
 
 
-def _lm(records: Sequence[PairRecord]) -> str:
+def lm_of(records: Sequence[PairRecord]) -> str:
+    """Name of the LM that records are of."""
     return short_names([records[0].model])[0] if records else "the LM"
 
 
@@ -183,7 +184,7 @@ def hyperparameters(records: Sequence[PairRecord]) -> Table:
     mean = ("mean of the scored", None, None, None, None, *_scores(records), guess[0] if guess else None)
     return Table(
         "hyperparameters",
-        f"Relation-wise LRE performance on {_lm(records)}, and respective hyperparameters. Scores are means and "
+        f"Relation-wise LRE performance on {lm_of(records)}, and respective hyperparameters. Scores are means and "
         "standard deviations over trials, in the last line over relations. Relations without scores are those of which "
         "the LM knows too few facts.",
         ("relation", "|range|", "layer", "β", "rank", "faithfulness", "causality", "random guess"),
@@ -210,7 +211,7 @@ def categories(records: Sequence[PairRecord]) -> Table:
     ]
     return Table(
         "categories",
-        f"LRE performance in different relation categories on {_lm(records)}. Means and standard deviations over the "
+        f"LRE performance in different relation categories on {lm_of(records)}. Means and standard deviations over the "
         "relations that were scored.",
         ("category", "relations scored", "faithfulness", "causality"),
         (*rows, ("all", len(relations), *_scores(records))),
@@ -231,9 +232,9 @@ def faithfulness_baselines(records: Sequence[PairRecord]) -> Table:
     ]
     return Table(
         "faithfulness_baselines",
-        f"Faithfulness of different linear approximations of LM decoding on {_lm(records)}, stratified across relation "
-        "types, with s from few-shot prompts, and from zero-shot prompts that contain only the subject. Means and "
-        "standard deviations over relations.",
+        f"Faithfulness of different linear approximations of LM decoding on {lm_of(records)}, stratified across "
+        "relation types, with s from few-shot prompts, and from zero-shot prompts that contain only the subject. Means "
+        "and standard deviations over relations.",
         ("method", "prompts of s", *_categories(analysis.counted(records)), "all"),
         tuple(rows),
     )
@@ -243,7 +244,7 @@ def causality_baselines(records: Sequence[PairRecord]) -> Table:
     """The LRE's edits and their baselines by category (figure "causality-baselines")."""
     return Table(
         "causality_baselines",
-        f"LRE causality compared with different baselines on {_lm(records)}: in place of s, the s' of the target "
+        f"LRE causality compared with different baselines on {lm_of(records)}: in place of s, the s' of the target "
         "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
         "standard deviations over relations.",
         ("method", *_categories(analysis.counted(records)), "all"),
@@ -275,7 +276,7 @@ def baselines_by_relation(records: Sequence[PairRecord]) -> Table:
     relations = _alphabetical({record.relation for record in analysis.counted(records)})
     return Table(
         "baselines_by_relation",
-        f"LRE faithfulness and causality on {_lm(records)} compared with their baselines, by relation. Means and "
+        f"LRE faithfulness and causality on {lm_of(records)} compared with their baselines, by relation. Means and "
         "standard deviations over trials.",
         ("relation", *found),
         tuple((relation, *(scores.get(relation) for scores in found.values())) for relation in relations),
@@ -284,7 +285,7 @@ def baselines_by_relation(records: Sequence[PairRecord]) -> Table:
 
 def causality_by_layer(records: Sequence[PairRecord]) -> Table:
     """Edits and their baselines by layer (figure "causality-baselines-layerwise")."""
-    kept = _one_grid(records, _layers)
+    kept = analysis.on_most_layers(records)
     methods: dict[str, Callable[[Layer], Score]] = {
         "LRE": analysis.causality_at,
         "LRE, best rank": analysis.best_causality_at,
@@ -292,7 +293,7 @@ def causality_by_layer(records: Sequence[PairRecord]) -> Table:
     }
     return Table(
         "causality_by_layer",
-        f"LRE causality across different layers of {_lm(records)}, at the relations' ranks and at the best rank of "
+        f"LRE causality across different layers of {lm_of(records)}, at the relations' ranks and at the best rank of "
         f"each layer and trial, compared with its baselines. {_over_relations(kept)}",
         ("layer", *methods),
         _sweep(kept, analysis.layers_of(kept), methods),
@@ -305,11 +306,11 @@ def _baseline_at(name: str) -> Callable[[Layer], Score]:
 
 def layers(records: Sequence[PairRecord]) -> Table:
     """Scores by layer (figure "sweep", over all relations)."""
-    kept = _one_grid(records, _layers)
+    kept = analysis.on_most_layers(records)
     methods = {"faithfulness": analysis.faithfulness_at, "causality": analysis.causality_at}
     return Table(
         "layers",
-        f"LRE performance in different layers of {_lm(records)}, with the relations' ranks. {_over_relations(kept)}",
+        f"LRE performance in different layers of {lm_of(records)}, with the relations' ranks. {_over_relations(kept)}",
         ("layer", *methods),
         _sweep(kept, analysis.layers_of(kept), methods),
     )
@@ -317,26 +318,15 @@ def layers(records: Sequence[PairRecord]) -> Table:
 
 def ranks(records: Sequence[PairRecord]) -> Table:
     """Scores by rank (figure "rank-sweep")."""
-    kept = _one_grid(records, lambda record: record.ranks)
+    kept = analysis.on_most_ranks(records)
     methods = {"faithfulness": analysis.faithfulness_at_rank, "causality": analysis.causality_at_rank}
     return Table(
         "ranks",
-        f"LRE performance across ranks on {_lm(records)}, at the relations' layers: causality with W inverted at the "
+        f"LRE performance across ranks on {lm_of(records)}, at the relations' layers: causality with W inverted at the "
         f"rank, faithfulness with W cut down to it. {_over_relations(kept)}",
         ("rank", *methods),
         _sweep(kept, kept[0].ranks if kept else (), methods),
     )
-
-
-def _layers(record: PairRecord) -> tuple[Layer, ...]:
-    return record.layers
-
-
-def _one_grid(records: Iterable[PairRecord], grid: Callable[[PairRecord], Hashable]) -> list[PairRecord]:
-    """The scored and reported records with the grid that most of them have: the same relations at every point."""
-    scored = analysis.counted(records)
-    most = Counter(map(grid, scored)).most_common(1)
-    return [record for record in scored if grid(record) == most[0][0]]
 
 
 def _over_relations(records: Iterable[PairRecord]) -> str:
@@ -358,7 +348,7 @@ def n_shots(by_n: Mapping[int, Sequence[PairRecord]]) -> Table:
     scored = {n: records for n, records in scored.items() if records}
     shared = _in_all(scored.values())
     rows = [(n, *_scores(_only(records, shared))) for n, records in sorted(scored.items())]
-    lm = next((_lm(records) for records in scored.values()), "the LM")
+    lm = next((lm_of(records) for records in scored.values()), "the LM")
     return Table(
         "n_shots",
         f"LRE performance on {lm} across different n. Means and standard deviations over the "
@@ -395,7 +385,7 @@ def templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Table:
     ]
     return Table(
         "templates",
-        f"LRE performance on different prompt templates on {_lm(next(iter(scored.values()), []))}. The subject is "
+        f"LRE performance on different prompt templates on {lm_of(next(iter(scored.values()), []))}. The subject is "
         "inserted in place of {}. Means and standard deviations over trials.",
         ("relation", "prompt template", "faithfulness", "causality"),
         tuple(rows),
@@ -405,7 +395,7 @@ def templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Table:
 def mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Table:
     """Faithfulness by layer with and without relation-specific text (figure "mode-switch")."""
     shared = _in_all([analysis.counted(main), analysis.counted(bare)])
-    with_text, without = (_one_grid(_only(records, shared), _layers) for records in (main, bare))
+    with_text, without = (analysis.on_most_layers(_only(records, shared)) for records in (main, bare))
 
     def row(layer: Layer) -> Row:
         score = analysis.faithfulness_at(layer)
@@ -413,7 +403,7 @@ def mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Table
 
     return Table(
         "mode_switch",
-        f"LRE faithfulness across different layers of {_lm(main)} with and without relation-specific text in the "
+        f"LRE faithfulness across different layers of {lm_of(main)} with and without relation-specific text in the "
         f"prompt. {_over_relations(with_text)}",
         ("layer", "with relation-specific text", "without"),
         tuple(map(row, analysis.layers_of([*with_text, *without]))),
@@ -423,7 +413,7 @@ def mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Table
 def betas(records: Sequence[PairRecord]) -> Table:
     """Scores by β (table "beta")."""
     lines = analysis.beta_scores(records)
-    marks = {"correlation": analysis.best_beta(lines), "mean faithfulness": _most_faithful(lines)}
+    marks = {"correlation": analysis.best_beta(lines), "mean faithfulness": analysis.most_faithful_beta(lines)}
 
     def row(line: BetaScores) -> Row:
         best = ", ".join(name for name, beta in marks.items() if beta == line.beta)
@@ -431,17 +421,13 @@ def betas(records: Sequence[PairRecord]) -> Table:
 
     return Table(
         "betas",
-        f"Scores achieved by LRE on different values of β on {_lm(records)}, with the correlation of faithfulness and "
-        "causality over relations. Means and standard deviations over relations; causality is always calculated with β "
-        "set to 1.",
+        f"Scores achieved by LRE on different values of β on {lm_of(records)}, with the correlation of faithfulness "
+        "and causality over relations. Means and standard deviations over relations; causality is always calculated "
+        "with β set to 1.",
         ("β", "faithfulness", "causality", "correlation", "best"),
         tuple(map(row, lines)),
         exact=("β",),
     )
-
-
-def _most_faithful(lines: Sequence[BetaScores]) -> float | None:
-    return max(lines, key=lambda line: line.faithfulness[0]).beta if lines else None
 
 
 def correlations(records: Sequence[PairRecord]) -> Table:
@@ -449,30 +435,20 @@ def correlations(records: Sequence[PairRecord]) -> Table:
 
     def row(criterion: Criterion) -> Row:
         chosen = reselect(records, criterion)
-        pairs = _paired(chosen, analysis.causality, analysis.faithfulness)
+        pairs = analysis.paired(chosen, analysis.causality, analysis.faithfulness)
         above = sum(causal > faithful for causal, faithful in pairs)
         below = sum(causal < faithful for causal, faithful in pairs)
-        return (criterion, _agreement(chosen), len(pairs), *_scores(chosen), above, len(pairs) - above - below, below)
+        equal = len(pairs) - above - below
+        return (criterion, analysis.agreement(chosen), len(pairs), *_scores(chosen), above, equal, below)
 
     return Table(
         "correlations",
-        f"Correlation (Pearson's R) of faithfulness and causality over relations on {_lm(records)} when layer and rank "
-        "are selected to achieve best causality, and best faithfulness; the number of relations whose causality is "
-        "above, equal to and below their faithfulness. Means and standard deviations over relations.",
+        f"Correlation (Pearson's R) of faithfulness and causality over relations on {lm_of(records)} when layer and "
+        "rank are selected to achieve best causality, and best faithfulness; the number of relations whose causality "
+        "is above, equal to and below their faithfulness. Means and standard deviations over relations.",
         ("chosen by", "R", "relations", "faithfulness", "causality", "above", "equal", "below"),
         (row("causality"), row("faithfulness")),
     )
-
-
-def _agreement(records: Sequence[PairRecord]) -> float | None:
-    faithful = analysis.per_relation(records, analysis.faithfulness)
-    return analysis.correlation(faithful, analysis.per_relation(records, analysis.causality))
-
-
-def _paired(records: Sequence[PairRecord], one: Score, other: Score) -> list[tuple[float, float]]:
-    """Both scores' means over trials, of the relations that have both."""
-    first, second = analysis.per_relation(records, one), analysis.per_relation(records, other)
-    return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
 
 
 def models_overview(models: Sequence[ModelResults]) -> Table:
@@ -481,7 +457,7 @@ def models_overview(models: Sequence[ModelResults]) -> Table:
     def row(name: str, results: ModelResults) -> Row:
         records = results.main
         scored = analysis.categories(analysis.counted(records))
-        return (name, records[0].n_shot, len(scored), *_scores(records), _agreement(records))
+        return (name, records[0].n_shot, len(scored), *_scores(records), analysis.agreement(records))
 
     return Table(
         "models",
@@ -526,7 +502,7 @@ def underestimation(records: Sequence[PairRecord]) -> Table:
     return Table(
         "underestimation",
         f"Ratio between the actual change of F from one subject to another and the change that W estimates on "
-        f"{_lm(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not positive "
+        f"{lm_of(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not positive "
         "are left out.",
         ("relation", "pairs", "left out", "underestimation ratio"),
         tuple(
@@ -627,179 +603,3 @@ def first_tokens(models: Sequence[ModelResults]) -> Table:
         totals=1,
         digits=1,
     )
-
-
-def findings(records: Sequence[PairRecord], bare: Sequence[PairRecord] = ()) -> Table:
-    """The paper's findings, and what the records say to them.
-
-    Args:
-        records: Records of one LM.
-        bare: Those with prompts without relation-specific text.
-    """
-    return Table(
-        "findings",
-        f"The paper's findings and what the results of {_lm(records)} say. Values are means over relations unless the "
-        "criterion says otherwise; relations are those that meet the criterion by themselves.",
-        ("finding", "holds", "value", "compared with", "relations", "criterion", "in the paper"),
-        (
-            *_agreement_findings(records),
-            *_beta_findings(records),
-            _compared(
-                records,
-                "LRE is better than a random guess",
-                "on all relations",
-                analysis.faithfulness,
-                analysis.random_guess,
-            ),
-            *(
-                _compared(
-                    records, f"LRE is more faithful than {name}", "in every category", analysis.faithfulness, score
-                )
-                for name, score in analysis.faithfulness_methods().items()
-                if name != "LRE"
-            ),
-            *_edit_findings(records),
-            _late_layers(records, "Faithfulness drops in late layers", "plummets after layer 17 of 28", drops=True),
-            _late_layers(
-                bare, "It does not without relation-specific text", "keeps improving in later layers", drops=False
-            ),
-        ),
-    )
-
-
-_Measured = tuple[float, float | None, str | None, bool]
-"""Value, what it is compared with, in how many relations the criterion is met, and whether it is met."""
-
-
-def _finding(finding: str, paper: str, criterion: str, measured: _Measured | None) -> Row:
-    if measured is None:
-        return (finding, "not measured", None, None, None, criterion, paper)
-    *numbers, holds = measured
-    return (finding, "yes" if holds else "no", *numbers, criterion, paper)
-
-
-def _agreement_findings(records: Sequence[PairRecord]) -> list[Row]:
-    pairs = _paired(records, analysis.causality, analysis.faithfulness)
-    by_causality, by_faithfulness = (_agreement(reselect(records, name)) for name in ("causality", "faithfulness"))
-    agreement = _agreement(records)
-    above = sum(causal > faithful for causal, faithful in pairs)
-    return [
-        _finding(
-            "Faithfulness is strongly correlated with causality",
-            "R = 0.84",
-            "Pearson's R over relations is at least 0.7",
-            None if agreement is None else (agreement, 0.7, None, agreement >= 0.7),
-        ),
-        _finding(
-            "The correlation is weaker with layer and rank chosen by faithfulness",
-            "R = 0.84 against 0.74",
-            "R chosen by causality is higher than R chosen by faithfulness",
-            None
-            if by_causality is None or by_faithfulness is None
-            else (by_causality, by_faithfulness, None, by_causality > by_faithfulness),
-        ),
-        _finding(
-            "Causality is higher than faithfulness",
-            "for almost all relations",
-            "causality is above faithfulness in at least 90% of the relations",
-            (*_means(pairs), _out_of(above, pairs), above >= 0.9 * len(pairs)) if pairs else None,
-        ),
-    ]
-
-
-def _means(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return statistics.fmean(one for one, _ in pairs), statistics.fmean(other for _, other in pairs)
-
-
-def _out_of(count: int, relations: Sized) -> str:
-    return f"{count} of {len(relations)}"
-
-
-def _beta_findings(records: Sequence[PairRecord]) -> list[Row]:
-    lines = analysis.beta_scores(records)
-    agreeing, faithful = (analysis.best_beta(lines), _most_faithful(lines)) if len(lines) > 1 else (None, None)
-    ratios = [mean for mean, _ in analysis.underestimation(records).values()]
-    larger = sum(ratio > 1 for ratio in ratios)
-    ratio = statistics.fmean(ratios) if ratios else None
-    return [
-        _finding(
-            "β above 1 makes faithfulness agree best with causality",
-            "β = 2.25",
-            "the β of the highest R is above 1",
-            None if agreeing is None else (agreeing, 1.0, None, agreeing > 1),
-        ),
-        _finding(
-            "β above 1 is the most faithful",
-            "0.59 at β = 2.25, 0.43 at 1",
-            "the β of the highest mean faithfulness is above 1",
-            None if faithful is None else (faithful, 1.0, None, faithful > 1),
-        ),
-        _finding(
-            "W underestimates how much the object changes with the subject",
-            "ratio from 2.5 to 4.3",
-            "the mean ratio of change to estimate is above 1",
-            None if ratio is None else (ratio, 1.0, _out_of(larger, ratios), ratio > 1),
-        ),
-    ]
-
-
-def _edit_findings(records: Sequence[PairRecord]) -> list[Row]:
-    methods = analysis.causality_methods()
-    pairs = _paired(records, analysis.causality, methods["oracle"])
-    close = sum(_within(0.1, one - other) for one, other in pairs)
-    matched = (*_means(pairs), _out_of(close, pairs)) if pairs else None
-    return [
-        _finding(
-            "LRE edits match the oracle, s' in place of s",
-            "closely, across layers",
-            "the means differ by at most 0.1",
-            None if matched is None else (*matched, _within(0.1, matched[0] - matched[1])),
-        ),
-        _compared(
-            records,
-            "LRE edits are better than the unembedding's row of o'",
-            "in every category",
-            analysis.causality,
-            methods["unembedding"],
-        ),
-        _compared(records, "LRE edits are better than o'", "in every category", analysis.causality, methods["object"]),
-    ]
-
-
-def _within(limit: float, difference: float) -> bool:
-    return round(abs(difference), 12) <= limit
-
-
-def _compared(records: Sequence[PairRecord], finding: str, paper: str, score: Score, baseline: Score) -> Row:
-    """Whether one score's mean over relations is above another's."""
-    pairs = _paired(records, score, baseline)
-    measured: _Measured | None = None
-    if pairs:
-        mean, other = _means(pairs)
-        measured = (mean, other, _out_of(sum(one > two for one, two in pairs), pairs), mean > other)
-    return _finding(finding, paper, "the mean over relations is higher", measured)
-
-
-DROP = 0.2
-"""How far below the peak the last layer lies where faithfulness drops."""
-
-
-def _late_layers(records: Sequence[PairRecord], finding: str, paper: str, drops: bool) -> Row:
-    """Whether faithfulness at the last layer is well below its peak, over relations with the same layers."""
-    kept = _one_grid(records, _layers)
-    layers = analysis.layers_of(kept)
-    comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
-    if len(layers) < 2:
-        return _finding(finding, paper, f"the last layer is {comparison} the peak", None)
-    at = {layer: analysis.per_relation(kept, analysis.faithfulness_at(layer)) for layer in layers}
-    means = {layer: statistics.fmean(mean for mean, _ in found.values()) for layer, found in at.items()}
-    peak, last = max(means, key=lambda layer: means[layer]), layers[-1]
-
-    def meets(top: float, end: float) -> bool:
-        return (round(top - end, 12) >= DROP) == drops
-
-    relations = at[last]
-    met = sum(meets(max(at[layer][r][0] for layer in layers), at[last][r][0]) for r in relations)
-    criterion = f"layer {last}, the last, is {comparison} the peak, layer {peak}"
-    measured = (means[last], means[peak], _out_of(met, relations), meets(means[peak], means[last]))
-    return _finding(finding, paper, criterion, measured)
