@@ -17,12 +17,16 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys):
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
     capsys.readouterr()
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     exec(examples[0], {})
     asked, edited = capsys.readouterr().out.splitlines()
     assert "->" in asked
     assert asked.split("->")[1].strip() != edited.removeprefix("edited:").strip()
     exec(examples[1], {})
+    assert "'metric': 'faithfulness', 'method': 'LRE'" in capsys.readouterr().out
+    assert Path("layers.png").is_file()
+    assert Path("report/index.html").is_file()
+    exec(examples[2], {})
     assert "word sentiment" in capsys.readouterr().out
 
 
