@@ -128,6 +128,18 @@ def make_prompts(
     ]
 
 
+def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
+    """The tokens of a free text, with the one token in front that every prompt starts with.
+
+    Raises:
+        LREError: The tokenizer leaves nothing of the text.
+    """
+    ((ids, _),) = _encode(tokenizer, [text])
+    if not ids:
+        raise LREError(f"the text {text!r} has no token: give one with a word in it")
+    return (start_token(tokenizer), *ids)
+
+
 def first_token_coverage(relation: Relation, tokenizer: "PreTrainedTokenizerBase") -> FirstTokenCoverage:
     """Count the first tokens of a relation's objects.
 
