@@ -48,6 +48,7 @@ class ResultsTable(Callback):
     @override
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._write(trainer, pl_module)  # once more, since other callbacks may have tuned beta
         self._print(trainer, pl_module)
 
     @override

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from torch import nn
 from lre_lightning.errors import LREError
 from lre_lightning.lre import LRE
 from lre_lightning.records import PairRecord
+from lre_lightning.selection import at_point
 
 Pair: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
@@ -44,9 +46,9 @@ class LREStore(MutableMapping[Pair, LRE]):
         if isinstance(kept, LRE):
             return kept
         lre = LRE.load(kept)
-        if lre.metadata() != self.metadata[pair]:
+        if not _same(lre.metadata(), self.metadata[pair]):
             raise LREError(f"{str(kept)!r} is not the LRE that this run kept: another run wrote to its folder")
-        return lre
+        return replace(lre, beta=self.metadata[pair]["beta"])
 
     def __setitem__(self, pair: Pair, lre: LRE) -> None:
         """Keep an LRE, and write its file where there is a folder."""
@@ -108,6 +110,7 @@ class LREBank(nn.Module):
     Attributes:
         lres: The LRE of each scored pair.
         records: The counts of each pair.
+        tuned: The beta that the fit was begun with, and the one of each relation that was tuned since.
         searched: Folders in which the files of a loaded state are looked for, before the one where they were written.
     """
 
@@ -115,11 +118,13 @@ class LREBank(nn.Module):
         super().__init__()
         self.lres = LREStore()
         self.records: dict[Pair, PairRecord] = {}
+        self.tuned: tuple[float, dict[str, float]] | None = None
         self.searched: list[Path] = []
 
     def get_extra_state(self) -> dict[str, Any]:
         """The bank as tensors and plain data."""
-        return {"lres": self.lres.plain(), "records": [record.plain() for record in self.records.values()]}
+        records = [record.plain() for record in self.records.values()]
+        return {"lres": self.lres.plain(), "records": records, "tuned": self.tuned}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Rebuild the bank from `get_extra_state`.
@@ -130,6 +135,16 @@ class LREBank(nn.Module):
         self.lres.fill(state["lres"], self.searched)
         records = [PairRecord.from_plain(entry) for entry in state["records"]]
         self.records = {(record.relation, record.trial): record for record in records}
+        self.tuned = state.get("tuned")
+
+    def tune(self, begun_with: float, betas: Mapping[str, float]) -> None:
+        """Give the relations of some names another beta: their records, and their LREs with the files of these."""
+        self.tuned = (begun_with, dict(betas))
+        for pair, record in self.records.items():
+            beta = betas.get(pair[0], record.beta)
+            self.records[pair] = at_point(record, record.layer, record.rank, beta)
+            if pair in self.lres and self.lres.metadata[pair]["beta"] != beta:
+                self.lres[pair] = replace(self.lres[pair], beta=beta)
 
 
 def file_of(pair: Pair) -> Path:
@@ -153,11 +168,17 @@ def _pair_of(entry: dict[str, Any]) -> tuple[Pair, dict[str, Any]]:
         raise LREError(f"this is not the metadata of an LRE: {type(error).__name__} {error}") from error
 
 
+def _same(metadata: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two LREs are the same but for their beta, which may be tuned after its file was written."""
+    first, second = (json.dumps(one | {"beta": None}, sort_keys=True) for one in (metadata, other))
+    return first == second
+
+
 def _find(pair: Pair, metadata: dict[str, Any], folders: Sequence[Path]) -> Path:
     """The file of this very LRE: another run's may have the same name."""
     paths = [folder / file_of(pair) for folder in folders]
     for path in paths:
-        if path.is_file() and LRE.read_metadata(path) == json.loads(json.dumps(metadata)):
+        if path.is_file() and _same(LRE.read_metadata(path), metadata):
             return path
     raise LREError(
         f"the LRE of {pair[0]!r}, trial {pair[1]}, is missing: a checkpoint needs the files of its LREs, and "

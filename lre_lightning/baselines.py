@@ -63,10 +63,11 @@ class LinearRegression:
 
     def __init__(self, subjects: Tensor, objects: Tensor) -> None:
         self._subject, self._object = subjects.mean(0), objects.mean(0)
-        # In float64, where the direction that centring takes away is told from the small ones that are meant.
+        # In float64, and relative to the states themselves, so that what rounding leaves of the direction that centring
+        # takes away does not count as a small difference between examples.
         wide = subjects.cpu().double()
-        centred = wide - wide.mean(0)
-        self._inverse = torch.linalg.pinv(centred).to(subjects)
+        rounding = torch.finfo(wide.dtype).eps * max(wide.shape) * torch.linalg.matrix_norm(wide, 2)
+        self._inverse = torch.linalg.pinv(wide - wide.mean(0), atol=rounding).to(subjects)
         self._targets = objects - self._object
 
     def __call__(self, subject: Tensor) -> Tensor:

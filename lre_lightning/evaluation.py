@@ -92,12 +92,15 @@ def _settings(
     bare: bool,
 ) -> list[Setting]:
     """The fits after the main one, over the relations that it scored."""
-    scored = {s.relation: {"layer": s.layer, "rank": s.rank} for s in summarize(records) if s.trials}
+    summaries = summarize(records)
+    scored = {s.relation: {"layer": s.layer, "rank": s.rank} for s in summaries if s.trials}
     exclude = [relation.name for relation in data.relations if relation.name not in scored]
     if not scored:
         return []
-    alone: dict[str, Any] = {"baselines": False, "line_integrals": 0, "lre_dir": None}
-    fixed = alone | {"choices": scored, "betas": [module.beta], "ranks": None}
+    betas = {s.beta for s in summaries if s.trials}
+    beta = betas.pop() if len(betas) == 1 else module.beta  # the main fit's, which may have been tuned
+    alone: dict[str, Any] = {"baselines": False, "line_integrals": 0, "lre_dir": None, "beta": beta, "betas": [beta]}
+    fixed = alone | {"choices": scored, "ranks": None}
     most = max(len(relation.templates) for relation in data.relations if relation.name in scored)
     return [
         *(Setting(f"n{n}", f"n = {n} examples", {"n_shot": n, "exclude": exclude}, fixed) for n in n_shots),

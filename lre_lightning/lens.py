@@ -124,7 +124,7 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     Bytes that are no character by themselves, as byte-level tokens may be, come as ``<0xE4><0xB8>``, and an id that the
     tokenizer does not have, as in padded vocabularies, as ``<50300>``.
     """
-    piece = tokenizer.convert_ids_to_tokens(token)
+    piece: Any = tokenizer.convert_ids_to_tokens(token)
     if piece is None:
         return f"<{token}>"
     text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))

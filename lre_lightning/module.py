@@ -161,6 +161,34 @@ class LREModule(L.LightningModule):
         """The counts by relation and trial: those of the last validation alone, else those of fit."""
         return self.bank.records if self._rescored is None else self._rescored
 
+    @property
+    def lres(self) -> Mapping[Pair, LRE]:
+        """The LREs that are kept, by relation and trial."""
+        return self.bank.lres
+
+    def set_beta(self, betas: Mapping[str, float]) -> None:
+        """Give relations their betas, in the records of fit and in the LREs; checkpoints keep them.
+
+        Validation uses them, unless `beta` is another one than the fit was begun with.
+
+        Args:
+            betas: The beta by name of the relation, one of those on its grid.
+
+        Raises:
+            LREError: If a beta is not on a relation's grid.
+        """
+        for record in self.bank.records.values():
+            beta = betas.get(record.relation, record.beta)
+            if record.scored and beta not in record.betas:
+                raise LREError(f"beta {beta} is not on the grid of {record.relation!r}, which has {record.betas}")
+        self.bank.tune(self.beta, betas)
+
+    def beta_of(self, relation: str) -> float:
+        """The beta of a relation: the tuned one, or `beta` where there is none or another one was asked for."""
+        if self.bank.tuned is None or self.bank.tuned[0] != self.beta:
+            return self.beta
+        return self.bank.tuned[1].get(relation, self.beta)
+
     def configure_optimizers(self) -> None:
         """Nothing is optimized."""
 
@@ -338,8 +366,9 @@ class LREModule(L.LightningModule):
     def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
         chooses = draw.trial < self.selection_trials and draw.relation.name not in self.choices
         record = new_record(draw, self._data.tokenizer, tested, known)
+        beta = self.beta if self.trainer.state.fn == "fit" else self.beta_of(record.relation)
         index = self._data.template if isinstance(self._data.template, int) else None
-        return dataclass_replace(record, model=self.lm.name, beta=self.beta, template_index=index, reported=not chooses)
+        return dataclass_replace(record, model=self.lm.name, beta=beta, template_index=index, reported=not chooses)
 
     def _keep(self, record: PairRecord) -> None:
         """Keep a pair's record and log its scores."""
@@ -369,7 +398,7 @@ class LREModule(L.LightningModule):
         """The record of a pair whose saved LRE is scored at its own layer and rank."""
         ((layer, saved),) = candidates.items()
         rank = saved.rank or self.lm.hidden_size
-        record = with_grid(record, trial, candidates, (self.beta,), (rank,), self.chunk_size)
+        record = with_grid(record, trial, candidates, (record.beta,), (rank,), self.chunk_size)
         return dataclass_replace(record, layer=layer, rank=rank)
 
     def _chosen(self, record: PairRecord) -> tuple[Layer, int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lre_lightning.caches import select_prefixes, share_cache
+from lre_lightning.errors import LREError
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.memory import busy_rows
 
@@ -124,7 +125,12 @@ class PromptBatch:
 
         Returns:
             u^T F'(s) for every prompt and variant, `(batch, variants, hidden)`, in the dtype of `subject`.
+
+        Raises:
+            LREError: In inference mode, where torch keeps no graph.
         """
+        if torch.is_inference_mode_enabled():
+            raise LREError("a pullback needs a graph: leave torch.inference_mode(), torch.no_grad() is fine")
         return self._in_chunks(partial(self._pullback, layer, subject, cotangent), subject, chunk_size)
 
     def _in_chunks(self, run: Callable[[int], Tensor], subject: Tensor, chunk_size: int | None) -> Tensor:

@@ -223,9 +223,9 @@ def result_files(path: Path) -> list[Path]:
 
 def _read(path: Path) -> list[PairRecord]:
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            records.append(PairRecord.from_plain(json.loads(line)))
+            records.append(PairRecord.from_plain(json.loads(line.decode())))
         except (ValueError, TypeError, LREError) as error:
             raise LREError(f"{str(path)!r}, line {number}, is not a record of results: {error}") from error
     return records

@@ -96,12 +96,14 @@ def reselect(
         at = group[0].beta if beta is None else beta
         choosing = [record for record in group if not record.reported] or reported
         layer, rank = choose(choosing, criterion, at)
-        chosen += [_moved(record, layer, rank, at) for record in reported]
+        chosen += [at_point(record, layer, rank, at) for record in reported]
     return chosen
 
 
-def _moved(record: PairRecord, layer: Layer, rank: int, beta: float) -> PairRecord:
+def at_point(record: PairRecord, layer: Layer | None, rank: int | None, beta: float) -> PairRecord:
     """The record at another point of its grid, without what was counted at its own point alone."""
+    if layer != record.layer:
+        record = replace(record, line_integrals=())
     if (layer, beta) != (record.layer, record.beta):
-        record = replace(record, faithful_low_rank=(), line_integrals=())
+        record = replace(record, faithful_low_rank=())
     return replace(record, layer=layer, rank=rank, beta=beta)

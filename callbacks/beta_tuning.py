@@ -1,0 +1,124 @@
+"""Choosing beta after a fit, from the counts that are already there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
+from typing_extensions import override
+
+from lre_lightning.errors import LREError
+from lre_lightning.records import PairRecord
+from lre_lightning.report.analysis import (
+    BetaScores,
+    best_beta,
+    beta_scores,
+    categories,
+    counted,
+    most_faithful_beta,
+)
+from lre_lightning.report.figures import plot_beta
+
+Criterion = Literal["correlation", "faithfulness"]
+
+
+class BetaTuning(Callback):
+    """Chooses beta at the end of a fit (Appendix "Selecting beta"), without running the LM again.
+
+    The choice goes into the module, its checkpoints, its LREs, and the table of results; validation uses it. The curve
+    goes to TensorBoard: a figure, and scalars over beta in hundredths. Trials that only serve to choose layer and rank
+    choose beta too, where there are any.
+
+    Works with any LightningModule that is a `lre_lightning.protocols.HasRecords`. In training on several devices
+    the choice of rank zero holds for all; records are expected to be of all devices' samples.
+
+    Args:
+        criterion: ``"correlation"``, the paper's choice, takes the beta at which faithfulness and causality (always at
+            beta = 1) correlate best over relations; ``"faithfulness"`` the one of the highest mean faithfulness, and so
+            does the other one, with a warning, where there are too few relations for a correlation.
+        per_relation: Choose one beta for each relation, by its mean faithfulness, in place of one for the LM.
+
+    Raises:
+        LREError: If the criterion is unknown, or `per_relation` is no bool.
+    """
+
+    def __init__(self, criterion: Criterion = "correlation", per_relation: bool = False) -> None:
+        if criterion not in get_args(Criterion):
+            raise LREError(f"criterion {criterion!r} is unknown: use {' or '.join(map(repr, get_args(Criterion)))}")
+        if not isinstance(per_relation, bool):
+            raise LREError(f"per_relation {per_relation!r} must be True or False")
+        self.criterion, self.per_relation = criterion, per_relation
+        self.betas: dict[str, float] = {}
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        module: Any = pl_module
+        records = _choosing(list(module.records.values()))
+        betas = self.choose(records)
+        self.betas = trainer.strategy.broadcast(betas)
+        if not self.betas:
+            return
+        module.set_beta(self.betas)
+        for callback in trainer.checkpoint_callbacks:
+            path = isinstance(callback, ModelCheckpoint) and (callback.last_model_path or callback.best_model_path)
+            if path and Path(path).exists():
+                trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            self._log(trainer, records)
+
+    def choose(self, records: Sequence[PairRecord]) -> dict[str, float]:
+        """Choose beta for every relation that was scored; none where no relation was.
+
+        Args:
+            records: Records of one LM.
+        """
+        relations = categories(counted(records))
+        if self.per_relation:
+            own = {name: [record for record in records if record.relation == name] for name in relations}
+            found = {name: most_faithful_beta(beta_scores(group)) for name, group in own.items()}
+            return {name: beta for name, beta in found.items() if beta is not None}
+        lines = beta_scores(records)
+        beta = best_beta(lines) if self.criterion == "correlation" else None
+        if beta is None and lines and self.criterion == "correlation":
+            rank_zero_warn(
+                f"{len(relations)} relations are too few for a correlation of faithfulness and causality, or these do "
+                "not vary: beta is chosen by mean faithfulness"
+            )
+        beta = most_faithful_beta(lines) if beta is None else beta
+        return {} if beta is None else dict.fromkeys(relations, beta)
+
+    def _log(self, trainer: L.Trainer, records: Sequence[PairRecord]) -> None:
+        lines = beta_scores(records)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and len(lines) > 1:
+                figure = plot_beta(records)
+                logger.experiment.add_figure("beta_tuning/curve", figure, trainer.global_step, close=False)
+                for line in lines:
+                    for name, value in _scores(line).items():
+                        logger.experiment.add_scalar(f"beta_tuning/{name}", value, round(100 * line.beta))
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"betas": self.betas}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.betas = dict(state_dict["betas"])
+
+
+def _choosing(records: Sequence[PairRecord]) -> list[PairRecord]:
+    """The trials that only serve to choose, as if they were reported, or all where there are none."""
+    apart = [replace(record, reported=True) for record in records if record.scored and not record.reported]
+    return apart or list(records)
+
+
+def _scores(line: BetaScores) -> dict[str, float]:
+    scores = {"faithfulness": line.faithfulness[0]}
+    scores |= {} if line.causality is None else {"causality": line.causality[0]}
+    return scores | ({} if line.correlation is None else {"correlation": line.correlation})
