@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lre_lightning.errors import LREError
+from lre_lightning.protocols import HasRecords
 from lre_lightning.records import PairRecord
 from lre_lightning.report.analysis import (
     BetaScores,
@@ -55,10 +56,29 @@ class BetaTuning(Callback):
             raise LREError(f"per_relation {per_relation!r} must be True or False")
         self.criterion, self.per_relation = criterion, per_relation
         self.betas: dict[str, float] = {}
+        self._tuned = False
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if not isinstance(pl_module, HasRecords):
+            name = type(pl_module).__name__
+            raise LREError(f"BetaTuning needs a module with `records` and `set_beta`, which {name} has not")
+
+    @override
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._tuned = False
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        module: Any = pl_module
+        self._tune(trainer, pl_module)
+
+    @override
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._tuned:  # no epoch was left: the fit was stopped after its last one
+            self._tune(trainer, pl_module)
+
+    def _tune(self, trainer: L.Trainer, module: Any) -> None:
+        self._tuned = True
         records = _choosing(list(module.records.values()))
         betas = self.choose(records)
         self.betas = trainer.strategy.broadcast(betas)
