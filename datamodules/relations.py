@@ -53,6 +53,7 @@ class RelationDataModule(LightningDataModule):
         template: Which template prompts are made with: an index into each relation's own distinct templates, few-shot
             ones first (relations that have fewer are left out), or one template for all relations, such as ``"{}"``
             for prompts without relation-specific text.
+        texts: Free texts, which predict shows through the attribute lens of each relation.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code that the tokenizer's repository brings along.
 
@@ -77,6 +78,7 @@ class RelationDataModule(LightningDataModule):
         seed: int = 0,
         batch_size: int = 32,
         template: int | str = 0,
+        texts: list[str] | None = None,
         tokenizer_revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -88,7 +90,7 @@ class RelationDataModule(LightningDataModule):
             check_template(template)
         else:
             check_number("template", template, 0)
-        self.template = template
+        self.template, self.texts = template, list(texts or [])
         self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
         self.selection = _plain_selection(relations)
         self.exclude = list(exclude or [])
@@ -182,6 +184,17 @@ class RelationDataModule(LightningDataModule):
     def test_dataloader(self) -> DataLoader[RelationBatch]:
         """Serve the test prompts of all pairs."""
         return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[str]:
+        """Serve this process's share of the texts, one after another.
+
+        Raises:
+            LREError: There is no text.
+        """
+        if not self.texts:
+            raise LREError("there is no text to predict from: give texts")
+        rank, world_size = self._place()
+        return DataLoader(self.texts[rank::world_size], batch_size=None)  # type: ignore[arg-type]
 
     def changed(self, **options: Any) -> "RelationDataModule":
         """A datamodule with the same tokenizer and arguments, but for those given."""

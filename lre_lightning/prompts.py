@@ -108,11 +108,28 @@ def make_prompts(
         LREError: The tokenizer is not a fast one or has no token to start with, the template is not one, or a
             subject or object vanishes in the tokenization.
     """
+    head = "".join(f"{fill(template, given.subject)} {given.object}\n" for given in context)
+    return make_prompts_after(tokenizer, template, samples, [head] * len(samples))
+
+
+def make_prompts_after(
+    tokenizer: "PreTrainedTokenizerBase", template: str, samples: Sequence[Sample], heads: Sequence[str]
+) -> list[Prompt]:
+    """Make one prompt for each sample, as `make_prompts` does, but each after a text of its own.
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+        template: A template with one ``{}``.
+        samples: The facts that are asked for.
+        heads: What stands before each of them; white space between it and the template is a part of it.
+
+    Raises:
+        LREError: As `make_prompts`.
+    """
     check_tokenizer(tokenizer)
     check_template(template)
     start = start_token(tokenizer)
-    head = "".join(f"{fill(template, given.subject)} {given.object}\n" for given in context)
-    texts = [head + fill(template, sample.subject) for sample in samples]
+    texts = [head + fill(template, sample.subject) for head, sample in zip(heads, samples, strict=True)]
     asked = _encode(tokenizer, texts)
     answered = _encode(tokenizer, [f"{text} {sample.object}" for text, sample in zip(texts, samples, strict=True)])
     return [
@@ -124,7 +141,7 @@ def make_prompts(
             subject_span=_subject_span(encoding, text, _last_mention(template, sample.subject, text, len(head))),
             object_token=_object_token(encoding, answer, text, sample.object),
         )
-        for text, sample, encoding, answer in zip(texts, samples, asked, answered, strict=True)
+        for head, text, sample, encoding, answer in zip(heads, texts, samples, asked, answered, strict=True)
     ]
 
 

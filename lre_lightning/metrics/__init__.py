@@ -1,6 +1,7 @@
-"""Faithfulness and causality of linear relational embeddings, as metrics and as functions."""
+"""Faithfulness and causality of linear relational embeddings, and recall at k, as metrics and as functions."""
 
 from lre_lightning.metrics.functional import causality, faithfulness
+from lre_lightning.metrics.recall import RecallAtK, recall_at_k, token_ranks
 from lre_lightning.metrics.success import Causality, Faithfulness
 
-__all__ = ["Causality", "Faithfulness", "causality", "faithfulness"]
+__all__ = ["Causality", "Faithfulness", "RecallAtK", "causality", "faithfulness", "recall_at_k", "token_ranks"]
