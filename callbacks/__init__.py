@@ -1,7 +1,9 @@
 """Lightning callbacks around linear relational embeddings."""
 
+from lre_lightning.callbacks.attribute_lens import AttributeLens
+from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.figures import ResultsFigures
 from lre_lightning.callbacks.progress import RelationProgressBar
 from lre_lightning.callbacks.results import ResultsTable
 
-__all__ = ["RelationProgressBar", "ResultsFigures", "ResultsTable"]
+__all__ = ["AttributeLens", "BetaTuning", "RelationProgressBar", "ResultsFigures", "ResultsTable"]

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -16,14 +16,17 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lre_lightning.callbacks import RelationProgressBar, ResultsFigures, ResultsTable
 from lre_lightning.checkpoints import read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, first_line
 from lre_lightning.evaluation import Setting
 from lre_lightning.files import written_whole
 from lre_lightning.module import LREModule
 from lre_lightning.trainer import LRETrainer
 
+if TYPE_CHECKING:
+    from lre_lightning.lens import Lens
+
 DEFAULT_ROOT_DIR = "lre_runs"
-EVALUATE, REPORT = "evaluate", "report"
+EVALUATE, PREDICT, REPORT = "evaluate", "predict", "report"
 CONFIGS = Path(__file__).parent / "configs"
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -88,8 +91,21 @@ class LRECommandLine(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """`fit` and `validate` with Lightning's arguments, and `LRETrainer`'s own."""
         inherited = LightningCLI.subcommands()
-        own = {"evaluate": {"model", "datamodule", "make_trainer"}, "dataset": {"model", "datamodule"}}
-        return {name: inherited[name] for name in ("fit", "validate")} | own
+        own = {name: {"model", "datamodule"} for name in ("dataset", "distract")}
+        own["evaluate"] = {"model", "datamodule", "make_trainer"}
+        predict = {"predict": inherited["predict"] | {"return_predictions"}}
+        return {name: inherited[name] for name in ("fit", "validate")} | predict | own
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Give `predict` its texts as plain arguments, from a file, or from standard input."""
+        if subcommand == PREDICT:
+            kwargs["description"] = "Show what an LM knows about the subjects of texts: their attribute lenses."
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == PREDICT:
+            parser.add_argument("texts", nargs="*", type=str, help="texts; standard input, a text a line, if none")
+            parser.add_argument("--file", type=str | None, default=None, help="file with a text a line")
+            parser.set_defaults({"ckpt_path": "last"})
+        return parser
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Add `report` as well, which needs neither an LM nor data."""
@@ -119,6 +135,7 @@ class LRECommandLine(LightningCLI):
         self._subcommand_parsers["validate"].set_defaults(verbose=False)  # the table of results says it better
         # What the paper's figures and tables need, and a fit alone does not.
         self._subcommand_parsers["evaluate"].set_defaults({"model.baselines": True, "model.line_integrals": 10})
+        self._subcommand_parsers["distract"].set_defaults({"ckpt_path": "last"})
         self._parse(args)
         name = self.config["subcommand"]
         config = self.config[name]
@@ -190,6 +207,22 @@ class LRECommandLine(LightningCLI):
         with written_whole(path) as part:
             part.write_text(self._subcommand_parsers[EVALUATE].dump(self.config[EVALUATE], skip_unset=False), "utf-8")
 
+    def before_predict(self) -> None:
+        """Hand the texts to the datamodule."""
+        options = self.config[PREDICT]
+        self.datamodule.texts += read_texts(options.texts, options.file)
+
+    def predict(self, **kwargs: Any) -> None:
+        """Predict, and write the lenses as pictures, as a page and as data."""
+        from lre_lightning.lens import print_lenses
+        from lre_lightning.lens_files import write_lenses
+
+        grids = cast("list[list[Lens]]", self.trainer.predict(**kwargs))
+        folder = Path(self.trainer.default_root_dir) / "lenses"
+        print_lenses(grids)
+        write_lenses(grids, folder)
+        print(f"Every layer and token: {folder / 'lenses.html'}")
+
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         more = {"make_trainer": self.trainer_for} if subcommand == EVALUATE else {}
         return super()._prepare_subcommand_kwargs(subcommand) | more
@@ -210,6 +243,26 @@ class LRECommandLine(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Done in `parse_arguments`; Lightning's own lets a checkpoint override explicit options."""
+
+
+def read_texts(texts: Sequence[str], file: str | None) -> list[str]:
+    """The texts given, those in a file, and where there are neither those of standard input, a text a line.
+
+    Raises:
+        LREError: If there is none, or the file cannot be read.
+    """
+    found = list(texts)
+    try:
+        if file is not None:
+            found += Path(file).read_text(encoding="utf-8").splitlines()
+        elif not texts and not sys.stdin.isatty():
+            found += sys.stdin.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LREError(f"the texts in {file or 'standard input'!r} cannot be read: {first_line(error)}") from error
+    found = [text for text in found if text.strip()]
+    if not found:
+        raise LREError("there is no text: give it as an argument, in a --file, or on standard input")
+    return found
 
 
 def named_configs(args: Sequence[str]) -> list[str]:

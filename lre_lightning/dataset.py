@@ -7,17 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table as RichTable
 
-from lre_lightning.files import written_whole
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.measurements import new_record
 from lre_lightning.records import PairRecord, read_records, write_records
 from lre_lightning.report.analysis import by_model
-from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset, to_csv, to_latex, to_text
+from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset
 from lre_lightning.scoring import encode
 
 if TYPE_CHECKING:
@@ -62,24 +59,6 @@ def tables_of(records: Sequence[PairRecord]) -> tuple[Table, ...]:
     """The tables "dataset", "full-dataset" and "first_token_filter" of records, scored or not."""
     models = by_model(records)
     return dataset(models), full_dataset(models), first_tokens(models)
-
-
-def print_tables(records: Sequence[PairRecord]) -> None:
-    """Print `tables_of` records."""
-    for table in tables_of(records):
-        printed = RichTable(*table.columns, title=table.caption, title_justify="left", box=box.SIMPLE_HEAD)
-        for row in to_text(table):
-            printed.add_row(*row)
-        Console(markup=False, emoji=False, highlight=False).print(printed)
-
-
-def write_tables(records: Sequence[PairRecord], folder: Path) -> Path:
-    """Write `tables_of` records to a folder, as CSV and LaTeX; return the folder."""
-    for table in tables_of(records):
-        for ending, text in (("csv", to_csv(table)), ("tex", to_latex(table))):
-            with written_whole(folder / f"{table.name}.{ending}") as part:
-                part.write_text(text, encoding="utf-8")
-    return folder
 
 
 def _key(record: PairRecord) -> tuple[str, str, str, int, int]:

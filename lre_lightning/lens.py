@@ -7,11 +7,14 @@ place of the LRE that is the logit lens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from lre_lightning.errors import LREError
@@ -36,6 +39,7 @@ class Lens:
         layers: The layers, from the embedding up.
         top: For every layer and token the most likely tokens, best first, `[layer][token][k]`.
         probabilities: Their probabilities, likewise.
+        layer: The layer that the LRE was estimated at; None for the logit lens.
     """
 
     name: str
@@ -44,10 +48,43 @@ class Lens:
     layers: tuple[Layer, ...]
     top: tuple[tuple[tuple[str, ...], ...], ...]
     probabilities: tuple[tuple[tuple[float, ...], ...], ...]
+    layer: Layer | None = None
+
+    def to(self, *args: Any, **kwargs: Any) -> Lens:
+        """The grid itself, which is on no device: Lightning moves predictions."""
+        return self
 
     def plain(self) -> dict[str, Any]:
         """The grid as plain data."""
         return asdict(self)
+
+
+class FirstTrials(Mapping[str, LRE]):
+    """The LRE of the first trial of each relation, looked up when it is needed: each may be a large file.
+
+    Args:
+        lres: LREs by relation and trial.
+        relations: The relations that are wanted; all if None. Those without an LRE are left out.
+    """
+
+    def __init__(self, lres: Mapping[tuple[str, int], LRE], relations: Sequence[str] | None = None) -> None:
+        trials: dict[str, int] = {}
+        for relation, trial in lres:
+            trials[relation] = min(trial, trials.get(relation, trial))
+        wanted = trials if relations is None else relations
+        self._lres, self._pairs = lres, {name: (name, trials[name]) for name in wanted if name in trials}
+
+    def __getitem__(self, relation: str) -> LRE:
+        """The LRE of a relation."""
+        return self._lres[self._pairs[relation]]
+
+    def __iter__(self) -> Iterator[str]:
+        """The relations."""
+        return iter(self._pairs)
+
+    def __len__(self) -> int:
+        """How many relations there are."""
+        return len(self._pairs)
 
 
 def read_lenses(
@@ -74,25 +111,29 @@ def read_lenses(
         One grid a relation, in their order, and the logit lens at last.
 
     Raises:
-        LREError: If the text is empty or too long, an LRE is of another LM, or a number is out of range.
+        LREError: If the text is empty or too long, an LRE is of another LM, a number is out of range, or logits are not
+            finite.
     """
     if not 1 <= top_k <= lm.vocab_size:
         raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary")
     chosen = lm.check_layers(layers)
-    for lre in lres.values():
-        lre.check_model(lm)
     ids = encode_text(tokenizer, text)
     lm.check_ids(torch.tensor([ids]))
+    tokens = tuple(token_text(tokenizer, token) for token in ids[1:])
     with torch.no_grad():
         found = lm.hidden_states(torch.tensor([ids], device=lm.device), chosen)
         hidden = torch.stack([found[layer][0, 1:].to(lm.device) for layer in chosen])
-        grids = {name: _top(lm, lre, hidden, top_k) for name, lre in lres.items()}
-        grids[LOGIT_LENS] = _top(lm, None, hidden, top_k)
-    tokens = tuple(token_text(tokenizer, token) for token in ids[1:])
-    return [
-        Lens(name, text, tokens, chosen, _texts(tokenizer, best), _tuples(probabilities.tolist()))
-        for name, (best, probabilities) in grids.items()
-    ]
+
+        def read(name: str, lre: LRE | None) -> Lens:
+            best, probabilities = _top(lm, lre, hidden, top_k)
+            shown = _texts(tokenizer, best), _tuples(probabilities.tolist())
+            return Lens(name, text, tokens, chosen, *shown, layer=None if lre is None else lre.layer)
+
+        grids = []
+        for name, lre in lres.items():  # one at a time: each may be a large file
+            lre.check_model(lm)
+            grids.append(read(name, lre))
+        return [*grids, read(LOGIT_LENS, None)]
 
 
 def _top(lm: LanguageModel, lre: LRE | None, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -102,6 +143,9 @@ def _top(lm: LanguageModel, lre: LRE | None, hidden: Tensor, top_k: int) -> tupl
     best, probabilities = [], []
     for states in flat.split(rows):
         logits = lm.decode(states if lre is None else lre(states)).float()
+        if not torch.isfinite(logits).all():
+            kind = str(lm.dtype).removeprefix("torch.")
+            raise LREError(f"the logits of {lm.name} are not finite in {kind}: load the LM in bfloat16 or float32")
         found = logits.softmax(-1).topk(top_k)
         best.append(found.indices.cpu())
         probabilities.append(found.values.cpu())
@@ -133,9 +177,8 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
         if len(data) == len(piece):
             return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in data)
         return str(piece)
-    if piece.startswith("\u2581") and not text.startswith(" "):
-        return " " + text  # SentencePiece: the space before a word is dropped where a text begins with it
-    return text
+    spaces = len(piece) - len(piece.lstrip("\u2581"))  # SentencePiece drops one where a text begins with it
+    return " " * spaces + text.lstrip(" ") if spaces else text
 
 
 def _byte_characters() -> dict[str, int]:
@@ -151,3 +194,14 @@ _BYTES = _byte_characters()
 def to_json(lenses: Sequence[Lens]) -> str:
     """Grids as JSON: a list of what `Lens.plain` says."""
     return json.dumps([lens.plain() for lens in lenses], ensure_ascii=False, indent=1)
+
+
+def print_lenses(grids: Sequence[Sequence[Lens]]) -> None:
+    """Print what each relation's lens says at the last token of each text, at the layer of its LRE."""
+    table = Table("text", "relation", "layer", "most likely", box=box.SIMPLE_HEAD)
+    for lens in (lens for text in grids for lens in text if lens.layer is not None and lens.layer in lens.layers):
+        at = lens.layers.index(lens.layer)
+        best = zip(lens.top[at][-1], lens.probabilities[at][-1], strict=True)
+        said = ", ".join(f"{token.strip()} {probability:.2f}" for token, probability in best)
+        table.add_row(lens.text, lens.name, str(lens.layer), said)
+    Console(markup=False, emoji=False, highlight=False).print(table)

@@ -17,6 +17,7 @@ from lre_lightning.estimation import LREEstimator
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
 from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.lens import FirstTrials, Lens, read_lenses
 from lre_lightning.lre import LRE, Origin, check_origin
 from lre_lightning.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
 from lre_lightning.patching import PromptBatch
@@ -408,6 +409,22 @@ class LREModule(L.LightningModule):
             return choice["layer"], choice["rank"]
         earlier = [r for r in self.bank.records.values() if r.relation == record.relation and r.scored]
         return choose_after(record, earlier, self.select_by)
+
+    # Prediction: the attribute lens of texts.
+
+    def on_predict_start(self) -> None:
+        """Check that there is an LRE to look through.
+
+        Raises:
+            LREError: If no LRE of the data's relations is loaded.
+        """
+        if not FirstTrials(self.lres, [relation.name for relation in self._data.relations]):
+            raise LREError("there is no LRE to look through: fit first, or give a checkpoint (--ckpt_path last)")
+
+    def predict_step(self, batch: str, batch_idx: int) -> list[Lens]:
+        """Read a text through the lens of each relation of the data, and through the logit lens."""
+        lres = FirstTrials(self.lres, [relation.name for relation in self._data.relations])
+        return read_lenses(self.lm, self._data.tokenizer, batch, lres)
 
     # Checkpoints hold everything but the LM.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import torch
 from lightning import Trainer
 
-from lre_lightning.dataset import count_known, print_tables, write_tables
+from lre_lightning.dataset import count_known, tables_of
 from lre_lightning.evaluation import Setting, evaluate
+from lre_lightning.report.tables import Table, print_table, write_table
 
 if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationDataModule
@@ -63,5 +65,39 @@ class LRETrainer(Trainer):
         root = Path(self.default_root_dir)
         lm = model.lm if model.hparams["device_map"] else model.lm.to(self.strategy.root_device)
         records = count_known(lm, datamodule, root / "dataset_results.jsonl")
-        print_tables(records)
-        print(f"As CSV and LaTeX: {write_tables(records, root / 'dataset')}")
+        _show(tables_of(records), root / "dataset")
+
+    def distract(self, model: LREModule, datamodule: RelationDataModule, ckpt_path: str) -> None:
+        """Ask what an LM still knows under distraction: its own answer against the attribute lens.
+
+        Each known fact is asked for after a falsehood, stated twice or followed by an instruction to repeat it (the
+        paper's table "attribute-lens"): how often the true object is among the LM's k most likely, and among those of
+        the relation's lens at the subject's last mention, beside controls. The tables go as CSV and LaTeX to the folder
+        ``distraction`` below the Trainer's `default_root_dir`.
+
+        Args:
+            model: The module.
+            datamodule: The relations, in the prompts that the LREs were fitted with.
+            ckpt_path: The checkpoint of the fit, or "last".
+        """
+        from lre_lightning.datamodules import DistractionDataModule
+        from lre_lightning.distraction import distraction_table, latent_knowledge
+
+        model.load_state_dict(torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"])
+        lm = model.lm if model.hparams["device_map"] else model.lm.to(self.strategy.root_device)
+        kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
+        results = [
+            found
+            for kind in kinds
+            for found in latent_knowledge(lm, DistractionDataModule(distraction=kind, **datamodule.hparams), model.lres)
+        ]
+        tables = distraction_table(results, "micro"), distraction_table(results, "macro")
+        _show(tables, Path(self.default_root_dir) / "distraction")
+
+
+def _show(tables: Iterable[Table], folder: Path) -> None:
+    """Print tables, and write them to a folder as CSV and LaTeX."""
+    for table in tables:
+        print_table(table)
+        write_table(table, folder)
+    print(f"As CSV and LaTeX: {folder}")

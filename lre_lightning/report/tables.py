@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import TypeVar
 
+from lre_lightning.files import written_whole
 from lre_lightning.language_model import Layer
 from lre_lightning.records import CAUSALITY_BASELINES, PairRecord
 from lre_lightning.report import analysis
@@ -150,6 +152,32 @@ _LATEX = str.maketrans(
 def escape_latex(text: str) -> str:
     """A text on one line that LaTeX prints as it is."""
     return " ".join(text.split()).translate(_LATEX)
+
+
+def print_table(table: Table) -> None:
+    """Print a table, its caption above it; it is never cut to the terminal's width."""
+    from rich import box
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as Printed
+
+    printed, console = Printed(box=box.SIMPLE_HEAD), Console(markup=False, emoji=False, highlight=False)
+    for number, column in enumerate(table.columns):
+        printed.add_column(column, justify="left" if table.is_text(number) else "right", no_wrap=True)
+    for row in to_text(table):
+        printed.add_row(*row)
+    console.print(f"\n{table.caption}")
+    console.width = max(
+        console.width, Measurement.get(console, console.options.update(max_width=1000), printed).maximum
+    )
+    console.print(printed)
+
+
+def write_table(table: Table, folder: Path) -> None:
+    """Write a table to a folder, as CSV and LaTeX."""
+    for ending, text in (("csv", to_csv(table)), ("tex", to_latex(table))):
+        with written_whole(folder / f"{table.name}.{ending}") as part:
+            part.write_text(text, encoding="utf-8")
 
 
 def lm_of(records: Sequence[PairRecord]) -> str:
