@@ -223,7 +223,8 @@ def test_spaces_of_a_sentencepiece_token_are_all_there():
     assert [token_text(Pieces(), token) for token in range(3)] == [" is", "   ", "is"]
 
 
-def test_logits_that_are_not_finite_are_an_error():
+def test_logits_that_are_not_finite_are_an_error(monkeypatch):
+    monkeypatch.setattr(lens_module, "encode_text", lambda *_: (1, 2, 3))
     lm = LanguageModel(tiny_model("gpt2"))
     with torch.no_grad():
         lm.module_at(0).mlp.c_proj.bias[0] = float("nan")
