@@ -64,7 +64,7 @@ HARMLESS_WARNINGS = (
 
 
 class LRECommandLine(LightningCLI):
-    """`fit` and `validate`, with the LM named once and what a checkpoint remembers as defaults.
+    """Lightning's command line with more jobs, the LM named once and what a checkpoint remembers as defaults.
 
     With ``--ckpt_path`` every option of the model and the data that is not given explicitly, on the command line or
     in a config file, is taken from the checkpoint: explicit options win.
@@ -89,7 +89,7 @@ class LRECommandLine(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """`fit` and `validate` with Lightning's arguments, and `LRETrainer`'s own."""
+        """`fit`, `validate` and `predict` with Lightning's arguments, and `LRETrainer`'s own jobs."""
         inherited = LightningCLI.subcommands()
         own = {name: {"model", "datamodule"} for name in ("dataset", "distract")}
         own["evaluate"] = {"model", "datamodule", "make_trainer"}

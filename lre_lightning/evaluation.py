@@ -94,7 +94,7 @@ def _settings(
     """The fits after the main one, over the relations that it scored."""
     summaries = summarize(records)
     scored = {s.relation: {"layer": s.layer, "rank": s.rank} for s in summaries if s.trials}
-    exclude = [relation.name for relation in data.relations if relation.name not in scored]
+    exclude = [*data.exclude, *(relation.name for relation in data.relations if relation.name not in scored)]
     if not scored:
         return []
     betas = {s.beta for s in summaries if s.trials}

@@ -67,7 +67,8 @@ class LREModule(L.LightningModule):
             the paper takes 2.25 for GPT-J.
         select_by: What chooses layer and rank: ``"causality"``, as in the paper, or ``"faithfulness"``.
         selection_trials: How many trials of each relation, the first ones, only serve to choose its layer and rank, by
-            their mean, and are not reported. With 0 the first one that can be scored chooses and is reported too.
+            their mean, and are not reported, also where `choices` are given. With 0 the first one that can be scored
+            chooses and is reported too.
         choices: Layer and rank of relations by name, which are then not searched: only that layer is estimated, and
             edits have that rank, and `ranks` where they are given.
         baselines: Count the baselines of the paper's Section 4 too, at every layer, among which is then ``"emb"``: for
@@ -111,7 +112,7 @@ class LREModule(L.LightningModule):
         super().__init__()
         given = name_or_path if isinstance(name_or_path, LanguageModel) else None
         name_or_path = name_or_path.name if isinstance(name_or_path, LanguageModel) else name_or_path
-        self.save_hyperparameters(ignore=["given"])
+        self.save_hyperparameters()
         self.automatic_optimization = False
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), beta])
         if select_by not in CRITERIA:
@@ -365,11 +366,12 @@ class LREModule(L.LightningModule):
         self._keep(record)
 
     def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
-        chooses = draw.trial < self.selection_trials and draw.relation.name not in self.choices
         record = new_record(draw, self._data.tokenizer, tested, known)
         beta = self.beta if self.trainer.state.fn == "fit" else self.beta_of(record.relation)
         index = self._data.template if isinstance(self._data.template, int) else None
-        return dataclass_replace(record, model=self.lm.name, beta=beta, template_index=index, reported=not chooses)
+        return dataclass_replace(
+            record, model=self.lm.name, beta=beta, template_index=index, reported=draw.trial >= self.selection_trials
+        )
 
     def _keep(self, record: PairRecord) -> None:
         """Keep a pair's record and log its scores."""

@@ -159,6 +159,15 @@ def test_what_to_vary_can_be_chosen(folders, tmp_path, monkeypatch):
     assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
 
 
+def test_what_the_main_fit_leaves_out_or_does_not_report_the_others_do_not_either(folders, tmp_path, monkeypatch):
+    options = ["--n_shots=[2]", "--templates=false", "--data.exclude=[half colour]", "--model.selection_trials=1"]
+    assert run(monkeypatch, *command(folders, tmp_path, *options)) == 0
+    for name in ("main", "n2", "bare"):
+        records = read_records([tmp_path / name])
+        assert "half colour" not in {record.relation for record in records}
+        assert {(record.trial, record.reported) for record in records} == {(0, False), (1, True)}
+
+
 def test_nothing_to_vary_where_the_lm_knows_nothing(folders, tmp_path, monkeypatch):
     assert run(monkeypatch, *command(folders, tmp_path, "--data.relations=[wrong colour]")) == 0
     assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
