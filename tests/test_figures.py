@@ -294,6 +294,23 @@ def test_baselines_by_relation_are_dots():
     assert titles(figure) == ["faithfulness", "causality"]
 
 
+def test_templates_are_dots_of_the_relations_that_have_several():
+    first, second = run(), [r for r in run() if r.relation in ("colour", "past")]
+    second = [replace(r, faithful=tuple(tuple(c // 2 for c in row) for row in r.faithful)) for r in second]
+    figure = figures.plot_templates({0: first, 2: second})
+    order = ["colour", "past"]  # by faithfulness with the first template
+    assert labels(figure.axes[0]) == order
+    for axes, score in zip(figure.axes, (faithful, causal), strict=True):
+        found = curves(axes)
+        assert list(found) == ["template 0", "template 2"]
+        for (xs, ys), records in zip(found.values(), (first, second), strict=True):
+            assert xs == pytest.approx([mean_of(records, score, name)[0] for name in order])
+            assert [round(y) for y in ys] == [0, 1]
+    assert titles(figure) == ["faithfulness", "causality"]
+    with pytest.raises(LREError, match="no relation was scored with several templates"):
+        figures.plot_templates({0: first})
+
+
 def at_layer(counts, total, layer, point):
     return lambda r: getattr(r, counts)[layer][point] / getattr(r, total)
 

@@ -575,6 +575,7 @@ FIGURES = {
     "betas",
     "underestimation",
     "n_shots",
+    "templates",
     "known",
 }
 TABLES = {

@@ -209,20 +209,45 @@ def plot_baselines_by_relation(records: Sequence[PairRecord]) -> Figure:
     if not any(scores for by_name in found.values() for name, scores in by_name.items() if name != "LRE"):
         raise LREError("the records hold no baselines: there is nothing to compare the LRE with by relation")
     names = _best_first(analysis.categories(scored), found["faithfulness"]["LRE"])
-    figure, panels = rows(names, ["faithfulness", "causality"], "mean over trials", 0.3)
-    for axes, by_method in zip(panels, found.values(), strict=True):
-        shown = {method: scores for method, scores in by_method.items() if scores}
-        for index, (method, scores) in enumerate(shown.items()):
+    return _dotted_rows(found, names, analysis.categories(scored))
+
+
+def plot_templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Figure:
+    """Faithfulness and causality by relation with each of its prompt templates (compare table prompt_template).
+
+    Args:
+        by_template: Records of one LM by the index of the relations' templates; relations with one alone are left out.
+    """
+    scored = {index: analysis.counted(records) for index, records in sorted(by_template.items())}
+    kinds = analysis.categories(record for records in scored.values() for record in records)
+    found = {
+        metric: {f"template {index}": analysis.per_relation(records, score) for index, records in scored.items()}
+        for metric, score in (("faithfulness", analysis.faithfulness), ("causality", analysis.causality))
+    }
+    several = {name: kind for name, kind in kinds.items() if sum(name in s for s in found["faithfulness"].values()) > 1}
+    if not several:
+        raise LREError("no relation was scored with several templates, so there are none to compare")
+    return _dotted_rows(found, _best_first(several, next(iter(found["faithfulness"].values()))), several)
+
+
+def _dotted_rows(
+    found: Mapping[str, Mapping[str, Mapping[str, Spread]]], names: Sequence[str], kinds: Mapping[str, str]
+) -> Figure:
+    """A panel for each metric, a row for each relation, and in it a dot for each series that has the relation."""
+    figure, panels = rows(names, list(found), "mean over trials", 0.3)
+    for axes, series in zip(panels, found.values(), strict=True):
+        shown = {label: scores for label, scores in series.items() if scores}
+        for index, (label, scores) in enumerate(shown.items()):
             places = [row + 0.64 * ((index + 0.5) / len(shown) - 0.5) for row in range(len(names))]
-            look = STYLES[list(by_method).index(method)]
-            dots(axes, places, [scores.get(name) for name in names], look, METHODS.get(method, method))
+            look = STYLES[list(series).index(label) % len(STYLES)]
+            dots(axes, places, [scores.get(name) for name in names], look, METHODS.get(label, label))
         for row in range(0, len(names), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="#F2F2F2", linewidth=0, zorder=0.2)
         share_axis(axes)
         axes.set_xlim(-0.03, 1.05)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
         axes.set_title(axes.get_title(), fontsize=10, pad=38)
-    category_marks(panels[-1], names, analysis.categories(scored), marks=False)
+    category_marks(panels[-1], names, kinds, marks=False)
     return figure
 
 

@@ -341,7 +341,13 @@ def _templates(model: ModelResults) -> Section:
     table = tables.templates(model.by_template)
     if not table.rows:
         return _missing("Prompt templates", "Other templates were", "--data.template 1")
-    return Section("Prompt templates", tables=(table,))
+    picture = Picture(
+        "templates",
+        "Dots: faithfulness and causality of each relation with each of its prompt templates",
+        "LRE performance on different prompt templates, by relation. Means over trials.",
+        lambda: figures.plot_templates(model.by_template),
+    )
+    return Section("Prompt templates", (picture,), (table,))
 
 
 def _comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
