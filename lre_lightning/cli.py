@@ -18,7 +18,7 @@ from lre_lightning.checkpoints import read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.evaluation import Setting
-from lre_lightning.files import written_whole
+from lre_lightning.files import write_whole
 from lre_lightning.module import LREModule
 from lre_lightning.trainer import LRETrainer
 
@@ -204,8 +204,7 @@ class LRECommandLine(LightningCLI):
     def before_evaluate(self) -> None:
         """Leave the configuration of the evaluation beside its fits."""
         path = Path(self.trainer.default_root_dir) / "config.yaml"
-        with written_whole(path) as part:
-            part.write_text(self._subcommand_parsers[EVALUATE].dump(self.config[EVALUATE], skip_unset=False), "utf-8")
+        write_whole(path, self._subcommand_parsers[EVALUATE].dump(self.config[EVALUATE], skip_unset=False))
 
     def before_predict(self) -> None:
         """Hand the texts to the datamodule."""

@@ -19,12 +19,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
-from lre_lightning.language_model import LOGIT_BYTES, LanguageModel, Layer
+from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE
 from lre_lightning.metrics.recall import KS, token_ranks
 from lre_lightning.patching import PromptBatch
-from lre_lightning.report.analysis import spread
 from lre_lightning.report.tables import Cell, Row, Table
+from lre_lightning.results import spread
 from lre_lightning.scoring import encode
 
 if TYPE_CHECKING:
@@ -235,13 +235,12 @@ def _predicted(runs: PromptBatch, lenses: Mapping[str, LRE], beta: float | None)
 
 def _ranks(lm: LanguageModel, hidden: Tensor, tokens: Tensor) -> Tensor:
     """Ranks of `tokens`, `(rows, n)`, int64, in D(hidden), `(rows, n)`; few logits exist at a time."""
-    wanted = min(len(hidden), max(1, LOGIT_BYTES // (lm.vocab_size * lm.dtype.itemsize)))
 
     def decode(size: int) -> Tensor:
         chunks = zip(hidden.split(size), tokens.split(size), strict=True)
         return torch.cat([_ranks_in(lm.decode(rows), columns) for rows, columns in chunks])
 
-    return lm.chunk_sizes.run("decoded hidden states", wanted, decode)
+    return lm.chunk_sizes.run("decoded hidden states", lm.logit_rows(len(hidden)), decode)
 
 
 def _ranks_in(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -7,6 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, text in UTF-8, under its name only once it is whole."""
+    with written_whole(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Give a path beside `path` to write to; after the context what was written is `path`.

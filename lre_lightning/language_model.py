@@ -296,6 +296,10 @@ class LanguageModel(nn.Module):
         weight = self._unembedding_weight
         return architectures.decode(self._parts, hidden.to(weight.device, weight.dtype))
 
+    def logit_rows(self, count: int) -> int:
+        """How many of `count` hidden states to decode at a time: as many as make 128 MiB of logits, at least one."""
+        return min(count, max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize)))
+
     def unembedding(self, token_ids: Tensor) -> Tensor:
         """Rows of the decoder head's matrix, `(..., hidden)`, for token ids `(...)`."""
         weight = self._unembedding_weight
@@ -314,7 +318,7 @@ class LanguageModel(nn.Module):
         flat = hidden.reshape(-1, hidden.shape[-1])
         if not len(flat):
             return torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
-        wanted = min(len(flat), chunk_size or max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize)))
+        wanted = min(len(flat), chunk_size) if chunk_size else self.logit_rows(len(flat))
 
         def decode(size: int) -> Tensor:
             return torch.cat([self.decode(rows).argmax(-1) for rows in flat.split(size)])

@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from lre_lightning.errors import LREError
-from lre_lightning.language_model import LOGIT_BYTES, LanguageModel, Layer
+from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE
 from lre_lightning.prompts import encode_text
 
@@ -139,9 +139,8 @@ def read_lenses(
 def _top(lm: LanguageModel, lre: LRE | None, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Most likely tokens of hidden states `(layers, tokens, hidden)` and their probabilities, `(layers, tokens, k)`."""
     flat = hidden.flatten(0, 1)
-    rows = max(1, LOGIT_BYTES // (lm.vocab_size * 4))
     best, probabilities = [], []
-    for states in flat.split(rows):
+    for states in flat.split(lm.logit_rows(len(flat))):
         logits = lm.decode(states if lre is None else lre(states)).float()
         if not torch.isfinite(logits).all():
             kind = str(lm.dtype).removeprefix("torch.")

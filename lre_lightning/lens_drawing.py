@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens import Lens
+from lre_lightning.templates import load_template
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -390,15 +390,11 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
     Raises:
         LREError: If there is no grid.
     """
-    from jinja2 import Environment, StrictUndefined
-
     if not lenses:
         raise LREError("a page of lenses needs at least one")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(visible=visible, sentence=sentence, title_of=title_of, step=_step, data=_data)
-    source = resources.files("lre_lightning").joinpath("lens.html.j2").read_text(encoding="utf-8")
+    functions = {"visible": visible, "sentence": sentence, "title_of": title_of, "step": _step, "data": _data}
     sections = [(text, list(group)) for text, group in groupby(lenses, lambda lens: lens.text)]
-    return environment.from_string(source).render(
+    return load_template("lre_lightning", "lens.html.j2", **functions).render(
         title=title, sections=sections, inks=_inks(COLOURS), dark_inks=_inks(DARK_COLOURS)
     )
 

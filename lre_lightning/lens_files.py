@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lre_lightning.files import written_whole
+from lre_lightning.files import write_whole, written_whole
 from lre_lightning.lens import Lens, to_json
 from lre_lightning.lens_drawing import lens_page, plot_lenses, to_pixels
 
@@ -33,6 +33,5 @@ def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[
             Image.fromarray(pixels).save(part, format="PNG")
     lenses = [lens for text in grids for lens in text]
     for name, content in (("lenses.html", lens_page(lenses)), ("lenses.json", to_json(lenses))):
-        with written_whole(folder / name) as part:
-            part.write_text(content, encoding="utf-8")
+        write_whole(folder / name, content)
     return pictures

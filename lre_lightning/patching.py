@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -112,7 +112,8 @@ class PromptBatch:
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
         """
-        return self._in_chunks(partial(self._patched, layer, subject), subject, chunk_size)
+        wanted = self._wanted(subject, chunk_size)
+        return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
 
     def pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor, chunk_size: int | None = None) -> Tensor:
         """Run the prompts with s replaced and compute u^T F'(s), the gradient of u . o with respect to s.
@@ -131,12 +132,13 @@ class PromptBatch:
         """
         if torch.is_inference_mode_enabled():
             raise LREError("a pullback needs a graph: leave torch.inference_mode(), torch.no_grad() is fine")
-        return self._in_chunks(partial(self._pullback, layer, subject, cotangent), subject, chunk_size)
+        wanted = self._wanted(subject, chunk_size)
+        return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._pullback, layer, subject, cotangent))
 
-    def _in_chunks(self, run: Callable[[int], Tensor], subject: Tensor, chunk_size: int | None) -> Tensor:
+    def _wanted(self, subject: Tensor, chunk_size: int | None) -> int:
+        """How many prompts to run at a time, of as many as there are prompts and variants."""
         there_are = max(1, len(self) * subject.shape[1])
-        wanted = min(there_are, chunk_size or busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64))
-        return self.lm.chunk_sizes.run("patched prompts", wanted, run)
+        return min(there_are, chunk_size or busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64))
 
     def _pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor, chunk_size: int) -> Tensor:
         gradient = torch.empty_like(subject)

@@ -14,6 +14,9 @@ from lre_lightning.files import written_whole
 from lre_lightning.language_model import Layer
 from lre_lightning.records import PairRecord
 
+Spread = tuple[float, float | None]
+"""Mean and standard deviation (n - 1), None for the deviation of a single value."""
+
 SCORES = ("faithfulness", "causality")
 COLUMNS = [
     "model",
@@ -89,8 +92,8 @@ class RelationSummary:
     layer: Layer | None = None
     rank: int | None = None
     beta: float | None = None
-    faithfulness: tuple[float, float | None] | None = None
-    causality: tuple[float, float | None] | None = None
+    faithfulness: Spread | None = None
+    causality: Spread | None = None
 
 
 def summarize(records: Iterable[PairRecord]) -> list[RelationSummary]:
@@ -113,13 +116,16 @@ def _summary(group: Sequence[PairRecord]) -> RelationSummary:
     if not scores:
         return RelationSummary(*common)
     chosen = reported[0]
-    faithfulness, causality = (_mean_and_deviation(values) for values in zip(*scores, strict=True))
+    faithfulness, causality = (_known_spread(values) for values in zip(*scores, strict=True))
     return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality)
 
 
-def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None] | None:
-    """Mean and standard deviation (n - 1) of the trials that have the score; None where none has."""
+def _known_spread(values: Sequence[float]) -> Spread | None:
+    """Mean and standard deviation of the trials that have the score; None where none has."""
     known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return None
-    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
+    return spread(known) if known else None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation of at least one value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

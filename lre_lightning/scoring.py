@@ -45,29 +45,15 @@ class Encoded:
     zero_shot: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedTrial:
-    """All test prompts of one relation and trial, with the targets of their edits.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EncodedTrial(Encoded):
+    """All test prompts of one relation and trial as one batch, with the targets of their edits.
 
     Attributes:
-        runs: The prompts, ready to be run again with s replaced.
-        prompts: Their texts and first tokens.
-        subject: s, `(samples, layers, hidden)`.
-        object: o, `(samples, hidden)`.
-        predicted: The LM's own answers, `(samples,)`, int64.
-        known: Which of them are right, `(samples,)`, bool.
-        zero_shot: s in prompts that hold the subject alone, `(samples, layers, hidden)`; None where not asked for.
         edited: The known samples for which there is a target with another object, int64 `(edits,)`.
         targets: Those targets, (s', o'), int64 `(edits,)`.
     """
 
-    runs: PromptBatch
-    prompts: tuple[Prompt, ...]
-    subject: Tensor
-    object: Tensor
-    predicted: Tensor
-    known: Tensor
-    zero_shot: Tensor | None
     edited: Tensor
     targets: Tensor
 
@@ -89,7 +75,7 @@ class EncodedTrial:
         edited, targets = torch.tensor(pairs, dtype=torch.long, device=known.device).reshape(-1, 2).T
         runs = PromptBatch.join([batch.runs for batch in batches])
         alone = torch.cat(zero_shot) if zero_shot else None
-        return cls(runs, prompts, subject, output, predicted, known, alone, edited, targets)
+        return cls(runs, prompts, subject, output, predicted, known, alone, edited=edited, targets=targets)
 
     @cached_property
     def edited_runs(self) -> PromptBatch:

@@ -15,6 +15,7 @@ from lre_lightning.report.tables import Table, print_table, write_table
 
 if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationDataModule
+    from lre_lightning.language_model import LanguageModel
     from lre_lightning.module import LREModule
 
 
@@ -63,7 +64,7 @@ class LRETrainer(Trainer):
             datamodule: The relations.
         """
         root = Path(self.default_root_dir)
-        lm = model.lm if model.hparams["device_map"] else model.lm.to(self.strategy.root_device)
+        lm = self._placed(model)
         records = count_known(lm, datamodule, root / "dataset_results.jsonl")
         _show(tables_of(records), root / "dataset")
 
@@ -84,7 +85,7 @@ class LRETrainer(Trainer):
         from lre_lightning.distraction import distraction_table, latent_knowledge
 
         model.load_state_dict(torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"])
-        lm = model.lm if model.hparams["device_map"] else model.lm.to(self.strategy.root_device)
+        lm = self._placed(model)
         kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
         results = [
             found
@@ -93,6 +94,10 @@ class LRETrainer(Trainer):
         ]
         tables = distraction_table(results, "micro"), distraction_table(results, "macro")
         _show(tables, Path(self.default_root_dir) / "distraction")
+
+    def _placed(self, model: LREModule) -> LanguageModel:
+        """The LM on the Trainer's device, or where a device map has put it."""
+        return model.lm if model.hparams["device_map"] else model.lm.to(self.strategy.root_device)
 
 
 def _show(tables: Iterable[Table], folder: Path) -> None:

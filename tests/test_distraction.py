@@ -605,7 +605,6 @@ def test_logits_in_chunks(toy_folder, monkeypatch):
     lres = toy_lres(lm, data, {"thing colour": projection(OWN)})
     expected, decode, rows = latent_knowledge(lm, data, lres), lm.decode, []
     monkeypatch.setattr(lm, "decode", lambda hidden: rows.append(len(hidden)) or decode(hidden))
-    monkeypatch.setattr(module, "LOGIT_BYTES", 3 * lm.vocab_size * 8)
     monkeypatch.setattr("lre_lightning.language_model.LOGIT_BYTES", 3 * lm.vocab_size * 8)
     assert latent_knowledge(lm, data, lres) == expected
     assert max(rows) == 3

@@ -105,7 +105,7 @@ def test_a_few_rows_of_logits_at_a_time_give_the_same(monkeypatch):
     sizes = []
     decode = lm.decode
     monkeypatch.setattr(lm, "decode", lambda hidden: sizes.append(len(hidden)) or decode(hidden))
-    monkeypatch.setattr(lens_module, "LOGIT_BYTES", VOCAB * 4 * 3)
+    monkeypatch.setattr("lre_lightning.language_model.LOGIT_BYTES", VOCAB * lm.dtype.itemsize * 3)
     parts = read_lenses(lm, words(), TEXT, lres)
     assert set(sizes) == {3, 1}  # 16 hidden states in threes
     for one, other in zip(whole, parts, strict=True):

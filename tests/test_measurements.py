@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,7 @@ from lre_lightning.module import LREModule
 from lre_lightning.records import CAUSALITY_BASELINES, PairRecord, read_records
 from lre_lightning.relations import Relation, Sample
 from lre_lightning.scoring import EncodedTrial
-from tests import toy
+from tests import test_module, toy
 from tests.toy import WIDTH
 
 LAYERS = ("emb", 0, 1)
@@ -69,19 +68,8 @@ def data(relations_dir):
 
 
 def trainer_of(root, callbacks=(), **options):
-    defaults = {
-        "default_root_dir": root,
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": 0,
-        "reload_dataloaders_every_n_epochs": 1,
-        "max_epochs": -1,
-    }
-    return L.Trainer(**{**defaults, **options}, callbacks=list(callbacks))
+    """With Lightning's own inference mode."""
+    return test_module.trainer_of(root, callbacks, **{"inference_mode": True, **options})
 
 
 def fit(root, module, data, **options):

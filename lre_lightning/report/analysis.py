@@ -8,7 +8,6 @@ count.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,10 @@ from lre_lightning.errors import LREError
 from lre_lightning.language_model import Layer
 from lre_lightning.records import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, PairRecord
 from lre_lightning.relations import SLOT
+from lre_lightning.results import Spread, spread
 
 Score = Callable[[PairRecord], float]
 """A score of one trial; NaN where it has none."""
-
-Spread = tuple[float, float | None]
-"""Mean and standard deviation (n - 1), None for the deviation of a single value."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +111,7 @@ def _faithfulness_baseline(name: str, zero_shot: bool) -> Score:
 
 
 def _causality_baseline(name: str) -> Score:
-    def score(record: PairRecord) -> float:
-        if record.layer is None or name not in record.causal_baselines:
-            return math.nan
-        return record.causality_baseline(name, record.layer)
-
-    return score
+    return lambda r: math.nan if r.layer is None else causality_baseline_at(name, r.layer)(r)
 
 
 def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
@@ -171,11 +163,6 @@ def per_relation(records: Iterable[PairRecord], score: Score) -> dict[str, Sprea
         if not math.isnan(value):
             values.setdefault(record.relation, []).append(value)
     return {relation: spread(found) for relation, found in values.items()}
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation of at least one value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def over_relations(records: Iterable[PairRecord], score: Score) -> Spread | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lre_lightning.language_model import Layer
-from lre_lightning.report.analysis import Spread
+from lre_lightning.results import Spread
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

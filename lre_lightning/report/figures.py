@@ -9,13 +9,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from lre_lightning.errors import LREError
 from lre_lightning.language_model import Layer
 from lre_lightning.records import PairRecord
 from lre_lightning.report import analysis
-from lre_lightning.report.analysis import ModelResults, Score, Spread
+from lre_lightning.report.analysis import ModelResults, Score
 from lre_lightning.report.drawing import (
     CAUSALITY,
     FAITHFULNESS,
@@ -46,6 +47,7 @@ from lre_lightning.report.drawing import (
     styles_of,
     text,
 )
+from lre_lightning.results import Spread, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -239,7 +241,7 @@ def _dotted_rows(
         shown = {label: scores for label, scores in series.items() if scores}
         for index, (label, scores) in enumerate(shown.items()):
             places = [row + 0.64 * ((index + 0.5) / len(shown) - 0.5) for row in range(len(names))]
-            look = STYLES[list(series).index(label) % len(STYLES)]
+            look = style(list(series).index(label))
             dots(axes, places, [scores.get(name) for name in names], look, METHODS.get(label, label))
         for row in range(0, len(names), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="#F2F2F2", linewidth=0, zorder=0.2)
@@ -257,7 +259,7 @@ def plot_causality_by_layer(records: Sequence[PairRecord]) -> Figure:
     The rank is each relation's own. The first panel is the mean over relations, with the middle half shaded.
     """
     found = {"LRE": _by_layer(records, analysis.causality_at)}
-    found |= {METHODS[name]: _by_layer(records, _baseline_at(name)) for name in METHODS}
+    found |= {METHODS[name]: _by_layer(records, partial(analysis.causality_baseline_at, name)) for name in METHODS}
     if not any(any(by_layer.values()) for method, by_layer in found.items() if method != "LRE"):
         raise LREError("the records hold no baselines of causality: there is nothing to compare the LRE with by layer")
     scored = analysis.counted(records)
@@ -391,7 +393,7 @@ def plot_n(by_n: Mapping[int, Sequence[PairRecord]]) -> Figure:
             raise LREError("no relation was scored at every n, so there is nothing to compare over n")
         for relation in names:
             axes.plot(counts, [at[relation][0] for at in found], color=look.colour, linewidth=0.7, alpha=0.35)
-        overall = [analysis.spread([at[relation][0] for relation in names]) for at in found]
+        overall = [spread([at[relation][0] for relation in names]) for at in found]
         curve(axes, {n: mean for n, (mean, _) in zip(counts, overall, strict=True)}, look, "mean")
         axes.lines[-1].set(linewidth=2.5, markersize=7, zorder=3)
         if len(names) > 1:
@@ -561,7 +563,7 @@ def _known_shares(records: Sequence[PairRecord]) -> dict[str, Spread]:
     for record in records:
         if record.tested:
             shares.setdefault(record.relation, []).append(record.known / record.tested)
-    return {relation: analysis.spread(found) for relation, found in shares.items()}
+    return {relation: spread(found) for relation, found in shares.items()}
 
 
 def _of_category(records: Sequence[PairRecord], score: Score, category: str) -> Spread | None:
@@ -586,10 +588,6 @@ def _on_most_layers(records: Sequence[PairRecord], by_layer: Sweep) -> Sweep:
 
 def _most_common(grids: Sequence[T]) -> T:
     return Counter(grids).most_common(1)[0][0]
-
-
-def _baseline_at(name: str) -> Callable[[Layer], Score]:
-    return lambda layer: analysis.causality_baseline_at(name, layer)
 
 
 def _star(axes: Axes, beta: float, value: float, look: Style, label: str) -> None:

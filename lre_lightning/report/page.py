@@ -12,21 +12,21 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from lre_lightning.errors import LREError
-from lre_lightning.files import written_whole
+from lre_lightning.files import write_whole
 from lre_lightning.records import read_records, result_files
 from lre_lightning.report import analysis
 from lre_lightning.report.drawing import short_names
 from lre_lightning.report.sections import Chapter, Picture, anchor, chapters_of
 from lre_lightning.report.tables import Table, to_csv, to_latex, to_text
+from lre_lightning.templates import load_template
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -90,7 +90,12 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
     chapters = chapters_of(models, names)
     drawn = _draw(chapters)
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
-    page = _template().render(
+    template = load_template(
+        "lre_lightning.report", "report.html.j2", to_text=to_text, inline=inline, anchor=anchor, path_of=path_of
+    )
+    page = template.render(
+        long_table=LONG_TABLE,
+        main_table=MAIN_TABLE,
         title=title or f"Linear relational embeddings of {', '.join(names)}",
         chapters=chapters,
         drawn=drawn,
@@ -100,8 +105,10 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
         versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     )
     for path, content in _files(chapters, drawn).items():
-        _write(folder / path, content)
-    return _write(folder / "index.html", page.encode())
+        write_whole(folder / path, content)
+    index = folder / "index.html"
+    write_whole(index, page)
+    return index
 
 
 def _writable(folder: Path) -> Path:
@@ -117,23 +124,6 @@ def _writable(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise LREError(f"cannot write to the folder {str(folder)!r}: give another one for the report")
     return folder
-
-
-def _write(path: Path, content: bytes) -> Path:
-    with written_whole(path) as part:
-        part.write_bytes(content)
-    return path
-
-
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(
-        to_text=to_text, inline=inline, anchor=anchor, path_of=path_of, long_table=LONG_TABLE, main_table=MAIN_TABLE
-    )
-    source = resources.files("lre_lightning.report").joinpath("report.html.j2")
-    return environment.from_string(source.read_text(encoding="utf-8"))
 
 
 def _newest(files: Iterable[Path]) -> str:
@@ -254,9 +244,9 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
     return re.sub(r"url\(#", f"url(#{prefix}", value)
 
 
-def _files(chapters: Iterable[Chapter], drawn: Mapping[str, Drawn]) -> dict[str, bytes]:
+def _files(chapters: Iterable[Chapter], drawn: Mapping[str, Drawn]) -> dict[str, str | bytes]:
     """The files beside the page, by their paths."""
-    files: dict[str, bytes] = {}
+    files: dict[str, str | bytes] = {}
     for path, figure in drawn.items():
         if figure.svg:
             files |= {f"figures/{path}.svg": figure.svg, f"figures/{path}.png": figure.png}
@@ -264,5 +254,5 @@ def _files(chapters: Iterable[Chapter], drawn: Mapping[str, Drawn]) -> dict[str,
         for table in (table for section in chapter.sections for table in section.tables if table.rows):
             path = f"tables/{path_of(chapter, table)}"
             latex = to_latex(table, f"{chapter.folder}-".removeprefix("-"))
-            files |= {f"{path}.csv": to_csv(table).encode(), f"{path}.tex": latex.encode()}
+            files |= {f"{path}.csv": to_csv(table), f"{path}.tex": latex}
     return files

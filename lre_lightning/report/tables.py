@@ -8,16 +8,18 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
-from lre_lightning.files import written_whole
+from lre_lightning.files import write_whole
 from lre_lightning.language_model import Layer
 from lre_lightning.records import CAUSALITY_BASELINES, PairRecord
 from lre_lightning.report import analysis
-from lre_lightning.report.analysis import BetaScores, ModelResults, Score, Spread
+from lre_lightning.report.analysis import BetaScores, ModelResults, Score
 from lre_lightning.report.drawing import number_of, short_names
+from lre_lightning.results import Spread
 from lre_lightning.selection import Criterion, reselect
 
 Cell = str | int | float | Spread | None
@@ -176,8 +178,7 @@ def print_table(table: Table) -> None:
 def write_table(table: Table, folder: Path) -> None:
     """Write a table to a folder, as CSV and LaTeX."""
     for ending, text in (("csv", to_csv(table)), ("tex", to_latex(table))):
-        with written_whole(folder / f"{table.name}.{ending}") as part:
-            part.write_text(text, encoding="utf-8")
+        write_whole(folder / f"{table.name}.{ending}", text)
 
 
 def lm_of(records: Sequence[PairRecord]) -> str:
@@ -317,7 +318,7 @@ def causality_by_layer(records: Sequence[PairRecord]) -> Table:
     methods: dict[str, Callable[[Layer], Score]] = {
         "LRE": analysis.causality_at,
         "LRE, best rank": analysis.best_causality_at,
-        **{name: _baseline_at(name) for name in CAUSALITY_BASELINES},
+        **{name: partial(analysis.causality_baseline_at, name) for name in CAUSALITY_BASELINES},
     }
     return Table(
         "causality_by_layer",
@@ -326,10 +327,6 @@ def causality_by_layer(records: Sequence[PairRecord]) -> Table:
         ("layer", *methods),
         _sweep(kept, analysis.layers_of(kept), methods),
     )
-
-
-def _baseline_at(name: str) -> Callable[[Layer], Score]:
-    return lambda layer: analysis.causality_baseline_at(name, layer)
 
 
 def layers(records: Sequence[PairRecord]) -> Table:
