@@ -98,7 +98,10 @@ def test_span_holds_the_subject_and_no_token_too_many(name):
 @pytest.mark.parametrize("name", ["byte-level", "byte-level, trimmed offsets", "sentencepiece, legacy", "qwen"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    subject=st.text(st.characters(codec="utf-8", exclude_characters="▁"), min_size=1, max_size=8).filter(str.strip),
+    # Decoders write U+FFFD for half a character too, so that `read_until` cannot say where a whole one ends.
+    subject=st.text(st.characters(codec="utf-8", exclude_characters="▁\ufffd"), min_size=1, max_size=8).filter(
+        str.strip
+    ),
     template=st.sampled_from(["{} is in", "The {} is", "Say {}"]),
 )
 def test_random_unicode_subjects(name, subject, template):
