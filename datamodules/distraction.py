@@ -171,8 +171,9 @@ class DistractionDataModule(RelationDataModule):
         relation, trial = self.pairs[share.pair]
         made = self._prompts_of(share.pair)
         chosen = [made[i] for i in share.samples]
+        place, pad = (relation, trial, share.samples), pad_token(self.tokenizer)
         distracted, undistracted = (
-            collate([getattr(one, form) for one in chosen], relation, trial, share.samples, pad_token(self.tokenizer))
+            collate([getattr(one, form) for one in chosen], *place, pad, share.weights)
             for form in ("distracted", "undistracted")
         )
         return DistractionBatch(

@@ -41,18 +41,24 @@ def share_train(pair: int, n: int, batch_size: int, rank: int = 0, world_size: i
 def share_test(sizes: Sequence[tuple[int, int]], batch_size: int, rank: int = 0, world_size: int = 1) -> list[Share]:
     """Share the test samples of several pairs out, each to exactly one process, never two pairs in one batch.
 
+    A process that would get no sample of any pair gets a copy of weight 0: Lightning leaves validation out where a
+    process has no batch, and the others would wait for it at the validation's end.
+
     Args:
         sizes: (index of the pair, number of its test samples), one after another.
         batch_size: Most samples in one batch.
-        rank: This process.
-        world_size: Number of processes; they take turns by batches.
+        rank: This process; it gets one stretch of each pair's samples.
+        world_size: Number of processes.
     """
-    shares = [
-        Share(pair, samples := tuple(range(i, min(i + batch_size, n))), (1.0,) * len(samples))
-        for pair, n in sizes
-        for i in range(0, n, batch_size)
-    ]
-    return shares[rank::world_size]
+    shares = []
+    for pair, n in sizes:
+        first, end = rank * n // world_size, (rank + 1) * n // world_size
+        for start in range(first, end, batch_size):
+            samples = tuple(range(start, min(start + batch_size, end)))
+            shares.append(Share(pair, samples, (1.0,) * len(samples)))
+    if not shares and sizes:
+        shares.append(Share(sizes[0][0], (0,), (0.0,)))
+    return shares
 
 
 class SharedBatches(Dataset[RelationBatch]):

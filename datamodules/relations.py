@@ -1,7 +1,10 @@
 """The datamodule: relations as few-shot prompts, one (relation, trial) pair an epoch."""
 
+import hashlib
+import json
 import os
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
 from lightning import LightningDataModule
@@ -38,7 +41,8 @@ class RelationDataModule(LightningDataModule):
     ``reload_dataloaders_every_n_epochs=1``. After the last pair there is no batch.
 
     On several devices the batches are shared out here and Lightning injects no sampler: test prompts go to one process
-    each; training prompts are filled up to equal numbers by copies whose `RelationBatch.weight` is 0.
+    each, those of equal length to the same one; training prompts are filled up to equal numbers by copies whose
+    `RelationBatch.weight` is 0, and so is the share of a process for which there is no test prompt.
 
     Args:
         tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
@@ -101,7 +105,7 @@ class RelationDataModule(LightningDataModule):
         self._given_tokenizer = tokenizer
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._relations: tuple[Relation, ...] | None = None
-        self._prompts: dict[str, tuple[int, list[Prompt]]] = {}
+        self._prompts: dict[str, tuple[int, list[tuple[int, Prompt]]]] = {}
         self.save_hyperparameters(self._plain_arguments())
 
     def setup(self, stage: str | None = None) -> None:
@@ -139,6 +143,28 @@ class RelationDataModule(LightningDataModule):
     def pairs(self) -> list[tuple[int, int]]:
         """The (index of the relation, trial) pairs: all trials of the first relation, then those of the second, ..."""
         return [(relation, trial) for relation in range(len(self.relations)) for trial in range(self.trials)]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the relations and of what their draws depend on: tells these prompts from others."""
+        given = [astuple(relation) for relation in self.relations]
+        return hashlib.sha256(json.dumps([given, self.n_shot, self.trials, self.seed]).encode()).hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a fit has to find again when it is resumed."""
+        return {"digest": self.digest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that a fit is resumed with the relations that it was begun with.
+
+        Raises:
+            LREError: If a relation, or what the draws depend on, has changed.
+        """
+        if state_dict["digest"] != self.digest:
+            raise LREError(
+                "the relations, or n_shot, trials or seed, are not those that the fit was begun with, so that it "
+                "cannot go on: give those, or begin a new fit in another --trainer.default_root_dir"
+            )
 
     def draws(self, pair: int) -> Draw:
         """Return the training and test samples of a pair, given by its index in `pairs`.
@@ -233,11 +259,14 @@ class RelationDataModule(LightningDataModule):
     def _batch(self, share: Share, split: str) -> RelationBatch:
         if self._prompts.get(split, (None,))[0] != share.pair:
             make = train_prompts if split == "train" else test_prompts
-            self._prompts[split] = share.pair, make(self.draws(share.pair), self.tokenizer)
-        prompts = self._prompts[split][1]
+            prompts = list(enumerate(make(self.draws(share.pair), self.tokenizer)))
+            if split == "test" and self._place()[1] > 1:
+                # Prompts of one shape run together, so that they belong to one process.
+                prompts.sort(key=lambda numbered: (numbered[1].subject_position, numbered[1].last_position))
+            self._prompts[split] = share.pair, prompts
         relation, trial = self.pairs[share.pair]
-        chosen = [prompts[i] for i in share.samples]
-        return collate(chosen, relation, trial, share.samples, pad_token(self.tokenizer), share.weights)
+        samples, chosen = zip(*(self._prompts[split][1][i] for i in share.samples), strict=True)
+        return collate(chosen, relation, trial, samples, pad_token(self.tokenizer), share.weights)
 
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""

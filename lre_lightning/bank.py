@@ -33,6 +33,7 @@ class LREStore(MutableMapping[Pair, LRE]):
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self.writes = True  # one process of many does
         self._kept: dict[Pair, LRE | Path] = {}
         self.metadata: dict[Pair, dict[str, Any]] = {}
 
@@ -57,7 +58,8 @@ class LREStore(MutableMapping[Pair, LRE]):
             self._kept[pair] = lre
             return
         path = self.folder / file_of(pair)
-        lre.save(path)
+        if self.writes:
+            lre.save(path)
         self._kept[pair] = path
 
     def __delitem__(self, pair: Pair) -> None:

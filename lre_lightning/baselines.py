@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lre_lightning.jacobian import PromptJacobian
-from lre_lightning.language_model import Layer
+from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.ranks import Ranks
 from lre_lightning.records import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES
 from lre_lightning.scoring import EncodedTrial
 
@@ -90,6 +91,29 @@ class Example:
         return cls({layer: s.to(wide) for layer, s in prompt.subject.items()}, prompt.object.to(wide))
 
 
+def everyones_examples(
+    examples: Mapping[int, Example], count: int, layers: Sequence[Layer], lm: LanguageModel, ranks: Ranks
+) -> list[Example]:
+    """The examples of all processes, in the order of the draw; a collective call.
+
+    Args:
+        examples: Those of this process, by their place in the draw.
+        count: How many there are in all.
+        layers: Their layers.
+        lm: The LM that they are of.
+        ranks: The processes.
+    """
+    if ranks.size == 1:
+        return [examples[place] for place in sorted(examples)]
+    wide = torch.promote_types(lm.dtype, torch.float32)
+    mine = torch.zeros(len(examples), len(layers) + 1, lm.hidden_size, dtype=wide, device=lm.device)
+    for row, example in zip(mine, examples.values(), strict=True):
+        row[:-1] = torch.stack([example.subject[layer].to(lm.device) for layer in layers])
+        row[-1] = example.object
+    everyones = ranks.rows(mine, list(examples), count)
+    return [Example(dict(zip(layers, rows[:-1], strict=True)), rows[-1]) for rows in everyones]
+
+
 def fit_baselines(examples: Sequence[Example], layer: Layer) -> dict[str, Map]:
     """Fit each of `FAITHFULNESS_BASELINES` on the examples of an LRE, at least one.
 
@@ -117,12 +141,13 @@ def faithful_baselines(
         Faithful predictions by name, `[layer]`.
     """
     known = subject[trial.known]
-    counts: dict[str, list[int]] = {name: [] for name in FAITHFULNESS_BASELINES}
+    counts = torch.zeros(len(FAITHFULNESS_BASELINES), len(maps), dtype=torch.long)
     for index, at in enumerate(maps.values()):
-        for name, function in at.items():
-            wide = known[:, index].to(torch.promote_types(known.dtype, torch.float32))
-            counts[name].append(int(trial.count_faithful(trial.runs.lm.predict(function(wide)))))
-    return {name: tuple(found) for name, found in counts.items()}
+        wide = known[:, index].to(torch.promote_types(known.dtype, torch.float32))
+        for row, name in enumerate(FAITHFULNESS_BASELINES):
+            counts[row, index] = trial.count_faithful(trial.runs.lm.predict(at[name](wide)))
+    (counts,) = trial.shared.total(counts)
+    return dict(zip(FAITHFULNESS_BASELINES, map(tuple, counts.tolist()), strict=True))
 
 
 def causal_baselines(
@@ -138,12 +163,11 @@ def causal_baselines(
     Returns:
         Successes by name of `CAUSALITY_BASELINES`, `[layer]`.
     """
-    if not len(trial.edited):
-        return {name: (0,) * len(layers) for name in CAUSALITY_BASELINES}
-    lm, target = trial.runs.lm, trial.object[trial.targets]
+    lm, target = trial.runs.lm, trial.target_objects
     row = lm.unembedding(trial.wanted).to(target)
     counts = []
     for index, layer in enumerate(layers):
-        inserted = torch.stack([trial.subject[trial.targets, index].to(target), row, target], dim=1)
-        counts.append(trial.count_causal(lm.predict(trial.edited_runs.patched(layer, inserted, chunk_size))).tolist())
-    return dict(zip(CAUSALITY_BASELINES, zip(*counts, strict=True), strict=True))
+        inserted = torch.stack([trial.target_subjects(index).to(target), row, target], dim=1)
+        counts.append(trial.count_causal(lm.predict(trial.edited_runs.patched(layer, inserted, chunk_size))))
+    (total,) = trial.shared.total(torch.stack(counts, dim=1))
+    return dict(zip(CAUSALITY_BASELINES, map(tuple, total.tolist()), strict=True))

@@ -1,22 +1,25 @@
-"""The estimator: running means of Jacobians and biases over the training examples of one relation."""
+"""The estimator: sums of Jacobians and biases over the training examples of one relation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.jacobian import PromptJacobian
-from lre_lightning.language_model import Layer
+from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.ranks import Ranks
 
 
 class LREEstimator:
     """Accumulates W = E[do/ds] and b = E[o - (do/ds) s] at several layers (Equation 3 of the paper).
 
-    Means are kept in float32, or in float64 where the LM itself runs in it. What is accumulated here is not what is
-    applied: `weight` and `bias` of a layer go into a frozen `lre_lightning.LRE`.
+    Sums are kept in float64, where those of a few float32 numbers are exact: the means, rounded once, depend neither on
+    the order of the examples nor on how these were shared out over processes. A device without float64 (MPS) keeps them
+    in float32. What is accumulated here is not what is applied: `weight` and `bias` of a layer go into a frozen
+    `lre_lightning.LRE`.
 
     Args:
         layers: The layers to accumulate.
@@ -33,41 +36,64 @@ class LREEstimator:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
         self.count = 0
-        self._weights: dict[Layer, Tensor] = {}
-        self._biases: dict[Layer, Tensor] = {}
+        self._sums: dict[Layer, Tensor] = {}  # W and, as one column more, b
+        self._dtype = torch.float32
 
     def update(self, example: PromptJacobian) -> None:
         """Add one example's Jacobian and bias at every layer."""
         self.count += 1
         for layer in self.layers:
             bias = example.bias(layer)
-            self._add(self._weights, layer, example.jacobian[layer].to(bias.dtype))
-            self._add(self._biases, layer, bias)
+            self._dtype = bias.dtype
+            with torch.inference_mode(False):
+                if layer not in self._sums:
+                    self._sums[layer] = _zeros(len(bias), bias.device)
+                self._sums[layer][:, :-1] += example.jacobian[layer]
+                self._sums[layer][:, -1] += bias
+
+    def add_up(self, ranks: Ranks, lm: LanguageModel) -> None:
+        """Add up the examples of all processes; every process has to call this, also one without an example.
+
+        Args:
+            ranks: The processes.
+            lm: The LM that the examples are of.
+        """
+        (count,) = ranks.sum(torch.tensor([self.count]))
+        self.count, self._dtype = int(count), torch.promote_types(lm.dtype, torch.float32)
+        sums = [
+            self._sums[layer] if layer in self._sums else _zeros(lm.hidden_size, lm.device) for layer in self.layers
+        ]
+        self._sums = dict(zip(self.layers, ranks.sum(*sums), strict=True))
+
+    def means(self) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """Every layer with its W and b, which are then forgotten, so that memory does not hold all of them twice."""
+        for layer in self.layers:
+            weight, bias = self.weight(layer), self.bias(layer)
+            del self._sums[layer]
+            yield layer, weight, bias
 
     def weight(self, layer: Layer) -> Tensor:
-        """W at `layer`, `(hidden, hidden)`: not a copy, so that a later `update` changes it.
+        """W at `layer`, `(hidden, hidden)`, float32, or float64 where the LM itself runs in it.
 
         Raises:
             LREError: If nothing has been accumulated, or not at this layer.
         """
-        return self._mean(self._weights, layer)
+        return (self._sum(layer)[:, :-1] / self.count).to(self._dtype)
 
     def bias(self, layer: Layer) -> Tensor:
-        """B at `layer`, `(hidden,)`: not a copy, so that a later `update` changes it.
+        """B at `layer`, `(hidden,)`, float32, or float64 where the LM itself runs in it.
 
         Raises:
             LREError: If nothing has been accumulated, or not at this layer.
         """
-        return self._mean(self._biases, layer)
+        return (self._sum(layer)[:, -1] / self.count).to(self._dtype)
 
-    def _add(self, means: dict[Layer, Tensor], layer: Layer, value: Tensor) -> None:
-        with torch.inference_mode(False):
-            if layer in means:
-                means[layer].lerp_(value, 1 / self.count)
-            else:
-                means[layer] = value.clone()
-
-    def _mean(self, means: dict[Layer, Tensor], layer: Layer) -> Tensor:
-        if layer not in means:
+    def _sum(self, layer: Layer) -> Tensor:
+        if layer not in self._sums:
             raise LREError(f"no example has been accumulated at layer {layer!r}; the layers are {self.layers}")
-        return means[layer]
+        return self._sums[layer]
+
+
+def _zeros(hidden: int, device: torch.device) -> Tensor:
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.zeros(hidden, hidden + 1, dtype=dtype, device=device)

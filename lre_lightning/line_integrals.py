@@ -73,15 +73,19 @@ def trial_integrals(
         For each pair the integral and its estimate.
     """
 
-    def digest(edit: int) -> bytes:
-        subject = trial.prompts[int(trial.edited[edit])].subject
-        return hashlib.sha256(f"{key}\x1f{subject}".encode()).digest()
+    def digest(sample: int) -> bytes:
+        return hashlib.sha256(f"{key}\x1f{trial.shared.samples[sample].subject}".encode()).digest()
 
-    drawn = sorted(range(len(trial.edited)), key=digest)[:count]
-    if not drawn:
-        return ()
-    first, second = trial.edited[drawn], trial.targets[drawn]
-    runs = trial.runs.select(first)
-    states = trial.subject[:, index]
-    exact, estimate = line_integrals(runs, lre, states[first], states[second], chunk_size=chunk_size)
-    return tuple(zip(exact.tolist(), estimate.tolist(), strict=True))
+    drawn = sorted(trial.all_edited, key=digest)[:count]
+    ends = trial.target_subjects(index)
+    found = torch.zeros(len(drawn), 2, dtype=torch.float64)
+    own = {trial.shared.mine[prompt]: edit for edit, prompt in enumerate(trial.edited.tolist())}
+    mine = [place for place, sample in enumerate(drawn) if sample in own]
+    if mine:
+        edits = torch.tensor([own[drawn[place]] for place in mine], device=ends.device)
+        first = trial.edited[edits]
+        runs = trial.runs.select(first)
+        pair = line_integrals(runs, lre, trial.subject[first, index], ends[edits], chunk_size=chunk_size)
+        found[mine] = torch.stack(pair, 1).cpu().double()
+    (found,) = trial.shared.ranks.sum(found)
+    return tuple((exact, estimate) for exact, estimate in found.tolist())

@@ -96,10 +96,11 @@ def with_baselines(
     assert trial.zero_shot is not None
     maps = {layer: fit_baselines(examples, layer) for layer in lres}
     answers = faithfulness_predictions(trial.runs.lm, list(lres.values()), trial.zero_shot[trial.known], record.betas)
+    (zero_shot,) = trial.shared.total(trial.count_faithful(answers))
     return replace(
         record,
         faithful_baselines=faithful_baselines(trial, trial.subject, maps),
-        faithful_zero_shot=_grid(trial.count_faithful(answers)),
+        faithful_zero_shot=_grid(zero_shot),
         zero_shot_baselines=faithful_baselines(trial, trial.zero_shot, maps),
         causal_baselines=causal_baselines(trial, list(lres), chunk_size),
     )
@@ -115,8 +116,8 @@ def with_low_rank(record: PairRecord, trial: EncodedTrial, lre: LRE) -> PairReco
     """
     subject = trial.subject[trial.known, record.layers.index(lre.layer)].to(lre.weight)
     low_rank = LowRankInverse(lre.weight, max(record.ranks)).forward(subject, record.ranks)
-    answers = trial.runs.lm.predict(record.beta * low_rank + lre.bias)
-    return replace(record, faithful_low_rank=tuple(trial.count_faithful(answers).tolist()))
+    (faithful,) = trial.shared.total(trial.count_faithful(trial.runs.lm.predict(record.beta * low_rank + lre.bias)))
+    return replace(record, faithful_low_rank=tuple(faithful.tolist()))
 
 
 def with_line_integrals(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
+import torch
 from typing_extensions import TypedDict
 
 from lre_lightning.bank import LREBank, Pair
-from lre_lightning.baselines import Example
+from lre_lightning.baselines import Example, everyones_examples
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
@@ -21,9 +22,11 @@ from lre_lightning.lens import FirstTrials, Lens, read_lenses
 from lre_lightning.lre import LRE, Origin, check_origin
 from lre_lightning.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
 from lre_lightning.patching import PromptBatch
+from lre_lightning.ranks import ALONE, Ranks
 from lre_lightning.records import PairRecord
-from lre_lightning.scoring import Encoded, EncodedTrial, encode
+from lre_lightning.scoring import Encoded, EncodedTrial, Shared, encode
 from lre_lightning.selection import Criterion, choose_after
+from lre_lightning.strategies import check_alike, check_strategy, without_wrapper
 
 if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationBatch, RelationDataModule
@@ -53,6 +56,9 @@ class LREModule(L.LightningModule):
     reported; the LRE at that layer is kept for every reported trial. Validation alone scores all kept LREs at their
     chosen layer and rank. Checkpoints hold the counts, which files have the LREs, and the hyperparameters, never the
     LM.
+
+    On several devices (``ddp`` in any spelling, on any number of nodes) the prompts of a pair are shared out. Sums of
+    Jacobians and counts are added up, so that all processes have the same numbers, those that one alone would have.
 
     For more than one pair the Trainer must have `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all
     of them, as the command line's has.
@@ -141,11 +147,16 @@ class LREModule(L.LightningModule):
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[Pair, PairRecord] | None = None
         self._estimator = LREEstimator(self.layers)
-        self._examples: list[Example] = []
-        self._candidates: Mapping[Layer, LRE] = {}
-        self._encoded: list[Encoded] = []
-        self._draw: Draw | None = None
+        self._examples: dict[int, Example] = {}
         self._enough_known = True
+        self._pair = 0  # the one whose test prompts are being collected
+        self._candidates: Mapping[Layer, LRE] | None = None
+        self._encoded: list[Encoded] = []
+        self._mine: list[int] = []
+        self._ranks = ALONE
+        # Every process loads the LM by itself: Lightning need not send it around.
+        tensors = [*self.named_parameters(), *self.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]
 
     def _checked(self, choices: Mapping[str, Choice]) -> dict[str, Choice]:
         for relation, choice in choices.items():
@@ -195,15 +206,19 @@ class LREModule(L.LightningModule):
         """Nothing is optimized."""
 
     def setup(self, stage: str) -> None:
-        """Choose the LREs' folder, and end fit by itself after the last pair.
+        """Choose the LREs' folder, end fit by itself after the last pair, and find the other processes.
 
         Raises:
-            LREError: If the trainer runs on several devices, or has no `RelationDataModule`.
+            LREError: If the trainer has no `RelationDataModule`, its strategy shards the LM, or processes differ in
+                the LM or the data.
         """
-        if self.trainer.world_size > 1:
-            raise LREError(
-                f"LREs are estimated on one device, and the trainer has {self.trainer.world_size}: give it devices=1"
-            )
+        strategy = self.trainer.strategy
+        check_strategy(strategy)
+        self._ranks = Ranks.of(strategy, self.trainer.global_rank, self.trainer.world_size)
+        if self._ranks.size > 1:
+            check_alike(strategy, self._ranks, "the weights of the LM", self.lm.fingerprint)
+            check_alike(strategy, self._ranks, "the relations, or their draws,", self._data.digest)
+        without_wrapper(strategy, self)
         names = [relation.name for relation in self._data.relations] if stage == "fit" and self.choices else []
         if names and not self.choices.keys() & set(names):
             raise LREError(
@@ -215,6 +230,7 @@ class LREModule(L.LightningModule):
                 f"{self.selection_trials} trials that choose leave none to report: there are {self._data.trials} of "
                 "each relation; give more trials, or fewer selection_trials"
             )
+        self.bank.lres.writes = self.trainer.is_global_zero
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)
         if stage == "fit":
@@ -229,10 +245,10 @@ class LREModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
-        relation, _ = self._data.pairs[self.current_epoch]
-        self._estimator = LREEstimator(self._layers_of(self._data.relations[relation].name))
-        self._examples = []
-        self._enough_known = self._knows_enough()
+        draw = self._data.draws(self.current_epoch)
+        self._estimator = LREEstimator(self._layers_of(draw.relation.name))
+        self._examples = {}
+        self._enough_known = self._knows_enough(draw)
 
     def _layers_of(self, relation: str) -> tuple[Layer, ...]:
         """The layers at which a relation's LREs are estimated."""
@@ -249,13 +265,13 @@ class LREModule(L.LightningModule):
         return check_ranks([*given, self.choices[relation]["rank"]], self.lm.hidden_size)
 
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
-        """Add the Jacobian and bias of each prompt in the batch to the running means."""
+        """Add the Jacobian and bias of each prompt in the batch to the sums."""
         if self._enough_known:
             for row in range(len(batch)):
                 if batch.weight[row]:
                     example = self._jacobian(batch, row)
                     self._estimator.update(example)
-                    self._examples.append(Example.of(example))
+                    self._examples[int(batch.sample[row])] = Example.of(example)
         optimizer: Any = self.optimizers()
         optimizer.step()
 
@@ -263,18 +279,24 @@ class LREModule(L.LightningModule):
         ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
         return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self._estimator.layers, self.chunk_size)
 
-    def _knows_enough(self) -> bool:
+    def _knows_enough(self, draw: Draw) -> bool:
         """Whether the LM answers at least n test prompts of the pair; stops at the n-th, or keeps the pair's record."""
-        tested = known = 0
-        batch = None
-        for batch in self._data.val_dataloader():
-            tested += len(batch)
-            known += int(self._encode(batch.to(self.device), self.layers[-1:]).known.sum())
-            if known >= self._data.n_shot:
-                return True
-        if batch is not None:
-            self._keep(self._record(self._draw_of(batch), tested, known))
-        return False
+        loader = self._data.val_dataloader()
+        batches, left = iter(loader), len(loader)
+        tested = known = more = 0
+        while known < self._data.n_shot:
+            found = torch.zeros(3, dtype=torch.long)
+            if left:
+                left -= 1
+                encoded = self._encode(next(batches).to(self.device), self.layers[-1:])
+                found = torch.tensor([len(encoded.prompts), int(encoded.known.sum()), left])
+            (found,) = self._ranks.sum(found)
+            tested, known, more = tested + int(found[0]), known + int(found[1]), int(found[2])
+            if not more:
+                break
+        if known < self._data.n_shot:
+            self._keep(self._record(draw, tested, known))
+        return known >= self._data.n_shot
 
     @property
     def _data(self) -> RelationDataModule:
@@ -283,60 +305,75 @@ class LREModule(L.LightningModule):
             raise LREError("an LREModule needs a RelationDataModule: trainer.fit(module, datamodule=...)")
         return cast("RelationDataModule", datamodule)
 
-    def _draw_of(self, batch: RelationBatch) -> Draw:
-        return self._data.draws(self._data.pairs.index((int(batch.relation[0]), int(batch.trial[0]))))
-
     # Validation: in fit of the pair's LREs, alone of all saved ones.
 
     def on_validation_start(self) -> None:
-        """Alone, forget earlier counts and check that there is something to score.
+        """In fit, add up what all processes have estimated; alone, forget earlier counts.
 
         Raises:
-            LREError: If no LRE is loaded.
+            LREError: If validation alone has no LRE.
         """
-        if self.trainer.state.fn == "fit":
-            return
-        self._rescored, self._enough_known = {}, True
-        if not self.bank.lres:
-            raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
+        self._pair, self._candidates = 0, None
+        if self.trainer.state.fn != "fit":
+            self._rescored, self._enough_known = {}, True
+            if not self.bank.lres:
+                raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
+        elif self._enough_known and not self.trainer.sanity_checking:
+            self._pair = self.current_epoch
+            self._estimator.add_up(self._ranks, self.lm)
+            origin = self._origin(self._data.draws(self._pair))
+            self._candidates = {
+                layer: LRE(weight, bias, layer, origin, self.beta) for layer, weight, bias in self._estimator.means()
+            }
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
-        """Run the batch's prompts and keep what scoring needs; score a pair once all its prompts have been seen."""
+        """Run the batch's prompts and keep what scoring needs; score the pairs before, whose prompts have been seen."""
         if not self._enough_known or self.trainer.sanity_checking:
             return
-        draw = self._draw_of(batch)
-        if self._encoded and draw != self._draw:
-            self._finish_pair()
-        if not self._encoded:
-            self._draw = draw
-            self._candidates = self._candidates_for(draw)
-        alone = self._alone(batch) if self.baselines and self.trainer.state.fn == "fit" else None
-        self._encoded.append(self._encode(batch, list(self._candidates) or self.layers[-1:], alone))
+        self._finish_pairs(self._data.pairs.index((int(batch.relation[0]), int(batch.trial[0]))))
+        self._encoded.append(self._encode(batch, self._layers_of_candidates(), self._in_fit and self.baselines))
+        self._mine += batch.sample[batch.weight > 0].tolist()
 
     def on_validation_epoch_end(self) -> None:
         """Score the last pair."""
-        if self._encoded:
-            self._finish_pair()
+        if self._enough_known and not self.trainer.sanity_checking:
+            self._finish_pairs(self.current_epoch + 1 if self._in_fit else len(self._data.pairs))
 
-    def _encode(self, batch: RelationBatch, layers: Any, alone: PromptBatch | None = None) -> Encoded:
-        positions = batch.subject_position, batch.last_position
-        return encode(self.lm, batch.prompts, batch.input_ids, *positions, layers, alone)
+    @property
+    def _in_fit(self) -> bool:
+        return self.trainer.state.fn == "fit"
 
-    def _alone(self, batch: RelationBatch) -> PromptBatch:
-        """Zero-shot prompts that hold the subjects of a batch and nothing else."""
-        alone = self._data.subjects_alone(batch)
-        return PromptBatch(self.lm, alone.input_ids, alone.subject_position, alone.last_position)
+    def _finish_pairs(self, end: int) -> None:
+        """Score the pairs up to `end`: in the same order in each process, had it prompts of them or not."""
+        while self._pair < end:
+            self._finish_pair(self._data.draws(self._pair))
+            self._pair, self._candidates, self._encoded, self._mine = self._pair + 1, None, [], []
 
-    def _candidates_for(self, draw: Draw) -> Mapping[Layer, LRE]:
-        """The LREs to score on a draw's test prompts, by layer."""
-        if self.trainer.state.fn != "fit":
+    def _encode(self, batch: RelationBatch, layers: Sequence[Layer], zero_shot: bool = False) -> Encoded:
+        """Run the prompts of a batch, copies that only fill up excepted, and perhaps their subjects alone."""
+        own = (batch.weight > 0).nonzero().flatten()
+        ids, *positions = (t[own] for t in (batch.input_ids, batch.subject_position, batch.last_position))
+        prompts = [batch.prompts[row] for row in own.tolist()]
+        alone = None
+        if zero_shot:
+            subjects = self._data.subjects_alone(batch)
+            tensors = subjects.input_ids, subjects.subject_position, subjects.last_position
+            alone = PromptBatch(self.lm, *(tensor[own] for tensor in tensors))
+        return encode(self.lm, prompts, ids, *positions, layers, alone)
+
+    def _encode_nothing(self, layers: Sequence[Layer], zero_shot: bool) -> Encoded:
+        """What a process without a prompt of a pair has of it."""
+        ids, none = torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+        alone = PromptBatch(self.lm, ids, none, none) if zero_shot else None
+        return encode(self.lm, [], ids, none, none, layers, alone)
+
+    def _layers_of_candidates(self) -> Sequence[Layer]:
+        """Where s is wanted in the test prompts of the pair."""
+        if self._candidates is None:
+            draw = self._data.draws(self._pair)
             saved = self.bank.lres.get((draw.relation.name, draw.trial))
-            return {} if saved is None else {saved.layer: saved.to(self.lm.device)}
-        origin = self._origin(draw)
-        return {
-            layer: LRE(self._estimator.weight(layer), self._estimator.bias(layer), layer, origin, self.beta)
-            for layer in self._estimator.layers
-        }
+            self._candidates = {} if saved is None else {saved.layer: saved.to(self.lm.device)}
+        return list(self._candidates) or self.layers[-1:]
 
     def _origin(self, draw: Draw) -> Origin:
         relation = draw.relation
@@ -351,23 +388,27 @@ class LREModule(L.LightningModule):
             train=tuple((sample.subject, sample.object) for sample in draw.train),
         )
 
-    def _finish_pair(self) -> None:
+    def _finish_pair(self, draw: Draw) -> None:
         """Score the pair whose prompts have all been seen, keep its record, and in fit its LRE."""
-        draw, encoded, candidates = self._draw, self._encoded, self._candidates
-        self._encoded, self._candidates = [], {}
-        assert draw is not None
-        tested = sum(len(batch.prompts) for batch in encoded)
-        record = self._record(draw, tested, sum(int(batch.known.sum()) for batch in encoded))
+        layers = self._layers_of_candidates()
+        candidates = self._candidates or {}
+        (tested,) = self._ranks.sum(torch.tensor([len(self._mine)]))
+        if not tested:
+            return
+        encoded = self._encoded or [self._encode_nothing(layers, self._in_fit and self.baselines)]
+        key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
+        trial = EncodedTrial.join(encoded, key, Shared(draw.test, self._mine, self._ranks))
+        record = self._record(draw, int(tested), trial.all_known)
         if candidates and record.known >= len(draw.train):
-            key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
-            trial = EncodedTrial.join(encoded, key)
-            in_fit = self.trainer.state.fn == "fit"
-            record = self._fitted(record, trial, candidates, key) if in_fit else self._again(record, trial, candidates)
+            if self._in_fit:
+                record = self._fitted(record, trial, candidates, key)
+            else:
+                record = self._again(record, trial, candidates)
         self._keep(record)
 
     def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
         record = new_record(draw, self._data.tokenizer, tested, known)
-        beta = self.beta if self.trainer.state.fn == "fit" else self.beta_of(record.relation)
+        beta = self.beta if self._in_fit else self.beta_of(record.relation)
         index = self._data.template if isinstance(self._data.template, int) else None
         return dataclass_replace(
             record, model=self.lm.name, beta=beta, template_index=index, reported=draw.trial >= self.selection_trials
@@ -376,11 +417,11 @@ class LREModule(L.LightningModule):
     def _keep(self, record: PairRecord) -> None:
         """Keep a pair's record and log its scores."""
         self.records[record.relation, record.trial] = record
-        self.log(f"known/{record.relation}", float(record.known))
+        scores = {"known": float(record.known)}
         if record.chosen_scores is not None:
-            faithfulness, causality = record.chosen_scores
-            self.log(f"faithfulness/{record.relation}", faithfulness)
-            self.log(f"causality/{record.relation}", causality)
+            scores["faithfulness"], scores["causality"] = record.chosen_scores
+        for name, score in scores.items():
+            self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True)
 
     def _fitted(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str) -> PairRecord:
         """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
@@ -389,12 +430,14 @@ class LREModule(L.LightningModule):
         record = dataclass_replace(record, layer=layer, rank=rank)
         record = with_low_rank(record, trial, candidates[layer])
         if self.baselines:
-            record = with_baselines(record, trial, candidates, self._examples, self.chunk_size)
+            examples = everyones_examples(self._examples, record.n_shot, list(candidates), self.lm, self._ranks)
+            record = with_baselines(record, trial, candidates, examples, self.chunk_size)
         if self.line_integrals:
             record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key, self.chunk_size)
         if record.reported:
             kept = dataclass_replace(candidates[layer].to("cpu"), rank=rank)
             self.bank.lres[record.relation, record.trial] = kept
+            self.trainer.strategy.barrier()  # so that the others find the first one's file
         return record
 
     def _again(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE]) -> PairRecord:

@@ -20,6 +20,8 @@ from lre_lightning.lre import LRE
 from lre_lightning.metrics import Causality, Faithfulness
 from lre_lightning.patching import PromptBatch
 from lre_lightning.prompts import Prompt
+from lre_lightning.ranks import ALONE, Ranks
+from lre_lightning.relations import Sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,25 +47,60 @@ class Encoded:
     zero_shot: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class EncodedTrial(Encoded):
-    """All test prompts of one relation and trial as one batch, with the targets of their edits.
+@dataclass(frozen=True)
+class Shared:
+    """How the test samples of a trial are shared out over processes.
 
     Attributes:
-        edited: The known samples for which there is a target with another object, int64 `(edits,)`.
-        targets: Those targets, (s', o'), int64 `(edits,)`.
+        samples: The subjects and objects of all of them.
+        mine: Which of them are this process's prompts, in the order of these.
+        ranks: The processes.
     """
 
+    samples: Sequence[Sample | Prompt]
+    mine: Sequence[int]
+    ranks: Ranks = ALONE
+
+    def everyone(self, rows: Tensor) -> Tensor:
+        """The rows of all samples, `(samples, ...)`, of those of this process's prompts; a collective call."""
+        return self.ranks.rows(rows, self.mine, len(self.samples))
+
+    def total(self, *counts: Tensor) -> list[Tensor]:
+        """Sums of counts, int64, over all processes, on the CPU; a collective call."""
+        (flat,) = self.ranks.sum(torch.cat([count.flatten().cpu() for count in counts]))
+        parts = flat.split([count.numel() for count in counts])
+        return [part.reshape(count.shape) for part, count in zip(parts, counts, strict=True)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EncodedTrial(Encoded):
+    """The test prompts of one relation and trial as one batch, with the targets of their edits.
+
+    On several processes these are the prompts of one of them; what is counted on them is added up over all, so that
+    each function that takes a trial is a collective call.
+
+    Attributes:
+        shared: How the trial's samples are shared out.
+        tokens: First tokens of the objects of all known samples, int64 `(samples,)`; -1 for the others.
+        edited: This process's known prompts for which there is a target with another object, int64 `(edits,)`.
+        targets: Those targets, (s', o'), among all samples, int64 `(edits,)`.
+        target_objects: o' of those, `(edits, hidden)`.
+    """
+
+    shared: Shared
+    tokens: Tensor
     edited: Tensor
     targets: Tensor
+    target_objects: Tensor
 
     @classmethod
-    def join(cls, batches: Sequence[Encoded], key: str) -> EncodedTrial:
+    def join(cls, batches: Sequence[Encoded], key: str, shared: Shared | None = None) -> EncodedTrial:
         """Put batches together, at least one, and draw targets.
 
         Args:
-            batches: The test prompts.
+            batches: The test prompts; those of this process.
             key: Seeds the targets: seed, relation and trial.
+            shared: Which samples the prompts are; all of the trial's if None.
         """
         prompts = tuple(prompt for batch in batches for prompt in batch.prompts)
         subject, output, predicted, known = (
@@ -71,32 +108,61 @@ class EncodedTrial(Encoded):
             for name in ("subject", "object", "predicted", "known")
         )
         zero_shot = [batch.zero_shot for batch in batches if batch.zero_shot is not None]
-        pairs = [pair for pair in enumerate(draw_targets(prompts, known.tolist(), key)) if pair[1] is not None]
+        shared = shared or Shared(prompts, range(len(prompts)))
+        first = torch.tensor([prompt.object_token for prompt in prompts], dtype=torch.long, device=known.device)
+        tokens = shared.everyone(torch.where(known, first + 1, 0)) - 1
+        drawn = draw_targets(shared.samples, tokens.tolist(), key, shared.mine)
+        pairs = [pair for pair in enumerate(drawn) if pair[1] is not None]
         edited, targets = torch.tensor(pairs, dtype=torch.long, device=known.device).reshape(-1, 2).T
-        runs = PromptBatch.join([batch.runs for batch in batches])
-        alone = torch.cat(zero_shot) if zero_shot else None
-        return cls(runs, prompts, subject, output, predicted, known, alone, edited=edited, targets=targets)
+        return cls(
+            runs=PromptBatch.join([batch.runs for batch in batches]),
+            prompts=prompts,
+            subject=subject,
+            object=output,
+            predicted=predicted,
+            known=known,
+            zero_shot=torch.cat(zero_shot) if zero_shot else None,
+            shared=shared,
+            tokens=tokens,
+            edited=edited,
+            targets=targets,
+            target_objects=shared.everyone(output)[targets],
+        )
 
     @cached_property
     def edited_runs(self) -> PromptBatch:
         """The prompts that are edited."""
         return self.runs.select(self.edited)
 
-    @cached_property
+    @property
     def wanted(self) -> Tensor:
         """First tokens of the objects that edits should lead to, int64 `(edits,)`."""
-        tokens = [self.prompts[target].object_token for target in self.targets.tolist()]
-        return torch.tensor(tokens, dtype=torch.long, device=self.known.device)
+        return self.tokens[self.targets]
+
+    @property
+    def all_known(self) -> int:
+        """How many samples the LM knows, over all processes."""
+        return int((self.tokens >= 0).sum())
+
+    @property
+    def all_edited(self) -> list[int]:
+        """Which samples are edited, over all processes: the known ones, where they have more than one first token."""
+        known = (self.tokens >= 0).nonzero().flatten()
+        return known.tolist() if len(self.tokens[known].unique()) > 1 else []
+
+    def target_subjects(self, layer: int) -> Tensor:
+        """S' at the layer of that place in `subject`, `(edits, hidden)`."""
+        return self.shared.everyone(self.subject[:, layer])[self.targets]
 
     def count_faithful(self, answers: Tensor) -> Tensor:
-        """How often answers for the known samples, int64 `(known, ...)`, are the LM's: int64 `(...)`."""
+        """How often answers for this process's known samples, int64 `(known, ...)`, are the LM's: int64 `(...)`."""
         metric = Faithfulness(1, tuple(answers.shape[1:]), average="none").to(answers.device)
         wanted = self.predicted[self.known]
         metric.update(answers, wanted, torch.zeros_like(wanted))
         return metric.correct[0].cpu()
 
     def count_causal(self, answers: Tensor) -> Tensor:
-        """How often answers after an edit `(edits, ...)`, int64, are the wanted ones: int64 `(...)`."""
+        """How often answers after this process's edits `(edits, ...)`, int64, are the wanted ones: int64 `(...)`."""
         metric = Causality(1, tuple(answers.shape[1:]), average="none").to(answers.device)
         metric.update(answers, self.wanted, torch.zeros_like(self.wanted))
         return metric.correct[0].cpu()
@@ -104,7 +170,7 @@ class EncodedTrial(Encoded):
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Successes of one relation's LREs in one trial.
+    """Successes of one relation's LREs in one trial, over all processes.
 
     Attributes:
         tested: Number of test samples.
@@ -144,7 +210,7 @@ def encode(
     runs = PromptBatch(lm, input_ids, subject_position, last_position)
     subject, output = runs.hidden_states(layers)
     predicted = lm.predict(output)
-    objects = torch.tensor([prompt.object_token for prompt in prompts], device=predicted.device)
+    objects = torch.tensor([prompt.object_token for prompt in prompts], dtype=torch.long, device=predicted.device)
     alone = None if zero_shot is None else zero_shot.hidden_states(layers)[0]
     return Encoded(runs, tuple(prompts), subject, output, predicted, predicted == objects, alone)
 
@@ -197,30 +263,33 @@ def causality_predictions(
     return torch.stack(columns, dim=1)
 
 
-def draw_targets(prompts: Sequence[Prompt], known: Sequence[bool], key: str) -> list[int | None]:
-    """Draw for each known sample another known sample (s', o') whose object has another first token.
+def draw_targets(
+    samples: Sequence[Sample | Prompt], tokens: Sequence[int], key: str, sources: Sequence[int]
+) -> list[int | None]:
+    """Draw for known samples another known sample (s', o') whose object has another first token.
 
     The draw depends on the key and the two samples alone: not on their order, nor on how they are batched.
 
     Args:
-        prompts: The relation's test prompts.
-        known: Which of them the LM answers.
+        samples: All test samples of the relation.
+        tokens: First tokens of the objects of those that the LM knows, negative for the others.
         key: Seed, relation and trial.
+        sources: Which samples to draw for.
 
     Returns:
-        For each prompt the index of its target; None where it is unknown or nothing else is known.
+        For each of `sources` the place of its target; None where it is unknown or nothing else is known.
     """
-    candidates = [index for index, is_known in enumerate(known) if is_known]
+    candidates = [index for index, token in enumerate(tokens) if token >= 0]
 
     def digest(source: int, target: int) -> bytes:
-        parts = (key, prompts[source].subject, prompts[target].subject, prompts[target].object)
+        parts = (key, samples[source].subject, samples[target].subject, samples[target].object)
         return hashlib.sha256("\x1f".join(parts).encode()).digest()
 
     def draw(source: int) -> int | None:
-        others = [i for i in candidates if prompts[i].object_token != prompts[source].object_token]
+        others = [i for i in candidates if tokens[i] != tokens[source]]
         return min(others, key=lambda target: digest(source, target), default=None)
 
-    return [draw(index) if is_known else None for index, is_known in enumerate(known)]
+    return [draw(source) if tokens[source] >= 0 else None for source in sources]
 
 
 def score(
@@ -244,8 +313,9 @@ def score(
     faithful = trial.count_faithful(faithfulness_predictions(trial.runs.lm, operators, known, betas))
     causal = torch.zeros(len(operators), len(ranks), dtype=torch.long)
     if len(trial.edited):
-        difference = trial.object[trial.targets] - trial.object[trial.edited]
+        difference = trial.target_objects - trial.object[trial.edited]
         subject = trial.subject[trial.edited]
         answers = causality_predictions(trial.edited_runs, operators, subject, difference, ranks, chunk_size)
         causal = trial.count_causal(answers)
-    return Counts(len(trial.prompts), int(trial.known.sum()), faithful, causal, len(trial.edited))
+    faithful, causal, tested = trial.shared.total(faithful, causal, torch.tensor(len(trial.prompts)))
+    return Counts(int(tested), trial.all_known, faithful, causal, len(trial.all_edited))

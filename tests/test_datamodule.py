@@ -479,10 +479,22 @@ def test_training_is_shared_out_evenly(n, world_size):
 def test_testing_is_shared_out_once(world_size):
     sizes = [(2, 5), (0, 1), (7, 4)]
     ranks = [share_test(sizes, 2, rank, world_size) for rank in range(world_size)]
-    shared = [(share.pair, i) for shares in ranks for share in shares for i in share.samples]
+    shared = [(share.pair, i) for shares in ranks for share in shares if all(share.weights) for i in share.samples]
     assert len(shared) == 10
     assert set(shared) == {(pair, i) for pair, n in sizes for i in range(n)}
-    assert all(share.weights == (1.0,) * len(share.samples) for shares in ranks for share in shares)
+    for shares in ranks:
+        assert all(len(share.samples) == len(share.weights) <= 2 for share in shares)
+        assert [share.pair for share in shares] == sorted((share.pair for share in shares), key=[2, 0, 7].index)
+        for pair, n in sizes:
+            mine = sum(len(share.samples) for share in shares if share.pair == pair and all(share.weights))
+            assert abs(mine - n / world_size) < 1
+
+
+def test_no_process_is_without_a_batch():
+    ranks = [share_test([(3, 2)], 4, rank, world_size=4) for rank in range(4)]
+    assert [len(shares) for shares in ranks] == [1, 1, 1, 1]
+    assert sorted(share.weights for (share,) in ranks) == [(0.0,), (0.0,), (1.0,), (1.0,)]
+    assert share_test([], 4, rank=1, world_size=2) == []  # after the last pair nobody has one
 
 
 def test_this_process_gets_its_own_share(make):
@@ -494,7 +506,32 @@ def test_this_process_gets_its_own_share(make):
         (batch,) = data.train_dataloader(0)
         assert (batch.sample.tolist(), batch.weight.tolist()) == (([0, 2], [1, 1]) if rank == 0 else ([1, 0], [1, 0]))
     alone = [(int(b.relation[0]), int(b.trial[0]), *b.sample.tolist()) for b in make().val_dataloader()]
-    assert shares == [alone[0::2], alone[1::2]]
+
+    def samples(batches):
+        return [(relation, trial, sample) for relation, trial, *some in batches for sample in some]
+
+    assert sorted(samples(shares[0]) + samples(shares[1])) == sorted(samples(alone))
+
+
+def test_prompts_of_one_shape_go_to_one_process(make):
+    shapes = []
+    for rank in range(2):
+        data = make()
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, state=SimpleNamespace(fn="validate"))
+        batches = list(data.val_dataloader([0]))
+        shapes.append([(p.subject_position, p.last_position) for batch in batches for p in batch.prompts])
+        for batch in batches:
+            assert [data.draws(0).test[i].subject for i in batch.sample] == [p.subject for p in batch.prompts]
+    assert shapes[0] + shapes[1] == sorted(shapes[0] + shapes[1])
+
+
+def test_the_digest_tells_relations_and_draws_from_others(make):
+    assert make().digest == make().digest
+    assert make().digest != make(seed=1).digest
+    data = make()
+    data.load_state_dict(make().state_dict())
+    with pytest.raises(LREError, match="are not those that the fit was begun with"):
+        data.load_state_dict(make(n_shot=2).state_dict())
 
 
 # The command line and imports

@@ -87,9 +87,9 @@ def fitted(lm, relations_dir, tmp_path_factory):
     """A fit with all measurements, and the trials that it scored by relation and trial."""
     root, trials, join = tmp_path_factory.mktemp("run"), {}, EncodedTrial.join
 
-    def note(batches, key):
+    def note(batches, key, shared):
         relation, trial = key.split("\x1f")[:2]
-        trials[relation, int(trial)] = join(batches, key)
+        trials[relation, int(trial)] = join(batches, key, shared)
         return trials[relation, int(trial)]
 
     data = RelationDataModule(toy.toy_tokenizer(), None, relations_dir, n_shot=4, trials=2)

@@ -219,12 +219,6 @@ def test_wants_a_relation_datamodule(folders, tmp_path):
         trainer_of(tmp_path).fit(LREModule(folders[0]), loader)
 
 
-def test_several_devices_are_refused_in_one_sentence(folders, tmp_path):
-    trainer = trainer_of(tmp_path, devices=2, strategy="ddp_fork")
-    with pytest.raises(Exception, match="on one device, and the trainer has 2: give it devices=1"):
-        trainer.fit(LREModule(folders[0]), data_of(folders))
-
-
 def test_leaves_the_trainers_world_as_it_was(fitted):
     module, _, _ = fitted
     assert torch.is_grad_enabled()

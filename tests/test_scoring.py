@@ -144,7 +144,7 @@ def test_a_trial_holds_all_its_batches_and_what_edits_should_lead_to(lm, prompts
         for column, layer in enumerate(LAYERS):
             expected = plain_states(lm, prompt, layer)[prompt.subject_position]
             torch.testing.assert_close(trial.subject[row, column], expected)
-    targets = draw_targets(prompts, trial.known.tolist(), "key")
+    targets = targets_of(prompts, trial.known.tolist())
     assert trial.edited.tolist() == [row for row, target in enumerate(targets) if target is not None]
     assert trial.targets.tolist() == [target for target in targets if target is not None]
     assert trial.wanted.tolist() == [prompts[target].object_token for target in targets if target is not None]
@@ -186,25 +186,36 @@ def test_a_trial_of_which_nothing_is_known_counts_nothing(lm, lres, prompts):
     assert counts.faithful.tolist() == counts.causal.tolist() == [[0, 0, 0]] * 3
 
 
+def targets_of(prompts, known, key="key", sources=None):
+    tokens = [prompt.object_token if is_known else -1 for prompt, is_known in zip(prompts, known, strict=True)]
+    return draw_targets(prompts, tokens, key, range(len(prompts)) if sources is None else sources)
+
+
 def test_targets_are_known_samples_with_another_object(prompts):
     known = [False, False] + [True] * 10
-    targets = draw_targets(prompts, known, "key")
+    targets = targets_of(prompts, known)
     assert targets[:2] == [None, None]
     for source, target in enumerate(targets[2:], start=2):
         assert target is not None
         assert known[target]
         assert prompts[target].object_token != prompts[source].object_token
-    assert draw_targets(prompts, known, "key") == targets
-    assert draw_targets(prompts, known, "other key") != targets
+    assert targets_of(prompts, known) == targets
+    assert targets_of(prompts, known, "other key") != targets
 
 
 def test_targets_do_not_depend_on_the_order_of_samples(prompts):
     known = [True] * len(prompts)
-    forward, backward = draw_targets(prompts, known, "key"), draw_targets(prompts[::-1], known, "key")
+    forward, backward = targets_of(prompts, known), targets_of(prompts[::-1], known)
     subjects = {prompts[i].subject: prompts[t].subject for i, t in enumerate(forward)}
     assert subjects == {prompts[::-1][i].subject: prompts[::-1][t].subject for i, t in enumerate(backward)}
 
 
 def test_without_another_object_there_is_no_target(prompts):
     same = [dataclasses.replace(prompt, object_token=5) for prompt in prompts]
-    assert draw_targets(same, [True] * len(same), "key") == [None] * len(same)
+    assert targets_of(same, [True] * len(same)) == [None] * len(same)
+
+
+def test_targets_of_some_samples_are_those_that_they_have_among_all(prompts):
+    known = [False] + [True] * (len(prompts) - 1)
+    targets = targets_of(prompts, known)
+    assert targets_of(prompts, known, sources=[7, 0, 3]) == [targets[7], None, targets[3]]
