@@ -16,9 +16,9 @@ from lre_lightning.ranks import Ranks
 class LREEstimator:
     """Accumulates W = E[do/ds] and b = E[o - (do/ds) s] at several layers (Equation 3 of the paper).
 
-    Sums are kept in float64, where those of a few float32 numbers are exact: the means, rounded once, depend neither on
-    the order of the examples nor on how these were shared out over processes. A device without float64 (MPS) keeps them
-    in float32. What is accumulated here is not what is applied: `weight` and `bias` of a layer go into a frozen
+    Sums are kept in more digits than the LM has, in float64 or, for an LM in 16 bits, in float32, where those of a few
+    numbers are all but exact: the means depend neither on the order of the examples nor on how these were shared out
+    over processes. What is accumulated here is not what is applied: `weight` and `bias` of a layer go into a frozen
     `lre_lightning.LRE`.
 
     Args:
@@ -47,7 +47,7 @@ class LREEstimator:
             self._dtype = bias.dtype
             with torch.inference_mode(False):
                 if layer not in self._sums:
-                    self._sums[layer] = _zeros(len(bias), bias.device)
+                    self._sums[layer] = _zeros(len(bias), example.object.dtype, bias.device)
                 self._sums[layer][:, :-1] += example.jacobian[layer]
                 self._sums[layer][:, -1] += bias
 
@@ -61,7 +61,8 @@ class LREEstimator:
         (count,) = ranks.sum(torch.tensor([self.count]))
         self.count, self._dtype = int(count), torch.promote_types(lm.dtype, torch.float32)
         sums = [
-            self._sums[layer] if layer in self._sums else _zeros(lm.hidden_size, lm.device) for layer in self.layers
+            self._sums[layer] if layer in self._sums else _zeros(lm.hidden_size, lm.dtype, lm.device)
+            for layer in self.layers
         ]
         self._sums = dict(zip(self.layers, ranks.sum(*sums), strict=True))
 
@@ -94,6 +95,7 @@ class LREEstimator:
         return self._sums[layer]
 
 
-def _zeros(hidden: int, device: torch.device) -> Tensor:
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.zeros(hidden, hidden + 1, dtype=dtype, device=device)
+def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where examples of an LM in `dtype` are added up; MPS has no float64."""
+    wide = torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
+    return torch.zeros(hidden, hidden + 1, dtype=wide, device=device)

@@ -1,0 +1,125 @@
+"""How much faster two processes are than one: fit and validation on the demo, one thread a process.
+
+Run with `python -m benchmarks.devices`, on a machine whose cores are idle. What is timed are `Trainer.fit` and
+`Trainer.validate`, the start of the processes among it, the loading of the LM not. LREs are asserted to be equal bit
+for bit, and so are all counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import table
+from benchmarks.memory import GIBIBYTE, peak
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.lre import LRE
+from lre_lightning.module import LREModule
+from lre_lightning.records import read_records, write_records
+
+REPEATS = 3
+TRIALS = 1
+LEAST = 1.8
+"""The ratio that two processes have to reach."""
+
+
+def run(root: Path, devices: int, relations: list[str] | None = None, trials: int = TRIALS) -> dict[str, float]:
+    """Fit and validate; seconds, and the peak memory of the process that had most."""
+    import lightning as L
+
+    torch.set_num_threads(1)
+    module = LREModule("demo")
+    data = RelationDataModule("demo", relations, "demo", trials=trials)
+    data.setup()
+    options: dict[str, Any] = {
+        "default_root_dir": root, "max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "logger": False,
+        "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+        "num_sanity_val_steps": 0, "inference_mode": False, "accelerator": "cpu", "devices": devices,
+        "strategy": "ddp_fork" if devices > 1 else "auto",
+    }  # fmt: skip
+    found = {}
+    for job in ("fit", "validate"):
+        started = time.perf_counter()
+        getattr(L.Trainer(**options), job)(module, datamodule=data)
+        found[job] = time.perf_counter() - started
+        write_records(module.records.values(), root / f"{job}.jsonl")
+    forked = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found | {"peak": peak() * max(1.0, forked)}
+
+
+def measured(root: Path, devices: int) -> dict[str, float]:
+    """`run` in a process of its own."""
+    code = f"import json, pathlib, benchmarks.devices as d; f = d.run(pathlib.Path({str(root)!r}), {devices})"
+    command = [sys.executable, "-W", "ignore", "-c", f"{code}; print('\\n' + json.dumps(f))"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    found: dict[str, float] = json.loads(output.stdout.splitlines()[-1])
+    return found
+
+
+def assert_same(one: Path, other: Path) -> int:
+    """Compare two runs; the number of counts that are equal."""
+    numbers = 0
+    for job in ("fit", "validate"):
+        found, expected = (read_records([root / f"{job}.jsonl"]) for root in (other, one))
+        assert found == expected, f"the records of {job} differ"
+        numbers += sum(len(at) for record in found for grid in (record.faithful, record.causal) for at in grid)
+    files = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
+    assert files
+    for file in files:
+        expected_lre, lre = LRE.load(one / file), LRE.load(other / file)
+        assert torch.equal(expected_lre.weight, lre.weight), file
+        assert torch.equal(expected_lre.bias, lre.bias), file
+    return numbers
+
+
+def main() -> None:
+    """Print the table."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    sizes = [size for size in (1, 2, 3, 4) if size <= max(2, cores)]
+    best: dict[int, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(REPEATS):
+            for size in sizes:
+                root = Path(folder) / f"{repeat}-{size}"
+                root.mkdir()
+                found = measured(root, size)
+                numbers = assert_same(Path(folder) / "0-1", root)
+                if size not in best or _seconds(found) < _seconds(best[size]):
+                    best[size] = found
+    rows = [
+        [
+            size,
+            f"{found['fit']:.1f}",
+            f"{found['validate']:.1f}",
+            f"{_seconds(best[1]) / _seconds(found):.2f}",
+            f"{found['peak'] / GIBIBYTE:.2f}",
+        ]
+        for size, found in best.items()
+    ]
+    notes = [
+        f"The best of {REPEATS} runs each, in turn, one thread a process, {cores} cores: 27 relations, {TRIALS} trial. "
+        f"LREs are equal bit for bit, and so are all {numbers:,} counts of every run."
+    ]
+    header = ["processes", "fit, seconds", "validate, seconds", "times faster", "peak GiB of a process"]
+    print(table("Several processes", header, rows, notes))
+    ratio = _seconds(best[1]) / _seconds(best[2])
+    assert ratio >= LEAST, f"two processes are {ratio:.2f} times as fast as one"
+    assert max(found["peak"] for found in best.values()) < 1.2 * best[1]["peak"], best
+
+
+def _seconds(found: dict[str, float]) -> float:
+    return found["fit"] + found["validate"]
+
+
+if __name__ == "__main__":
+    main()
