@@ -352,14 +352,14 @@ class LREModule(L.LightningModule):
     def _encode(self, batch: RelationBatch, layers: Sequence[Layer], zero_shot: bool = False) -> Encoded:
         """Run the prompts of a batch, copies that only fill up excepted, and perhaps their subjects alone."""
         own = (batch.weight > 0).nonzero().flatten()
-        ids, *positions = (t[own] for t in (batch.input_ids, batch.subject_position, batch.last_position))
+        ids, subject, last = (t[own] for t in (batch.input_ids, batch.subject_position, batch.last_position))
         prompts = [batch.prompts[row] for row in own.tolist()]
         alone = None
         if zero_shot:
             subjects = self._data.subjects_alone(batch)
             tensors = subjects.input_ids, subjects.subject_position, subjects.last_position
             alone = PromptBatch(self.lm, *(tensor[own] for tensor in tensors))
-        return encode(self.lm, prompts, ids, *positions, layers, alone)
+        return encode(self.lm, prompts, ids, subject, last, layers, alone)
 
     def _encode_nothing(self, layers: Sequence[Layer], zero_shot: bool) -> Encoded:
         """What a process without a prompt of a pair has of it."""

@@ -31,7 +31,8 @@ class Served(Callback):
         self.folder = folder
 
     def note(self, split, trainer, batch):
-        lines = zip(batch.relation.tolist(), batch.trial.tolist(), batch.sample.tolist(), batch.weight.tolist())
+        columns = batch.relation, batch.trial, batch.sample, batch.weight
+        lines = zip(*(column.tolist() for column in columns), strict=True)
         with (self.folder / f"served_{trainer.state.fn.value}_{trainer.global_rank}.jsonl").open("a") as file:
             file.writelines(json.dumps([split, *line]) + "\n" for line in lines)
 
