@@ -149,6 +149,7 @@ class LREModule(L.LightningModule):
         self._estimator = LREEstimator(self.layers)
         self._examples: dict[int, Example] = {}
         self._enough_known = True
+        self._early: dict[tuple[int, ...], Encoded] = {}  # test prompts that were run before the pair, by their samples
         self._pair = 0  # the one whose test prompts are being collected
         self._candidates: Mapping[Layer, LRE] | None = None
         self._encoded: list[Encoded] = []
@@ -247,7 +248,7 @@ class LREModule(L.LightningModule):
         """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
         draw = self._data.draws(self.current_epoch)
         self._estimator = LREEstimator(self._layers_of(draw.relation.name))
-        self._examples = {}
+        self._examples, self._early = {}, {}
         self._enough_known = self._knows_enough(draw)
 
     def _layers_of(self, relation: str) -> tuple[Layer, ...]:
@@ -288,7 +289,9 @@ class LREModule(L.LightningModule):
             found = torch.zeros(3, dtype=torch.long)
             if left:
                 left -= 1
-                encoded = self._encode(next(batches).to(self.device), self.layers[-1:])
+                batch = next(batches).to(self.device)
+                encoded = self._encode(batch, self._estimator.layers, self.baselines)
+                self._early[_samples_of(batch)] = encoded
                 found = torch.tensor([len(encoded.prompts), int(encoded.known.sum()), left])
             (found,) = self._ranks.sum(found)
             tested, known, more = tested + int(found[0]), known + int(found[1]), int(found[2])
@@ -331,8 +334,12 @@ class LREModule(L.LightningModule):
         if not self._enough_known or self.trainer.sanity_checking:
             return
         self._finish_pairs(self._data.pairs.index((int(batch.relation[0]), int(batch.trial[0]))))
-        self._encoded.append(self._encode(batch, self._layers_of_candidates(), self._in_fit and self.baselines))
-        self._mine += batch.sample[batch.weight > 0].tolist()
+        samples = _samples_of(batch)
+        early = self._early.pop(samples, None) if self._in_fit else None
+        self._encoded.append(
+            early or self._encode(batch, self._layers_of_candidates(), self._in_fit and self.baselines)
+        )
+        self._mine += samples
 
     def on_validation_epoch_end(self) -> None:
         """Score the last pair."""
@@ -495,3 +502,8 @@ class LREModule(L.LightningModule):
         for metadata in self.bank.lres.metadata.values():
             check_origin(metadata["origin"], self.lm)
         return keys
+
+
+def _samples_of(batch: RelationBatch) -> tuple[int, ...]:
+    """Which of the trial's samples a batch has, copies that only fill up excepted."""
+    return tuple(batch.sample[batch.weight > 0].tolist())
