@@ -129,7 +129,7 @@ class DistractionDataModule(RelationDataModule):
             raise LREError("separator is '': the falsehood and what comes next must be kept apart, by '. ' for example")
         self.distraction, self.repetitions = distraction, repetitions
         self.separator, self.undistracted = separator, undistracted
-        self._made: tuple[int, list[DistractedPrompt]] | None = None
+        self._facts: tuple[int, list[DistractedPrompt]] | None = None
         super().__init__(tokenizer, **kwargs)
 
     def setup(self, stage: str | None = None) -> None:
@@ -185,7 +185,7 @@ class DistractionDataModule(RelationDataModule):
 
     def _prompts_of(self, pair: int) -> list[DistractedPrompt]:
         """The facts of a pair; those of the last one are kept."""
-        if self._made is None or self._made[0] != pair:
+        if self._facts is None or self._facts[0] != pair:
             draw = super().draws(pair)
             context = draw.train if self.undistracted == "few-shot" else ()
             undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context)
@@ -193,8 +193,8 @@ class DistractionDataModule(RelationDataModule):
                 DistractedPrompt(i, distracted, undistracted[i], false.object, false.object_token)
                 for i, (distracted, false) in self._distracted(draw).items()
             ]
-            self._made = pair, made
-        return self._made[1]
+            self._facts = pair, made
+        return self._facts[1]
 
     def _distracted(self, draw: Draw) -> dict[int, tuple[Prompt, Prompt]]:
         """The distracted prompt of each test sample as one that asks for the true, and for the false object.

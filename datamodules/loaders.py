@@ -56,8 +56,8 @@ def share_test(sizes: Sequence[tuple[int, int]], batch_size: int, rank: int = 0,
         for start in range(first, end, batch_size):
             samples = tuple(range(start, min(start + batch_size, end)))
             shares.append(Share(pair, samples, (1.0,) * len(samples)))
-    if not shares and sizes:
-        shares.append(Share(sizes[0][0], (0,), (0.0,)))
+    if not shares:
+        shares = [Share(pair, (0,), (0.0,)) for pair, n in sizes if n][:1]
     return shares
 
 

@@ -16,7 +16,7 @@ from lre_lightning.datamodules.loaders import Share, loader, share_test, share_t
 from lre_lightning.demo import DEMO, RELATIONS_DIR
 from lre_lightning.draws import Draw, check_number, draw, test_prompts, train_prompts
 from lre_lightning.errors import LREError
-from lre_lightning.prompts import Prompt, check_tokenizer, load_tokenizer, make_prompts, pad_token
+from lre_lightning.prompts import check_tokenizer, load_tokenizer, make_prompts, pad_token
 from lre_lightning.relations import (
     SLOT,
     Relation,
@@ -41,7 +41,7 @@ class RelationDataModule(LightningDataModule):
     ``reload_dataloaders_every_n_epochs=1``. After the last pair there is no batch.
 
     On several devices the batches are shared out here and Lightning injects no sampler: test prompts go to one process
-    each, those of equal length to the same one; training prompts are filled up to equal numbers by copies whose
+    each, subjects of like length to the same one; training prompts are filled up to equal numbers by copies whose
     `RelationBatch.weight` is 0, and so is the share of a process for which there is no test prompt.
 
     Args:
@@ -105,7 +105,7 @@ class RelationDataModule(LightningDataModule):
         self._given_tokenizer = tokenizer
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._relations: tuple[Relation, ...] | None = None
-        self._prompts: dict[str, tuple[int, list[tuple[int, Prompt]]]] = {}
+        self._made: dict[str, tuple[int, dict[Share, RelationBatch]]] = {}
         self.save_hyperparameters(self._plain_arguments())
 
     def setup(self, stage: str | None = None) -> None:
@@ -257,16 +257,21 @@ class RelationDataModule(LightningDataModule):
         return self._batch(share, "test")
 
     def _batch(self, share: Share, split: str) -> RelationBatch:
-        if self._prompts.get(split, (None,))[0] != share.pair:
-            make = train_prompts if split == "train" else test_prompts
-            prompts = list(enumerate(make(self.draws(share.pair), self.tokenizer)))
+        """Make a batch; those of the last pair are kept, since a fit asks for the first ones twice."""
+        pair, made = self._made.get(split, (None, {}))
+        if pair != share.pair:
+            made = {}
+            self._made[split] = share.pair, made
+        if share not in made:
+            draw, samples = self.draws(share.pair), share.samples
             if split == "test" and self._place()[1] > 1:
                 # Prompts of one shape run together, so that they belong to one process.
-                prompts.sort(key=lambda numbered: (numbered[1].subject_position, numbered[1].last_position))
-            self._prompts[split] = share.pair, prompts
-        relation, trial = self.pairs[share.pair]
-        samples, chosen = zip(*(self._prompts[split][1][i] for i in share.samples), strict=True)
-        return collate(chosen, relation, trial, samples, pad_token(self.tokenizer), share.weights)
+                by_length = sorted(range(len(draw.test)), key=lambda i: len(draw.test[i].subject))
+                samples = tuple(by_length[i] for i in samples)
+            prompts = (train_prompts if split == "train" else test_prompts)(draw, self.tokenizer, samples)
+            place = *self.pairs[share.pair], samples
+            made[share] = collate(prompts, *place, pad_token(self.tokenizer), share.weights)
+        return made[share]
 
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.hooks import hidden_of, observe, replace, skip
+from lre_lightning.hooks import hidden_of, observe, replace, runs_on, skip
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -139,7 +140,7 @@ def find_parts(model: nn.Module) -> Parts:
     if backbone is model or embedding is None or unembedding is None:
         raise _unsupported(name, "it has no unembedding on top of its decoder")
     blocks = _find_blocks(name, backbone, model.config.get_text_config().num_hidden_layers)
-    parts = Parts(backbone, embedding, blocks, _find_head(name, backbone, blocks), unembedding)
+    parts = Parts(backbone, embedding, blocks, _find_head(name, backbone, blocks, _probe_ids(embedding)), unembedding)
     return dataclasses.replace(parts, logits=_find_logits(model, parts))
 
 
@@ -163,10 +164,9 @@ def _find_blocks(name: str, backbone: nn.Module, count: int) -> tuple[nn.Module,
     return tuple(blocks)
 
 
-def _probe_ids(model: nn.Module) -> Tensor:
+def _probe_ids(embedding: nn.Module) -> Tensor:
     """Two prompts of four tokens that differ in the last one."""
-    device = next(model.parameters()).device
-    return torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=device)
+    return torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=runs_on(embedding))
 
 
 def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
@@ -177,7 +177,7 @@ def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
 
 
 @torch.no_grad()
-def _find_head(name: str, backbone: nn.Module, blocks: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+def _find_head(name: str, backbone: nn.Module, blocks: Sequence[nn.Module], ids: Tensor) -> tuple[nn.Module, ...]:
     """The modules outside the blocks that run after the last block, in their order."""
     ran: list[nn.Module] = []
     inside = {id(module) for block in blocks for module in block.modules()}
@@ -189,7 +189,7 @@ def _find_head(name: str, backbone: nn.Module, blocks: Sequence[nn.Module]) -> t
     handles = [module.register_forward_hook(note(module)) for module in outer]
     handles.append(blocks[-1].register_forward_hook(lambda *_: ran.clear()))
     try:
-        _run(name, backbone, input_ids=_probe_ids(backbone), use_cache=False)
+        _run(name, backbone, input_ids=ids, use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -210,7 +210,7 @@ def _find_logits(model: PreTrainedModel, parts: Parts) -> Callable[[Tensor], Ten
         return unchanged
     seen: list[Tensor] = []
     with observe(parts.blocks[-1], seen.append):
-        logits = _run(name, model, input_ids=_probe_ids(model)).logits
+        logits = _run(name, model, input_ids=_probe_ids(parts.embedding)).logits
     raw = _run(name, partial(decode, parts), hidden=seen[-1])
     choices = [dict(chosen) for count in range(len(numbers), -1, -1) for chosen in combinations(numbers, count)]
     errors = [float((transform_logits(chosen, raw) - logits.to(raw)).abs().max()) for chosen in choices]
@@ -232,7 +232,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Form:
         LREError: If its hidden states depend on later tokens, a suffix cannot be run on cached keys and values or from
             one of its blocks on, or its logits are not D of its last block's output.
     """
-    name, ids = type(model).__name__, _probe_ids(model)
+    name, ids = type(model).__name__, _probe_ids(parts.embedding)
     returned, output = _run_watched(name, model, parts, ids)
     states = [hidden_of(one) for one in returned]
     form = Form(states[-1].shape[-1], None if isinstance(returned[-1], Tensor) else len(returned[-1]))
@@ -244,6 +244,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Form:
     _check_suffix(name, parts, form, ids, states)
     if not _equal(_run(name, partial(decode, parts), hidden=states[-1]), output.logits):
         raise _unsupported(name, "its logits are not its final norm and unembedding of the last block's output")
+    _check_quantized(name, parts, ids)
     return form
 
 
@@ -283,12 +284,54 @@ def _check_suffix(name: str, parts: Parts, form: Form, ids: Tensor, states: list
         raise _unsupported(name, "the end of a prompt, run on cached keys and values, differs from the whole prompt")
 
 
+@torch.enable_grad()
+@torch.inference_mode(False)
+def _check_quantized(name: str, parts: Parts, ids: Tensor) -> None:
+    """Refuse a model whose vocabulary is quantized, or that has layers of whole numbers that pass no gradients on."""
+    for module in (parts.embedding, parts.unembedding):
+        weight: Any = module.weight
+        if not weight.is_floating_point():
+            raise _unsupported(
+                name, f"the weights of its {type(module).__name__} are quantized: leave them as they are"
+            )
+    cut: list[nn.Module] = []
+
+    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+        given = next((one for one in inputs if isinstance(one, Tensor) and one.requires_grad), None)
+        if given is not None and isinstance(output, Tensor) and not _passes_gradients(given, output):
+            cut.append(module)
+
+    layers = [module for block in parts.blocks for module in block.modules() if _has_whole_numbers(module)]
+    with ExitStack() as stack:
+        for module in layers:
+            stack.callback(module.register_forward_hook(watch).remove)
+        if layers:
+            stack.enter_context(replace(parts.embedding, lambda hidden: hidden.detach().requires_grad_(True)))
+            _run(name, parts.backbone, input_ids=ids.clone())
+    if cut:
+        raise _unsupported(name, f"its {type(cut[0]).__name__} passes no gradients on")
+
+
+def _passes_gradients(given: Tensor, output: Tensor) -> bool:
+    """Whether some gradient of a layer's output is not zero; an operation without one may claim to have it."""
+    if not output.requires_grad:
+        return False
+    cotangent = torch.linspace(1, 2, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
+    (gradient,) = torch.autograd.grad(output, given, cotangent, retain_graph=True, allow_unused=True)
+    return gradient is not None and bool(gradient.any() or not output.any())
+
+
+def _has_whole_numbers(module: nn.Module) -> bool:
+    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return any(not tensor.is_floating_point() and tensor.dtype != torch.bool for tensor in own)
+
+
 def decode(parts: Parts, hidden: Tensor) -> Tensor:
     """The decoder head D: final norm, unembedding, logit scale and soft cap.
 
     Args:
         parts: The LM's parts.
-        hidden: Output of the last decoder block, shape ``(..., hidden)``, in the LM's dtype and on its last device.
+        hidden: Output of the last decoder block, shape ``(..., hidden)``, in the LM's dtype, where its head computes.
 
     Returns:
         Logits of shape ``(..., vocab)``.

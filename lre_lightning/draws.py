@@ -7,6 +7,7 @@ number of devices, nor on any library's random numbers.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,17 +75,36 @@ def draw(relation: Relation, n_shot: int, trial: int, seed: int) -> Draw:
     return Draw(relation, trial, train, test)
 
 
-def train_prompts(draw: Draw, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
-    """Make the n leave-one-out prompts: each training sample under the context of the others, in draw order."""
+def train_prompts(
+    draw: Draw, tokenizer: "PreTrainedTokenizerBase", chosen: Sequence[int] | None = None
+) -> list[Prompt]:
+    """Make the n leave-one-out prompts: each training sample under the context of the others, in draw order.
+
+    Args:
+        draw: The trial.
+        tokenizer: The tokenizer.
+        chosen: Which training samples; all if None.
+    """
     return [
-        make_prompt(tokenizer, draw.relation.template, sample, draw.train[:i] + draw.train[i + 1 :])
-        for i, sample in enumerate(draw.train)
+        make_prompt(tokenizer, draw.relation.template, draw.train[i], draw.train[:i] + draw.train[i + 1 :])
+        for i in (range(len(draw.train)) if chosen is None else chosen)
     ]
 
 
-def test_prompts(draw: Draw, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
-    """Make the prompt of each test sample under the context of all n training samples."""
-    return make_prompts(tokenizer, draw.relation.template, draw.test, draw.train)
+def test_prompts(
+    draw: Draw,
+    tokenizer: "PreTrainedTokenizerBase",
+    chosen: Sequence[int] | None = None,  # noqa: PT028
+) -> list[Prompt]:
+    """Make the prompt of each test sample under the context of all n training samples.
+
+    Args:
+        draw: The trial.
+        tokenizer: The tokenizer.
+        chosen: Which test samples; all if None.
+    """
+    samples = draw.test if chosen is None else [draw.test[i] for i in chosen]
+    return make_prompts(tokenizer, draw.relation.template, samples, draw.train)
 
 
 def check_number(name: str, value: int, least: int) -> None:

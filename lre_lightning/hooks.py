@@ -1,7 +1,7 @@
 """Decoder blocks in context managers: see, replace or skip what a block does to the hidden states.
 
 Some architectures' blocks return a tensor, others a tuple whose first item is the hidden states. That difference is
-handled here and nowhere else.
+handled here and nowhere else; so are the hooks by which accelerate places modules and offloads their weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -85,3 +86,31 @@ def overridden(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[Non
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = own
+
+
+def placement_hooks(module: nn.Module) -> list[Any]:
+    """The hooks by which accelerate places what is in `module`; none if the module is placed by hand."""
+    return [one.__dict__["_hf_hook"] for one in module.modules() if "_hf_hook" in one.__dict__]
+
+
+def runs_on(module: nn.Module) -> torch.device:
+    """Where a module computes: where its weights are or, if a hook places it, where its weights and inputs go."""
+    where = getattr(module.__dict__.get("_hf_hook"), "execution_device", None)
+    return next(module.parameters()).device if where is None else torch.device(where)
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether a hook brings the module's weights in for each run, and they have no values in between."""
+    return bool(getattr(module.__dict__.get("_hf_hook"), "offload", False))
+
+
+@contextmanager
+def weights_at_hand(module: nn.Module) -> Iterator[None]:
+    """Within the context, the weights of a module have their values, also if it is offloaded."""
+    if not is_offloaded(module):
+        yield
+        return
+    from accelerate.utils import align_module_device  # type: ignore[import-untyped]
+
+    with align_module_device(module):
+        yield

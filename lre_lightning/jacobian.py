@@ -15,7 +15,7 @@ element with the plain computation over the whole prompt):
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from lre_lightning.caches import share_cache
 from lre_lightning.errors import LREError
 from lre_lightning.hooks import replace
 from lre_lightning.language_model import LanguageModel, Layer
-from lre_lightning.memory import busy_rows, free_memory
+from lre_lightning.memory import busy_rows, free_memory, slim_graph
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -74,7 +74,8 @@ def prompt_jacobian(
         subject_position: Index of the subject's last token.
         layers: The layers wanted; all if None.
         chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it. If None, what fits into
-            half of the free memory of the LM's device, and no more than keeps it busy.
+            half of the free memory of the LM's devices, and no more than keeps them busy; as much as fits where weights
+            are offloaded, since they are loaded again for every chunk.
 
     Raises:
         LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, the chunk
@@ -105,16 +106,16 @@ def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: t
     nodes, output = _suffix_graph(lm, suffixes, cache, layers)
     rows = _sweep(output, [nodes[layer] for layer in layers], lm.hidden_size)
     return PromptJacobian(
-        jacobian=dict(zip(layers, rows, strict=True)),
-        subject={layer: nodes[layer][0, 0].detach().clone() for layer in layers},
-        object=output[0].detach().clone(),
+        jacobian={layer: found.to(lm.device) for layer, found in zip(layers, rows, strict=True)},
+        subject={layer: nodes[layer][0, 0].detach().clone().to(lm.device) for layer in layers},
+        object=output[0].detach().clone().to(lm.device),
     )
 
 
 def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
     """How many lanes half of the free memory holds, each with a graph and as much again for a backward pass."""
-    most = busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 32)
-    free = free_memory(lm.device)
+    most = lm.hidden_size if lm.offloaded else busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 32)
+    free = min((found for device in lm.devices if (found := free_memory(device)) is not None), default=None)
     if free is None:
         return most
     prefix = 0 if cache is None else cache.get_seq_length()
@@ -129,23 +130,25 @@ def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layer
     weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
     kept: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        _suffix_graph(lm, suffixes, cache, layers)
+    _suffix_graph(lm, suffixes, cache, layers, note)
     return sum(kept.values())
 
 
 def _suffix_graph(
-    lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]
+    lm: LanguageModel,
+    suffixes: Tensor,
+    cache: Cache | None,
+    layers: tuple[Layer, ...],
+    note: Callable[[Tensor], None] | None = None,
 ) -> tuple[dict[Layer, Tensor], Tensor]:
     """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
 
-    The graph starts at the first requested layer.
+    The graph starts at the first requested layer; `note` is called with what it keeps.
     """
     nodes: dict[Layer, Tensor] = {}
 
@@ -154,6 +157,7 @@ def _suffix_graph(
         return nodes[layers[0]]
 
     with torch.enable_grad(), ExitStack() as stack:
+        stack.enter_context(slim_graph(lm.offloaded, note))
         stack.enter_context(one_slope_for_all_lanes(lm, *suffixes.shape))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
         wanted = [*layers[1:], lm.num_layers - 1]

@@ -7,7 +7,7 @@ attention is causal, so that no attention mask or position ids are ever needed: 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,8 +20,16 @@ from lre_lightning import architectures
 from lre_lightning.architectures import Parts
 from lre_lightning.caches import growing_cache
 from lre_lightning.errors import LREError
-from lre_lightning.hooks import observe, replace, skip
-from lre_lightning.loading import load_model
+from lre_lightning.hooks import (
+    is_offloaded,
+    observe,
+    placement_hooks,
+    replace,
+    runs_on,
+    skip,
+    weights_at_hand,
+)
+from lre_lightning.loading import DeviceMap, Quantization, check_loaded, load_model, multiply_dequantized
 from lre_lightning.memory import ChunkSizes
 
 if TYPE_CHECKING:
@@ -37,15 +45,19 @@ LOGIT_BYTES = 2**27
 class LanguageModel(nn.Module):
     """A frozen decoder-only LM: its layers, its decoder head D, its hidden states.
 
+    An LM on several devices, offloaded or quantized stays where and as it is: `to`, `cuda`, and Lightning with them,
+    do not move it, and a cast is an error.
+
     Args:
         model: A causal LM as `AutoModelForCausalLM` loads it, or your own with its `parts`. It is put in eval mode and
-            frozen, and stays so.
+            frozen, and stays so. Layers of bitsandbytes multiply by their dequantized weights from then on, without
+            rounding what they are given.
         name: What the LM is called in results and in the origin of its LREs.
         revision: Revision of the LM on the hub, where it came from there.
         parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
 
     Raises:
-        LREError: If `model` is not a supported decoder-only LM.
+        LREError: If `model` is not a supported decoder-only LM, or its weights are not loaded.
 
     Example:
         >>> from lre_lightning import LanguageModel
@@ -64,6 +76,11 @@ class LanguageModel(nn.Module):
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
+        self.offloaded = tuple(module for module in model.modules() if is_offloaded(module))
+        places = [getattr(hook, "execution_device", None) for hook in placement_hooks(model)]
+        self._places = {torch.device(place) for place in places if place is not None}
+        self._stays = multiply_dequantized(model) or bool(places)
+        check_loaded(model, self.name)
         self._parts = parts or architectures.find_parts(model)
         self._form = architectures.check_parts(model, self._parts)
 
@@ -74,7 +91,10 @@ class LanguageModel(nn.Module):
         *,
         dtype: str = "float32",
         attn_implementation: str | None = None,
-        device_map: str | None = None,
+        device_map: DeviceMap | None = None,
+        max_memory: dict[int | str, int | str] | None = None,
+        offload_folder: str | None = None,
+        quantization: Quantization | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> Self:
@@ -84,20 +104,27 @@ class LanguageModel(nn.Module):
             name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it.
             dtype: One of ``"auto"`` (as stored), ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``.
             attn_implementation: As in transformers: ``"sdpa"``, ``"eager"``, …; the model's default if None.
-            device_map: As in transformers (needs accelerate); the LM is moved by Lightning if None.
+            device_map: Where the LM's parts go (needs accelerate): ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
+                ``"sequential"`` over all devices, then the CPU, then the disk; one device, such as ``"cuda:1"`` or
+                ``"disk"``; or a device by the names of modules, with ``""`` for all that is not named. An LM on more
+                than one device, or offloaded, stays there; one on a single device is moved by Lightning.
+            max_memory: How much of each device ``"auto"`` and the like may fill: ``{0: "20GiB", "cpu": "60GiB"}``.
+            offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
+            quantization: ``"8bit"`` or ``"4bit"`` (NF4) weights (needs bitsandbytes), which are multiplied in `dtype`.
             revision: Branch, tag or commit on the hub.
             trust_remote_code: Run code that comes with the model. Off unless asked for.
 
         Raises:
-            LREError: If there is no such model, or it is not a supported decoder-only LM.
+            LREError: If there is no such model, it is not a supported decoder-only LM, or an argument is out of range.
         """
         options = {
             "revision": revision,
             "trust_remote_code": trust_remote_code,
             "attn_implementation": attn_implementation,
-            "device_map": device_map,
+            "offload_folder": offload_folder,
         }
-        return cls(load_model(name_or_path, dtype, options), name=name_or_path, revision=revision)
+        model = load_model(name_or_path, dtype, options, device_map, max_memory, quantization)
+        return cls(model, name=name_or_path, revision=revision)
 
     @property
     def num_layers(self) -> int:
@@ -121,8 +148,13 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go in."""
-        return next(self._parts.embedding.parameters()).device
+        """Where token ids go in, and where hidden states come together if blocks lie on several devices."""
+        return runs_on(self._parts.embedding)
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """All devices on which the LM computes."""
+        return self._places or {self.device}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,13 +179,26 @@ class LanguageModel(nn.Module):
         Loading weights in a dtype that rounds them changes it.
         """
         digest = hashlib.sha256(str(tuple(self._unembedding_weight.shape)).encode())
-        for rows in self._unembedding_weight.detach().split(4096):
-            digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
+        with weights_at_hand(self._parts.unembedding):
+            for rows in self._unembedding_weight.detach().split(4096):
+                digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: an LM under study does not train, and dropout would change every number."""
         return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the LM, unless it stays where and as it is.
+
+        Raises:
+            LREError: If an LM that stays is cast.
+        """
+        if not self._stays:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        elif fn(torch.empty(0, dtype=self.dtype)).dtype != self.dtype:
+            raise LREError(f"{self.name} is quantized or on several devices, and cannot be cast: load it in the dtype")
+        return self
 
     def check_layers(self, layers: Iterable[Layer] | None) -> tuple[Layer, ...]:
         """Return `layers` in the LM's order, all of them if None.
@@ -219,7 +264,8 @@ class LanguageModel(nn.Module):
             cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
 
         Returns:
-            Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, with their graph where there is one.
+            Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, with their graph where there is one,
+            each on the device of its layer.
         """
         found: dict[Layer, Tensor] = {}
 
@@ -293,8 +339,7 @@ class LanguageModel(nn.Module):
         Returns:
             Logits `(..., vocab)` in the LM's dtype.
         """
-        weight = self._unembedding_weight
-        return architectures.decode(self._parts, hidden.to(weight.device, weight.dtype))
+        return architectures.decode(self._parts, hidden.to(runs_on(self._parts.unembedding), self.dtype))
 
     def logit_rows(self, count: int) -> int:
         """How many of `count` hidden states to decode at a time: as many as make 128 MiB of logits, at least one."""
@@ -302,8 +347,9 @@ class LanguageModel(nn.Module):
 
     def unembedding(self, token_ids: Tensor) -> Tensor:
         """Rows of the decoder head's matrix, `(..., hidden)`, for token ids `(...)`."""
-        weight = self._unembedding_weight
-        return weight[token_ids.to(weight.device)]
+        with weights_at_hand(self._parts.unembedding):
+            weight = self._unembedding_weight
+            return weight[token_ids.to(weight.device)]
 
     def predict(self, hidden: Tensor, chunk_size: int | None = None) -> Tensor:
         """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.

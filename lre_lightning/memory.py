@@ -1,16 +1,23 @@
-"""How much is computed at a time: what fits into the memory of a device, and what to do when it did not."""
+"""How much is computed at a time: what fits into the memory of a device, and what to do when it did not.
+
+And what a graph keeps in memory: not the weights that an offloaded LM has elsewhere.
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from lre_lightning.errors import LREError
+from lre_lightning.hooks import weights_at_hand
 
 T = TypeVar("T")
 
@@ -107,3 +114,59 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether a device, one of its libraries, or the allocator of the CPU had too little memory."""
     signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+
+
+@dataclass(frozen=True)
+class _Reloaded:
+    """A weight of an offloaded module, or a view of it, that a graph does not keep."""
+
+    module: nn.Module
+    name: str
+    size: Sequence[int]
+    stride: Sequence[int]
+    offset: int
+
+    def load(self) -> Tensor:
+        with weights_at_hand(self.module):
+            weight = self.module.get_parameter(self.name).detach()
+        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
+
+
+@contextmanager
+def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | None = None) -> Iterator[None]:
+    """Within the context, graphs do not keep the weights of offloaded modules: backward passes load them again.
+
+    Without this, a graph through an LM that is larger than a device would hold all of the LM on it.
+
+    Args:
+        offloaded: The modules whose weights are brought in for each run.
+        note: Called with all that is kept.
+    """
+    running: list[nn.Module] = []
+
+    def keep(tensor: Tensor) -> Tensor | _Reloaded:
+        start = tensor.untyped_storage().data_ptr()
+        for name, weight in running[-1].named_parameters() if running else ():
+            if not weight.is_meta and weight.untyped_storage().data_ptr() == start:
+                offset = int(tensor.storage_offset() - weight.storage_offset())
+                return _Reloaded(running[-1], name, tensor.size(), tensor.stride(), offset)
+        if note is not None:
+            note(tensor)
+        return tensor
+
+    def restore(kept: Tensor | _Reloaded) -> Tensor:
+        return kept.load() if isinstance(kept, _Reloaded) else kept
+
+    def begin(module: nn.Module, *_: Any) -> None:
+        running.append(module)
+
+    def end(*_: Any) -> None:
+        running.pop()
+
+    with ExitStack() as stack:
+        for module in offloaded:
+            stack.callback(module.register_forward_pre_hook(begin).remove)
+            stack.callback(module.register_forward_hook(end).remove)
+        if offloaded or note is not None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, restore))
+        yield

@@ -19,6 +19,7 @@ from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_
 from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lens import FirstTrials, Lens, read_lenses
+from lre_lightning.loading import DeviceMap, Quantization
 from lre_lightning.lre import LRE, Origin, check_origin
 from lre_lightning.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
 from lre_lightning.patching import PromptBatch
@@ -84,7 +85,11 @@ class LREModule(L.LightningModule):
             it with W: why beta is above 1 (Appendix on beta).
         dtype: The LM's dtype: auto, float64, float32, bfloat16 or float16.
         attn_implementation: Attention implementation, as in transformers.
-        device_map: As in transformers (needs accelerate).
+        device_map: As in transformers (needs accelerate): ``"auto"``, or places by module name, ``"disk"`` among them. The
+            LM then stays where it is put, and the Trainer has to have one device.
+        max_memory: With ``device_map="auto"``: how much of each device to use, such as ``{0: "20GiB", "cpu": "60GiB"}``.
+        offload_folder: Folder for weights that a device map puts on disk.
+        quantization: ``"8bit"`` or ``"4bit"`` to keep weights in bitsandbytes' form; they are multiplied in `dtype`.
         revision: Revision of the LM on the hub.
         trust_remote_code: Run code that comes with the LM.
         chunk_size: Rows of the Jacobians, and patched prompts, that are computed at a time; memory grows with it.
@@ -109,7 +114,10 @@ class LREModule(L.LightningModule):
         line_integrals: int = 0,
         dtype: str = "float32",
         attn_implementation: str | None = None,
-        device_map: str | None = None,
+        device_map: DeviceMap | None = None,
+        max_memory: dict[int | str, int | str] | None = None,
+        offload_folder: str | None = None,
+        quantization: Quantization | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         chunk_size: int | None = None,
@@ -135,6 +143,9 @@ class LREModule(L.LightningModule):
             dtype=dtype,
             attn_implementation=attn_implementation,
             device_map=device_map,
+            max_memory=max_memory,
+            offload_folder=offload_folder,
+            quantization=quantization,
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
@@ -217,6 +228,11 @@ class LREModule(L.LightningModule):
         check_strategy(strategy)
         self._ranks = Ranks.of(strategy, self.trainer.global_rank, self.trainer.world_size)
         if self._ranks.size > 1:
+            if self.hparams["device_map"] is not None:
+                raise LREError(
+                    f"with a device_map the LM is spread out by one process, and the trainer has {self._ranks.size}: "
+                    "give it devices=1, or leave the device_map out"
+                )
             check_alike(strategy, self._ranks, "the weights of the LM", self.lm.fingerprint)
             check_alike(strategy, self._ranks, "the relations, or their draws,", self._data.digest)
         without_wrapper(strategy, self)
@@ -364,8 +380,9 @@ class LREModule(L.LightningModule):
         alone = None
         if zero_shot:
             subjects = self._data.subjects_alone(batch)
-            tensors = subjects.input_ids, subjects.subject_position, subjects.last_position
-            alone = PromptBatch(self.lm, *(tensor[own] for tensor in tensors))
+            alone = PromptBatch(
+                self.lm, subjects.input_ids[own], subjects.subject_position[own], subjects.last_position[own]
+            )
         return encode(self.lm, prompts, ids, subject, last, layers, alone)
 
     def _encode_nothing(self, layers: Sequence[Layer], zero_shot: bool) -> Encoded:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from lre_lightning.caches import select_prefixes, share_cache
 from lre_lightning.errors import LREError
 from lre_lightning.language_model import LanguageModel, Layer
-from lre_lightning.memory import busy_rows
+from lre_lightning.memory import busy_rows, slim_graph
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -48,18 +48,28 @@ class PromptBatch:
 
     Args:
         lm: The language model.
-        input_ids: Token ids `(batch, positions)`, int64, padded on the right.
+        input_ids: Token ids `(batch, positions)`, int64, padded on the right. There may be no prompt, `(0, 1)`.
         subject_position: Index of the subject's last token, `(batch,)`, int64.
         last_position: Index of each prompt's last token, `(batch,)`, int64.
+        like: Prompts that may share the same tokens, which are then not run again.
     """
 
-    def __init__(self, lm: LanguageModel, input_ids: Tensor, subject_position: Tensor, last_position: Tensor) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        input_ids: Tensor,
+        subject_position: Tensor,
+        last_position: Tensor,
+        like: PromptBatch | None = None,
+    ) -> None:
         self.lm = lm
         lm.check_ids(input_ids)
         self._ids = input_ids.to(lm.device)
         self._subject, self._last = subject_position.to(lm.device), last_position.to(lm.device)
-        self._shared = _shared_length(self._ids, int(subject_position.min()))
-        self._context = lm.prefix_cache(self._ids[0, : self._shared])
+        self._shared = _shared_length(self._ids, int(subject_position.min())) if len(input_ids) else 0
+        shared = self._ids[:1, : self._shared].flatten()
+        known = like is not None and len(like) and torch.equal(shared, like._ids[0, : like._shared])
+        self._context: Cache | None = like._context if like is not None and known else lm.prefix_cache(shared)
 
     @classmethod
     def join(cls, batches: Sequence[PromptBatch]) -> PromptBatch:
@@ -67,11 +77,11 @@ class PromptBatch:
         length = max(batch._ids.shape[1] for batch in batches)
         ids = torch.cat([functional.pad(batch._ids, (0, length - batch._ids.shape[1])) for batch in batches])
         subject, last = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("_subject", "_last"))
-        return cls(batches[0].lm, ids, subject, last)
+        return cls(batches[0].lm, ids, subject, last, batches[0])
 
     def select(self, rows: Tensor) -> PromptBatch:
         """The prompts of `rows`, int64 `(chosen,)`, with what all of the batch share already run."""
-        chosen = copy.copy(self)
+        chosen, rows = copy.copy(self), rows.to(self._ids.device)
         chosen._ids, chosen._subject, chosen._last = self._ids[rows], self._subject[rows], self._last[rows]
         for name in ("_groups", "_hidden"):
             chosen.__dict__.pop(name, None)
@@ -89,14 +99,22 @@ class PromptBatch:
             layers: Where s is wanted.
 
         Returns:
-            s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype.
+            s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype, on the LM's device.
         """
+        if not len(self):
+            nothing = torch.empty(0, len(layers), self.lm.hidden_size, dtype=self.lm.dtype, device=self.lm.device)
+            return nothing, nothing[:, 0]
         last = self.lm.num_layers - 1
         suffix = self._ids[:, self._shared : int(self._last.max()) + 1]
         found = self.lm.hidden_states(suffix, [*layers, last], share_cache(self._context))
-        rows = torch.arange(len(self), device=self._ids.device)
-        subject = torch.stack([found[layer][rows, self._subject - self._shared] for layer in layers], dim=1)
-        return subject, found[last][rows, self._last - self._shared]
+        rows, device = torch.arange(len(self), device=self._ids.device), self._ids.device
+
+        def at(positions: Tensor, hidden: Tensor) -> Tensor:
+            return hidden[rows.to(hidden.device), positions.to(hidden.device)].to(device)
+
+        subjects = self._subject - self._shared
+        subject = torch.stack([at(subjects, found[layer]) for layer in layers], dim=1)
+        return subject, at(self._last - self._shared, found[last])
 
     @torch.no_grad()
     def patched(self, layer: Layer, subject: Tensor, chunk_size: int | None = None) -> Tensor:
@@ -110,7 +128,7 @@ class PromptBatch:
             chunk_size: How many prompts run at a time; chosen for the device if None.
 
         Returns:
-            o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype.
+            o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype, on the device of `subject`.
         """
         wanted = self._wanted(subject, chunk_size)
         return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
@@ -125,7 +143,8 @@ class PromptBatch:
             chunk_size: How many prompts run at a time; chosen for the device if None.
 
         Returns:
-            u^T F'(s) for every prompt and variant, `(batch, variants, hidden)`, in the dtype of `subject`.
+            u^T F'(s) for every prompt and variant, `(batch, variants, hidden)`, in the dtype and on the device of
+            `subject`.
 
         Raises:
             LREError: In inference mode, where torch keeps no graph.
@@ -144,11 +163,12 @@ class PromptBatch:
         gradient = torch.empty_like(subject)
         for group, states in zip(self._groups, self._hidden, strict=True):
             for prompts, variants in _chunks(len(group.rows), subject.shape[1], chunk_size):
-                rows = group.rows[prompts]
+                rows = group.rows[prompts].to(subject.device)
                 values = subject[rows, variants].detach().requires_grad_(True)
-                with torch.enable_grad():
+                with torch.enable_grad(), slim_graph(self.lm.offloaded):
                     found = self._run_patched(layer, group, prompts, states[layer][prompts], values)
-                    (at,) = torch.autograd.grad(found, values, cotangent[rows, None].expand_as(found).to(found))
+                    u = cotangent[rows.to(cotangent.device), None].to(found)
+                    (at,) = torch.autograd.grad(found, values, u.expand_as(found))
                 gradient[rows, variants] = at
         return gradient
 
@@ -156,7 +176,7 @@ class PromptBatch:
         output = torch.empty(subject.shape, dtype=self.lm.dtype, device=subject.device)
         for group, states in zip(self._groups, self._hidden, strict=True):
             for prompts, variants in _chunks(len(group.rows), subject.shape[1], chunk_size):
-                rows = group.rows[prompts]
+                rows = group.rows[prompts].to(subject.device)
                 found = self._run_patched(layer, group, prompts, states[layer][prompts], subject[rows, variants])
                 output[rows, variants] = found.to(output.device)
         return output

@@ -14,11 +14,11 @@ from tests.toy import write_toy_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
-import sys
+import json, sys
 from lre_lightning import LREError, LanguageModel
 from lre_lightning.prompts import load_tokenizer
 try:
-    lm = LanguageModel.from_pretrained(sys.argv[1], revision=sys.argv[2])
+    lm = LanguageModel.from_pretrained(sys.argv[1], revision=sys.argv[2], device_map=json.loads(sys.argv[3]))
     print(lm.name, lm.revision, lm.num_layers, lm.fingerprint, len(load_tokenizer(sys.argv[1], sys.argv[2])))
 except LREError as error:
     print("error:", error)
@@ -71,10 +71,10 @@ def hub(tmp_path):
     thread.join()
 
 
-def load(tmp_path, address, name, revision="v1", **changes):
+def load(tmp_path, address, name, revision="v1", device_map=None, **changes):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
     environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1", **changes}
-    command = [sys.executable, "-c", SCRIPT, name, revision]
+    command = [sys.executable, "-c", SCRIPT, name, revision, json.dumps(device_map)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -88,8 +88,9 @@ def test_a_model_comes_from_the_hub_by_name_and_revision(hub, tmp_path):
     loaded = load(tmp_path, address, "toy/lm")
     assert loaded == f"toy/lm v1 2 {fingerprint} 32"
     assert any("model.safetensors" in path for path in requests)
-    # The second time it comes from the cache, with no hub at all.
-    assert load(tmp_path, "http://127.0.0.1:9", "toy/lm", HF_HUB_OFFLINE="1") == loaded
+    # The second time it comes from the cache, with no hub at all, and part of it stays on disk.
+    places = {"": "cpu", "model.layers.1": "disk"}
+    assert load(tmp_path, "http://127.0.0.1:9", "toy/lm", device_map=places, HF_HUB_OFFLINE="1") == loaded
 
 
 def test_a_name_or_revision_that_the_hub_does_not_have(hub, tmp_path):

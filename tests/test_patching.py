@@ -82,3 +82,23 @@ def test_subjects_may_share_their_first_tokens():
     with torch.no_grad():
         torch.testing.assert_close(subject[0, 0], lm.hidden_states(torch.tensor(prompts), [1])[1][0, 2])
     assert max(max(prompt) for prompt in PROMPTS) < VOCAB
+
+
+def test_no_prompts():
+    lm = LanguageModel(tiny_model("gpt2"))
+    some, ids, nowhere = batch_of(lm), torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    for none in (PromptBatch(lm, ids, nowhere, nowhere), some.select(nowhere)):
+        assert len(none) == 0
+        subject, output = none.hidden_states(["emb", 1])
+        assert (subject.shape, output.shape) == ((0, 2, WIDTH), (0, WIDTH))
+        assert subject.dtype == output.dtype == torch.float64
+        new = torch.zeros(0, 4, WIDTH)
+        assert none.patched(1, new).shape == none.pullback(1, new, output).shape == new.shape
+        assert none.patched(1, new).dtype == torch.float64
+        assert len(none.select(nowhere)) == len(PromptBatch.join([none, none])) == 0
+        joined = PromptBatch.join([none, some, none, some.select(torch.tensor([0]))])
+        assert len(joined) == 4
+        torch.testing.assert_close(joined.hidden_states([0])[0][:3], some.hidden_states([0])[0])
+        torch.testing.assert_close(
+            joined.patched(0, torch.ones(4, 1, WIDTH))[3], some.patched(0, torch.ones(3, 1, WIDTH))[0]
+        )
