@@ -3,7 +3,8 @@
 from lre_lightning.callbacks.attribute_lens import AttributeLens
 from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.figures import ResultsFigures
+from lre_lightning.callbacks.log import RelationLog
 from lre_lightning.callbacks.progress import RelationProgressBar
 from lre_lightning.callbacks.results import ResultsTable
 
-__all__ = ["AttributeLens", "BetaTuning", "RelationProgressBar", "ResultsFigures", "ResultsTable"]
+__all__ = ["AttributeLens", "BetaTuning", "RelationLog", "RelationProgressBar", "ResultsFigures", "ResultsTable"]
