@@ -155,12 +155,13 @@ class RelationDataModule(LightningDataModule):
         return {"digest": self.digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a fit is resumed with the relations that it was begun with.
+        """Check that a fit is resumed with the relations that it was begun with; other jobs may have others.
 
         Raises:
             LREError: If a relation, or what the draws depend on, has changed.
         """
-        if state_dict["digest"] != self.digest:
+        in_fit = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+        if in_fit and state_dict.get("digest") != self.digest:
             raise LREError(
                 "the relations, or n_shot, trials or seed, are not those that the fit was begun with, so that it "
                 "cannot go on: give those, or begin a new fit in another --trainer.default_root_dir"

@@ -85,9 +85,9 @@ class LREModule(L.LightningModule):
             it with W: why beta is above 1 (Appendix on beta).
         dtype: The LM's dtype: auto, float64, float32, bfloat16 or float16.
         attn_implementation: Attention implementation, as in transformers.
-        device_map: As in transformers (needs accelerate): ``"auto"``, or places by module name, ``"disk"`` among them. The
-            LM then stays where it is put, and the Trainer has to have one device.
-        max_memory: With ``device_map="auto"``: how much of each device to use, such as ``{0: "20GiB", "cpu": "60GiB"}``.
+        device_map: As in transformers (needs accelerate): ``"auto"``, or places by module name, ``"disk"`` among them.
+            The LM then stays where it is put, and the Trainer has to have one device.
+        max_memory: With ``"auto"``: how much of each device to use, such as ``{0: "20GiB", "cpu": "60GiB"}``.
         offload_folder: Folder for weights that a device map puts on disk.
         quantization: ``"8bit"`` or ``"4bit"`` to keep weights in bitsandbytes' form; they are multiplied in `dtype`.
         revision: Revision of the LM on the hub.
