@@ -20,7 +20,13 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.module import LREModule
 from tests.toy import WIDTH
 
-DEMO = {"relations": ["country capital city", "person sport"], "n_shot": 5, "trials": 1, "batch_size": 16}
+DEMO = {
+    "relations": ["country capital city", "person sport"],
+    "relations_dir": "demo",
+    "n_shot": 5,
+    "trials": 1,
+    "batch_size": 16,
+}
 TOY = {"n_shot": 2, "trials": 2, "batch_size": 4}
 
 

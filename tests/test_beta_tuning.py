@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -281,13 +282,11 @@ trainer.fit(Ranks(relations()))
 @pytest.mark.slow
 def test_all_ranks_agree(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stderr
-    assert sorted(line for line in result.stdout.splitlines() if line.startswith("rank")) == [
-        "rank 0: [1.0]",
-        "rank 1: [1.0]",
-    ]
+    # Without buffering, two lines that are printed at once may share one.
+    assert sorted(re.findall(r"rank \d: \[.*?\]", result.stdout)) == ["rank 0: [1.0]", "rank 1: [1.0]"]
 
 
 def test_what_is_measured_at_one_beta_is_dropped_with_it():

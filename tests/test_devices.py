@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("devices")  # for one fixture of them all
 
 def run(args, **environment):
     """Run Python; its output if it ends well."""
-    given = {"capture_output": True, "text": True, "timeout": 200, "env": ENVIRONMENT | environment, "cwd": ROOT}
+    given = {"capture_output": True, "text": True, "timeout": 280, "env": ENVIRONMENT | environment, "cwd": ROOT}
     result = subprocess.run([sys.executable, *map(str, args)], check=False, **given)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
@@ -174,7 +174,7 @@ def run_together(commands):
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
     processes = [subprocess.Popen([sys.executable, *map(str, args)], env=env, **given) for args, env in commands]
     try:
-        printed = [process.communicate(timeout=150)[0] for process in processes]
+        printed = [process.communicate(timeout=250)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -226,7 +226,7 @@ def test_processes_that_differ_are_refused(folder, tmp_path, was, now, message):
     script = tmp_path / "differing.py"
     script.write_text(DIFFERENT.replace("{was}", was.format(folder)).replace("{now}", now.format(folder)))
     _, *arguments = command(folder, tmp_path / "run", "--trainer.devices=2")
-    given = {"capture_output": True, "text": True, "timeout": 100, "env": ENVIRONMENT, "cwd": ROOT}
+    given = {"capture_output": True, "text": True, "timeout": 250, "env": ENVIRONMENT, "cwd": ROOT}
     result = subprocess.run([sys.executable, script, *map(str, arguments)], check=False, **given)
     assert result.returncode not in (0, None)
     assert message in result.stderr

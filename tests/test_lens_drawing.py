@@ -512,7 +512,11 @@ const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("k
 const told = [];
 const tell = (name) => told.push([name, tip.hidden, tip.innerText, document.querySelectorAll("[tabindex]").length]);
 const first = document.querySelector("table.grid");
-first.querySelector("td").focus(); tell("focus");
+const cell = first.querySelector("td");
+cell.focus();
+// A browser that has just started may not have given the page the focus yet; focus() then sends no event.
+if (!document.hasFocus()) cell.dispatchEvent(new FocusEvent("focusin", {bubbles: true}));
+tell("focus");
 press("ArrowUp"); press("ArrowLeft"); tell("edge");
 press("ArrowDown"); press("ArrowRight"); tell("moved");
 press("Escape"); tell("escape");
@@ -548,8 +552,8 @@ def test_a_browser_shows_the_likeliest_tokens_on_hover_and_by_keyboard(html, tmp
 
     last = len(grid.layers) - 1
     for name, y, x in (("focus", last, 0), ("edge", last, 0), ("moved", last - 1, 1), ("hover", last, 2)):
-        assert told[name][0] is False
-        assert lines(name) == tip(y, x)
+        assert told[name][0] is False, name
+        assert lines(name) == tip(y, x), name
     assert lines("click") == tip(last - 2, 0)
     assert told["escape"][0] is told["left"][0] is True
     assert {count for _, _, count in told.values()} == {len(GRIDS)}  # one stop of the tab key a grid

@@ -19,6 +19,7 @@ needs_both = pytest.mark.skipif(
 
 
 @needs_both
+@pytest.mark.timeout(600)
 def test_a_fit_reads_all_relations_and_reports_each_as_not_scored(tmp_path):
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -28,7 +29,7 @@ def test_a_fit_reads_all_relations_and_reports_each_as_not_scored(tmp_path):
     AutoTokenizer.from_pretrained(Path(os.environ["LRE_TOKENIZERS_DIR"]) / "gpt2").save_pretrained(model)
     options = [f"--model.name_or_path={model}", "--data.trials=1", "--trainer.enable_progress_bar=false"]
     command = [sys.executable, str(CLI), "fit", *options]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=560)
     assert result.returncode == 0, result.stderr
     rows = list(csv.DictReader((tmp_path / "lre_runs" / "fit_results.csv").open()))
     assert len(rows) == 47

@@ -230,7 +230,7 @@ def two_process_results(cases: Sequence[Case], folder: Path) -> list[list[dict[s
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
-def run_two_processes(function: Callable[..., None], folder: Path, *arguments: Any, seconds: float = 120) -> None:
+def run_two_processes(function: Callable[..., None], folder: Path, *arguments: Any, seconds: float = 240) -> None:
     """Call `function(rank, folder, *arguments)` in two new processes and wait for both."""
     context = torch.multiprocessing.spawn(function, (folder, *arguments), nprocs=2, join=False)
     give_up = time.monotonic() + seconds

@@ -44,14 +44,12 @@ def test_against_reference(case, check):
     check(case)
 
 
-@pytest.mark.timeout(150)
 def test_two_processes(tmp_path: Path):
     ranks = harness.two_process_results(CASES, tmp_path)
     for case, *results in zip(CASES, *ranks, strict=True):
         harness.check_two_processes(case, results)
 
 
-@pytest.mark.timeout(150)
 def test_two_processes_fail_when_one_dies(tmp_path: Path):
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="exit code 3"):
         harness.run_two_processes(harness.die_on_rank_one, tmp_path)

@@ -75,7 +75,6 @@ def test_against_reference(case, check):
     check(case)
 
 
-@pytest.mark.timeout(150)
 def test_two_processes(tmp_path: Path):
     ranks = harness.two_process_results(CASES[:3], tmp_path)
     for case, *results in zip(CASES, *ranks, strict=False):
