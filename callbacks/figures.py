@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from lre_lightning.files import written_whole
 from lre_lightning.report.analysis import counted
 from lre_lightning.report.figures import plot_layers, plot_relations
 
@@ -36,10 +37,10 @@ class ResultsFigures(Callback):
         if not counted(records):
             return
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
         figures = {"relations": plot_relations(records), "layers": plot_layers(records)}
         for name, figure in figures.items():
-            figure.savefig(folder / f"{name}.png", dpi=120)
+            with written_whole(folder / f"{name}.png") as part:
+                figure.savefig(part, dpi=120, format="png")
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 for name, figure in figures.items():

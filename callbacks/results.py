@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from lre_lightning.rank_zero import on_rank_zero
 from lre_lightning.records import append_records, write_records
 from lre_lightning.results import append_csv, summarize, write_csv
 from lre_lightning.tables import print_results
@@ -26,6 +27,9 @@ class ResultsTable(Callback):
 
     Args:
         dirpath: Folder for the files; the trainer's `default_root_dir` if None.
+
+    Raises:
+        LREError: During fit and validate, on every rank, if a file cannot be written; what was there before stays.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
@@ -33,29 +37,23 @@ class ResultsTable(Callback):
         self._written = 0
 
     @override
-    @rank_zero_only
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._write(trainer, pl_module)
+        on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
 
     @override
-    @rank_zero_only
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        records = _records(pl_module)
-        append_records(records[self._written :], self._path(trainer, "jsonl"))
-        append_csv(records[self._written :], self._path(trainer, "csv"))
-        self._written = len(records)
+        on_rank_zero(trainer, lambda: self._append(trainer, pl_module))
 
     @override
-    @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._write(trainer, pl_module)  # once more, since other callbacks may have tuned beta
+        # Written once more, since other callbacks may have tuned beta.
+        on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
         self._print(trainer, pl_module)
 
     @override
-    @rank_zero_only
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":
-            self._write(trainer, pl_module)
+            on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
             self._print(trainer, pl_module)
 
     def _path(self, trainer: L.Trainer, ending: str) -> Path:
@@ -68,6 +66,13 @@ class ResultsTable(Callback):
         write_csv(records, self._path(trainer, "csv"))
         self._written = len(records)
 
+    def _append(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        records = _records(pl_module)
+        append_records(records[self._written :], self._path(trainer, "jsonl"))
+        append_csv(records[self._written :], self._path(trainer, "csv"))
+        self._written = len(records)
+
+    @rank_zero_only
     def _print(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         print_results(summarize(_records(pl_module)))
         print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -12,13 +13,18 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from lre_lightning.checkpoints import listing, mapping, number, text, whole
 from lre_lightning.errors import LREError
-from lre_lightning.lre import LRE
+from lre_lightning.language_model import LanguageModel
+from lre_lightning.lre import LRE, check_origin, checked_metadata
 from lre_lightning.records import PairRecord
 from lre_lightning.selection import at_point
 
 Pair: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
+
+PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)$)[a-z0-9][a-z0-9_-]{0,99}")
+"""Names of relations that are names of folders everywhere: Windows reserves some."""
 
 
 class LREStore(MutableMapping[Pair, LRE]):
@@ -86,6 +92,18 @@ class LREStore(MutableMapping[Pair, LRE]):
             for pair, kept in self._kept.items()
         ]
 
+    def check_model(self, lm: LanguageModel) -> None:
+        """Refuse an LM other than the one that the LREs were estimated from; files are not read.
+
+        Raises:
+            LREError: If the fingerprint of the unembedding differs, or the LM has another width or no such layer.
+        """
+        for pair, kept in self._kept.items():
+            check_origin(self.metadata[pair]["origin"], lm)
+            lm.check_layers([self.metadata[pair]["layer"]])
+            if isinstance(kept, LRE):
+                kept.check_model(lm)
+
     def fill(self, entries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
         """Take up what `plain` gave; files are looked for in `folders`, and then where they were written.
 
@@ -93,13 +111,16 @@ class LREStore(MutableMapping[Pair, LRE]):
             LREError: If an entry is not that of an LRE, or its file is in none of the folders.
         """
         self._kept, self.metadata = {}, {}
-        for entry in entries:
-            pair, metadata = _pair_of(entry)
+        for given in listing(entries, "the LREs of a checkpoint"):
+            entry = mapping(given, "the entry of an LRE")
+            metadata = checked_metadata(entry.get("metadata"))
+            pair = metadata["origin"]["relation"], metadata["origin"]["trial"]
             if "weight" in entry:
-                self._kept[pair] = LRE.from_tensors(entry["weight"], entry["bias"], metadata)
+                bias: Any = entry.get("bias")
+                self._kept[pair] = LRE.from_tensors(entry["weight"], bias, metadata)
             else:
-                written = [Path(entry["folder"])] if entry.get("folder") else []
-                self._kept[pair] = _find(pair, metadata, [*folders, *written])
+                written = text(entry.get("folder", ""), "the folder of an LRE")
+                self._kept[pair] = _find(pair, metadata, [*folders, *([Path(written)] if written else [])])
             self.metadata[pair] = metadata
 
 
@@ -132,12 +153,14 @@ class LREBank(nn.Module):
         """Rebuild the bank from `get_extra_state`.
 
         Raises:
-            LREError: If an entry is not that of an LRE or a record, or an LRE's file is missing.
+            LREError: If it is no such state, an entry is not that of an LRE or a record, or an LRE's file is missing.
         """
-        self.lres.fill(state["lres"], self.searched)
-        records = [PairRecord.from_plain(entry) for entry in state["records"]]
+        given = mapping(state, "the state of LREs")
+        tuned = given.get("tuned")
+        records = [PairRecord.from_plain(entry) for entry in listing(given.get("records"), "the records")]
+        self.lres.fill(listing(given.get("lres"), "the LREs"), self.searched)
         self.records = {(record.relation, record.trial): record for record in records}
-        self.tuned = state.get("tuned")
+        self.tuned = None if tuned is None else _checked_tuning(tuned)
 
     def tune(self, begun_with: float, betas: Mapping[str, float]) -> None:
         """Give the relations of some names another beta: their records, and their LREs with the files of these."""
@@ -152,22 +175,29 @@ class LREBank(nn.Module):
 def file_of(pair: Pair) -> Path:
     """A pair's file below the folder of LREs.
 
-    Letters, digits, ``-`` and ``_`` of the relation's name stay, runs of anything else become ``_``. A name that this
-    does not tell, up to spaces, gets a few characters more that tell it from others.
+    A name of lower-case ASCII letters, digits, ``-`` and spaces is that of the folder, with ``_`` for spaces. In any
+    other, runs of what is no letter or digit become ``_``, and a digest of the name follows: no two names have one
+    folder, also where a file system ignores case or how a letter's accents are written.
+
+    Raises:
+        LREError: If the trial is no whole number of at least 0.
     """
     relation, trial = pair
-    name = re.sub(r"[^\w-]+", "_", relation).strip("_")[:100]
-    if not name or name.replace("_", " ") != relation:
-        name += "-" + hashlib.sha256(relation.encode()).hexdigest()[:8]
-    return Path(name) / f"trial{int(trial)}.safetensors"
+    whole(trial, "the trial of an LRE")
+    name = relation.replace(" ", "_")
+    if relation != name.replace("_", " ") or not PLAIN.fullmatch(name):
+        digest = hashlib.sha256(relation.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        letters = re.sub(r"[\W_]+", "_", relation).strip("_").encode()[:100].decode(errors="ignore")
+        name = f"{letters}+{digest}"
+    return Path(name) / f"trial{trial}.safetensors"
 
 
-def _pair_of(entry: dict[str, Any]) -> tuple[Pair, dict[str, Any]]:
-    try:
-        metadata = entry["metadata"]
-        return (str(metadata["origin"]["relation"]), int(metadata["origin"]["trial"])), metadata
-    except (KeyError, TypeError, ValueError) as error:
-        raise LREError(f"this is not the metadata of an LRE: {type(error).__name__} {error}") from error
+def _checked_tuning(tuned: object) -> tuple[float, dict[str, float]]:
+    given = listing(tuned, "the tuning of a checkpoint", 2)
+    if len(given) != 2:
+        raise LREError("the tuning of a checkpoint must be the beta before it and those of relations")
+    betas = {name: number(beta, "a tuned beta") for name, beta in mapping(given[1], "the tuned betas").items()}
+    return number(given[0], "the beta before tuning"), betas
 
 
 def _same(metadata: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -180,7 +210,7 @@ def _find(pair: Pair, metadata: dict[str, Any], folders: Sequence[Path]) -> Path
     """The file of this very LRE: another run's may have the same name."""
     paths = [folder / file_of(pair) for folder in folders]
     for path in paths:
-        if path.is_file() and _same(LRE.read_metadata(path), metadata):
+        if os.path.isfile(path) and _same(LRE.read_metadata(path), metadata):
             return path
     raise LREError(
         f"the LRE of {pair[0]!r}, trial {pair[1]}, is missing: a checkpoint needs the files of its LREs, and "

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import re
+import signal
 import sys
 import warnings
+from argparse import ArgumentError
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lightning import Trainer
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.multiprocessing.spawn import ProcessRaisedException
+from typing_extensions import override
 
-from lre_lightning.callbacks import RelationProgressBar, ResultsFigures, ResultsTable
-from lre_lightning.checkpoints import read_hyperparameters
+from lre_lightning.callbacks import RelationLog, RelationProgressBar, ResultsFigures, ResultsTable
+from lre_lightning.callbacks.log import log_to_console
+from lre_lightning.checkpoint_io import WholeCheckpointIO, finished_pairs
+from lre_lightning.checkpoints import printable, read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.evaluation import Setting
-from lre_lightning.files import write_whole
+from lre_lightning.evaluation import Setting, check_options
+from lre_lightning.files import NotWritten, check_writable, write_whole
+from lre_lightning.locks import FolderLock
 from lre_lightning.module import LREModule
+from lre_lightning.rank_zero import RankZeroError, on_rank_zero
+from lre_lightning.run_folder import RunFolder
+from lre_lightning.stopping import Stop, command_line
 from lre_lightning.trainer import LRETrainer
 
 if TYPE_CHECKING:
     from lre_lightning.lens import Lens
 
 DEFAULT_ROOT_DIR = "lre_runs"
-EVALUATE, PREDICT, REPORT = "evaluate", "predict", "report"
+FIT, EVALUATE, DATASET, PREDICT, REPORT = "fit", "evaluate", "dataset", "predict", "report"
 CONFIGS = Path(__file__).parent / "configs"
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -40,12 +59,20 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"}
+"""Environment variables by which a process that something else has started knows its rank."""
+
 LINKED = {
     "data.tokenizer": "model.name_or_path",
     "data.tokenizer_revision": "model.revision",
     "data.trust_remote_code": "model.trust_remote_code",
 }
 """Options of the data that are those of the model."""
+
+LOST = re.compile("Connection (closed|reset) by peer|Broken pipe|remote process exited|NCCL error")
+"""What torch.distributed says where another process has ended."""
 
 HARMLESS_WARNINGS = (
     # Tokenizing here takes less than starting workers would.
@@ -63,21 +90,36 @@ HARMLESS_WARNINGS = (
 )
 
 
+class ConfigFile(SaveConfigCallback):
+    """Lightning's ``config.yaml``, under its name only once it is whole."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not self.already_saved:
+            path = Path(trainer.log_dir or ".") / self.config_filename
+            on_rank_zero(trainer, lambda: write_whole(path, self.parser.dump(self.config, skip_unset=False)))
+            self.already_saved = True
+
+
 class LRECommandLine(LightningCLI):
     """Lightning's command line with more jobs, the LM named once and what a checkpoint remembers as defaults.
 
     With ``--ckpt_path`` every option of the model and the data that is not given explicitly, on the command line or
-    in a config file, is taken from the checkpoint: explicit options win.
+    in a config file, is taken from the checkpoint: explicit options win. A fit that goes on needs the options that it
+    was begun with.
     """
 
-    def __init__(self, args: ArgsType = None) -> None:
+    def __init__(self, args: ArgsType = None, stop: Stop | None = None) -> None:
+        self.stop = stop or Stop()
+        self._evaluation: FolderLock | None = None
+        self._dumped = ""
         super().__init__(
             LREModule,
             RelationDataModule,
             trainer_class=LRETrainer,
             args=args,
-            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsFigures(), ResultsTable()]},
-            save_config_kwargs={"overwrite": True},
+            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsFigures(), ResultsTable(), RelationLog()]},
+            save_config_callback=ConfigFile,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -91,7 +133,7 @@ class LRECommandLine(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """`fit`, `validate` and `predict` with Lightning's arguments, and `LRETrainer`'s own jobs."""
         inherited = LightningCLI.subcommands()
-        own = {name: {"model", "datamodule"} for name in ("dataset", "distract")}
+        own = {name: {"model", "datamodule"} for name in (DATASET, "distract")}
         own["evaluate"] = {"model", "datamodule", "make_trainer"}
         predict = {"predict": inherited["predict"] | {"return_predictions"}}
         return {name: inherited[name] for name in ("fit", "validate")} | predict | own
@@ -139,24 +181,49 @@ class LRECommandLine(LightningCLI):
         self._parse(args)
         name = self.config["subcommand"]
         config = self.config[name]
-        if not config.get("ckpt_path"):
+        if name in (FIT, EVALUATE):
+            try_folders(Path(config.trainer.default_root_dir or "."), config.model.lre_dir)
+        if name == FIT and not config.ckpt_path and queued_again():
+            config.ckpt_path = "last"
+        given = config.get("ckpt_path")
+        path = find_checkpoint(given, Path(config.checkpoint.dirpath)) if given else None
+        if name == FIT:
+            refuse_to_overwrite(Path(config.checkpoint.dirpath) / "last.ckpt", path)
+        if not given:
             return
-        path = find_checkpoint(config.ckpt_path, Path(config.checkpoint.dirpath))
-        if path is None and name == "fit":
-            print(f"No checkpoint in {config.checkpoint.dirpath} yet: starting from the first relation.")
+        if path is None and name == FIT:
+            if rank() == 0:
+                print(f"No checkpoint in {config.checkpoint.dirpath} yet: starting from the first relation.")
             config.ckpt_path = None
             return
         if path is None:
             raise LREError(f"there is no checkpoint in {config.checkpoint.dirpath}: run fit first, or give its path")
-        remembered = {
-            f"{section}.{key}": value
-            for section, arguments in read_hyperparameters(path).items()
-            for key, value in arguments.items()
-            if f"{section}.{key}" not in LINKED
-        }
-        self._subcommand_parsers[name].set_defaults(remembered)
+        self._remember(path, name)
         self._parse(args)
-        self.config[name].ckpt_path = str(path)
+        self.config[name].ckpt_path = str(path.absolute())
+        if name == FIT:
+            data = RelationDataModule(**self.config[name].data.as_dict())
+            check_options(path, {"model": self.config[name].model.as_dict(), "data": dict(data.hparams)})
+
+    def _remember(self, path: Path, name: str) -> None:
+        """Make defaults of what a checkpoint remembers, of which the parser would not check the types otherwise."""
+        found = {
+            section: {key: value for key, value in arguments.items() if f"{section}.{key}" not in LINKED}
+            for section, arguments in read_hyperparameters(path).items()
+        }
+        parser, checking = self._subcommand_parsers[name], self._subcommand_parsers["validate"]
+        checking.exit_on_error = False
+        try:
+            checking.parse_object(found)
+        except ArgumentError as error:
+            raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
+        finally:
+            checking.exit_on_error = True
+        remembered = {f"{section}.{key}": value for section, given in found.items() for key, value in given.items()}
+        for key, value in remembered.items():
+            if value is None and parser.get_default(key) is not None:
+                raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
+        parser.set_defaults(remembered)
 
     def _parse(self, args: ArgsType) -> None:
         if isinstance(args, list | None):
@@ -174,13 +241,30 @@ class LRECommandLine(LightningCLI):
             self.model.bank.searched += [folder / "lres" for folder in Path(path).absolute().parents[:2]]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the progress bar that names the relation, unless the user chose another or none."""
+        """Add what keeps the run's folder in order, and the progress bar that names the relation.
+
+        There is no such bar where the user chose another or none, and a way to write checkpoints of the user's own
+        stays.
+
+        Raises:
+            LREError: If there cannot be such a Trainer.
+        """
         trainer = self._get(self.config_init, "trainer")
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks or []]
         chosen = [callback for callback in given if callback]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in chosen):
             chosen.append(RelationProgressBar())
-        return super().instantiate_trainer(**{"callbacks": chosen, **kwargs})
+        begin = None if self._evaluation is None else partial(begin_evaluation, self._evaluation, self._dumped)
+        try:
+            made = super().instantiate_trainer(**{"callbacks": [RunFolder(begin), self.stop, *chosen], **kwargs})
+        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+            raise LREError(" ".join(str(error).split())) from error
+        if type(made.strategy.checkpoint_io) is TorchCheckpointIO:
+            made.strategy.checkpoint_io = WholeCheckpointIO()
+        self.stop.trainers.append(made)
+        bar = made.progress_bar_callback
+        log_to_console(bar is None or not getattr(bar, "is_enabled", True))
+        return made
 
     def trainer_for(self, setting: Setting) -> Trainer:
         """The Trainer of one fit of an evaluation, in a folder of its own, with the configuration of that fit."""
@@ -202,9 +286,9 @@ class LRECommandLine(LightningCLI):
             self.subcommand = EVALUATE
 
     def before_evaluate(self) -> None:
-        """Leave the configuration of the evaluation beside its fits."""
-        path = Path(self.trainer.default_root_dir) / "config.yaml"
-        write_whole(path, self._subcommand_parsers[EVALUATE].dump(self.config[EVALUATE], skip_unset=False))
+        """Let the first fit take the evaluation's folder."""
+        self._evaluation = FolderLock(Path(self.trainer.default_root_dir))
+        self._dumped = self._subcommand_parsers[EVALUATE].dump(self.config[EVALUATE], skip_unset=False)
 
     def before_predict(self) -> None:
         """Hand the texts to the datamodule."""
@@ -228,7 +312,11 @@ class LRECommandLine(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand != REPORT:
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            finally:
+                if self._evaluation is not None:
+                    self._evaluation.release()
             return
         from lre_lightning.report.page import make_report
 
@@ -301,6 +389,59 @@ def find_checkpoint(ckpt_path: str, folder: Path) -> Path | None:
     return path
 
 
+def begin_evaluation(lock: FolderLock, config: str) -> None:
+    """Take an evaluation's folder, and leave its configuration beside its fits."""
+    lock.acquire()
+    write_whole(lock.folder / "config.yaml", config)
+
+
+def try_folders(root: Path, lre_dir: str | None) -> None:
+    """See before an LM is loaded whether a fit can be in a folder.
+
+    Args:
+        root: The folder.
+        lre_dir: The one for LREs, if that is another.
+
+    Raises:
+        LREError: If another fit is there, or nothing can be written to one of the folders.
+    """
+    for folder in (root, *([] if lre_dir is None else [Path(lre_dir)])):
+        check_writable(folder)
+    if not RANK_VARIABLES & os.environ.keys():  # else rank zero might be the one that has the folder
+        FolderLock(root).look()
+
+
+def refuse_to_overwrite(last: Path, resumed: Path | None) -> None:
+    """Refuse a fit where there is another one that has finished pairs.
+
+    Args:
+        last: Where the last checkpoint of a fit would be.
+        resumed: The checkpoint that the fit goes on from, if it does.
+
+    Raises:
+        LREError: If there is one, it is not that, and it has finished a pair.
+    """
+    if not last.is_file() or (resumed is not None and last.samefile(resumed)):
+        return
+    done, total, model = finished_pairs(last)
+    if done:
+        pairs = f"{done} pairs" if total is None else f"{done} of {total} pairs"
+        raise LREError(
+            f"{str(last.parents[1])!r} has a fit of {model!r} with {pairs} finished: go on with it by "
+            "--ckpt_path last, give another --trainer.default_root_dir, or remove that folder"
+        )
+
+
+def queued_again() -> bool:
+    """Whether this is a job that SLURM has started once more, as Lightning asks it to when its time is up."""
+    return SLURMEnvironment.detect() and int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+
+
+def rank() -> int:
+    """This process among those of the run, as far as that is known."""
+    return getattr(rank_zero_only, "rank", None) or 0
+
+
 def quiet() -> None:
     """Leave out warnings and tips that a user of this command line can do nothing about."""
     for message in HARMLESS_WARNINGS:
@@ -313,12 +454,52 @@ def main(args: ArgsType = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0, or 2 after a user's mistake, which is printed as one line without a traceback.
+        The exit status: 0; 2 after a user's mistake or a write that failed, which is printed as one line without a
+        traceback; 130 or 143 after Ctrl-C or SIGTERM, with a line that says how to go on.
     """
     quiet()
+    command = next_command(args)
+    stop = Stop(f"stopped; go on with: {command}" if command else "stopped")
     try:
-        LRECommandLine(args)
-    except LREError as error:
-        print(f"error: {error}", file=sys.stderr)
+        with stop:
+            LRECommandLine(args, stop)
+    except BaseException as error:
+        stop.end_processes()
+        if isinstance(error, SIGTERMException):  # Lightning's, under SLURM
+            stop.signum = signal.SIGTERM
+        if stop.signum is not None:
+            stop.say()
+            return stop.status
+        message = message_of(error)
+        if message is None:
+            raise
+        if not isinstance(error, RankZeroError):
+            print(f"error: {message}" + (f" (rank {rank()})" if rank() else ""), file=sys.stderr)
+        if command and rank() == 0 and isinstance(error, NotWritten | OSError):
+            print(f"after that, go on with: {command}", file=sys.stderr)
         return 2
     return 0
+
+
+def next_command(args: ArgsType) -> str | None:
+    """The command that goes on with a job that has ended early; None if there is nothing to go on with."""
+    if not isinstance(args, list | None):
+        return None
+    job = next((a for a in (sys.argv[1:] if args is None else args) if a in (FIT, EVALUATE, DATASET)), None)
+    return None if job is None else command_line(args, resume=job == FIT)
+
+
+def message_of(error: BaseException) -> str | None:
+    """What to print of an exception in one line; None where it is no mistake of the user's, nor a write that failed."""
+    if isinstance(error, LREError):
+        return printable(str(error))
+    if isinstance(error, MisconfigurationException):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{repr(error.filename) if error.filename else 'a file'} cannot be written: {error.strerror}"
+    if isinstance(error, RuntimeError) and LOST.search(str(error)):
+        return "another process of this run has ended: its own error is the reason"
+    if isinstance(error, ProcessRaisedException):  # by a process that Lightning has forked or spawned
+        name, _, message = str(error).strip().splitlines()[-1].partition(": ")
+        return message if name.startswith("lre_lightning.") else None
+    return None

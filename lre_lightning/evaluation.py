@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from lre_lightning.checkpoints import read_hyperparameters
 from lre_lightning.errors import LREError
 from lre_lightning.module import LREModule
@@ -77,7 +79,7 @@ def evaluate(
             raise LREError(f"n {n!r} is out of range: it must be a whole number of at least 1, such as 5")
     records = _fit(module, data, make_trainer(MAIN))
     for setting in _settings(module, data, records, numbers, templates, bare):
-        print(f"\n{setting.title}")
+        rank_zero_only(print)(f"\n{setting.title}")
         options: dict[str, Any] = {**module.hparams, **setting.model, "name_or_path": module.lm}
         records += _fit(LREModule(**options), data.changed(**setting.data), make_trainer(setting))
     return records
@@ -126,8 +128,27 @@ def _fit(module: LREModule, data: RelationDataModule, trainer: Trainer) -> list[
     return list(module.records.values())
 
 
+HARMLESS = {
+    "data": {"batch_size", "texts", "trust_remote_code"},
+    "model": {
+        "attn_implementation",
+        "chunk_size",
+        "device_map",
+        "lre_dir",
+        "max_memory",
+        "offload_folder",
+        "trust_remote_code",
+    },
+}
+"""Options of which neither the list of pairs nor what is measured depends."""
+
+
 def check_options(checkpoint: Path, given: dict[str, dict[str, Any]]) -> None:
-    """Refuse to go on with a fit that was begun with other options.
+    """Refuse to go on with a fit that was begun with other options, the harmless ones excepted.
+
+    Args:
+        checkpoint: A checkpoint of the fit.
+        given: The options now, under ``"model"`` and ``"data"``.
 
     Raises:
         LREError: If an option differs, which is named.
@@ -136,7 +157,7 @@ def check_options(checkpoint: Path, given: dict[str, dict[str, Any]]) -> None:
     for section, options in given.items():
         for name, value in options.items():
             before = remembered[section].get(name)
-            if before != value:
+            if before != value and name not in HARMLESS[section]:
                 raise LREError(
                     f"{str(checkpoint)!r} is of a fit with {section}.{name} {before!r}, not {value!r}: give the same "
                     "options to go on with it, or another --trainer.default_root_dir"

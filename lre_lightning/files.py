@@ -2,24 +2,146 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+from lre_lightning.errors import LREError, first_line
+
+_NO_ROOM = "free some space there"
+_NOT_ALLOWED = "give a folder that may be written to"
+_IN_THE_WAY = "a file is where a folder should be: move it, or give another folder"
+ADVICE = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: "a file may not be that large there: give another folder, or raise the limit",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: _NOT_ALLOWED,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.EISDIR: "a folder is where the file should be: move it, or give another folder",
+}
+
+
+class NotWritten(LREError):
+    """A file or a folder could not be written."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text in UTF-8, under its name only once it is whole."""
+    """Write a file, text in UTF-8, under its name only once it is whole.
+
+    Raises:
+        LREError: If the file cannot be written.
+    """
     with written_whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; after the context what was written is `path`.
+    """Give a path beside `path` to write to; after the context what was written is `path`, also after a power cut.
 
-    If the context is left by an exception, what was at `path` before stays there.
+    If the context is left by an exception, or the process ends within it, what was at `path` before stays there. Two
+    processes must not write the same file at once: see `lre_lightning.locks`.
+
+    Raises:
+        LREError: If the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    yield part
-    part.replace(path)
+    try:
+        with failures_named(path):
+            make_folder(path.parent)
+            part.unlink(missing_ok=True)
+            part.touch()
+            mode = part.stat().st_mode
+            yield part
+            part.chmod(mode)  # safetensors makes files that nobody else may read
+            _sync(part)
+            part.replace(path)
+            _sync(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+@contextmanager
+def grown_whole(path: Path) -> Iterator[Path]:
+    """As `written_whole`, with what is at `path` already copied, to be added to.
+
+    Raises:
+        LREError: If the file cannot be written.
+    """
+    with written_whole(path) as part:
+        if path.exists():
+            shutil.copyfile(path, part)
+        yield part
+
+
+@contextmanager
+def failures_named(path: Path) -> Iterator[None]:
+    """Turn what the system says of a write that failed into an error that names the file or folder.
+
+    Raises:
+        NotWritten: If something in the context cannot be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+        reason = first_line(error) if number is None else os.strerror(number)
+        advice = ADVICE.get(number or 0)
+        raise NotWritten(f"{str(path)!r} cannot be written: {reason}" + (f"; {advice}" if advice else "")) from error
+
+
+def check_writable(folder: Path) -> None:
+    """Try to write to a folder, or where it is not there yet to the one in which it will be made.
+
+    Raises:
+        LREError: If nothing can be written there.
+    """
+    with failures_named(folder):
+        existing = folder.absolute()
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"?")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they are there also after a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what file systems say that cannot
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _number_in(message: str) -> int | None:
+    found = re.search(r"os error (\d+)", message)
+    return int(found[1]) if found else None

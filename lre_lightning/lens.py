@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from lre_lightning.checkpoints import printable
 from lre_lightning.errors import LREError
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lre import LRE
@@ -201,6 +202,6 @@ def print_lenses(grids: Sequence[Sequence[Lens]]) -> None:
     for lens in (lens for text in grids for lens in text if lens.layer is not None and lens.layer in lens.layers):
         at = lens.layers.index(lens.layer)
         best = zip(lens.top[at][-1], lens.probabilities[at][-1], strict=True)
-        said = ", ".join(f"{token.strip()} {probability:.2f}" for token, probability in best)
-        table.add_row(lens.text, lens.name, str(lens.layer), said)
+        said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
+        table.add_row(printable(lens.text), printable(lens.name), str(lens.layer), said)
     Console(markup=False, emoji=False, highlight=False).print(table)

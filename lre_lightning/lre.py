@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lre_lightning.errors import LREError
-from lre_lightning.files import written_whole
+from lre_lightning.checkpoints import LONGEST_NAME, listing, mapping, number, printable, shown, text, whole
+from lre_lightning.errors import LREError, first_line
+from lre_lightning.files import write_whole
 from lre_lightning.grid import check_ranks
 from lre_lightning.inverse import LowRankInverse
 from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.records import WIDEST, layer_of, rank_of
 
-FORMAT = "lre-lightning/1"
+DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,11 @@ class LRE:
 
     def __post_init__(self) -> None:
         """Check what is given."""
-        hidden = self.bias.shape[0] if self.bias.ndim == 1 else -1
-        if self.weight.shape != (hidden, hidden):
-            raise LREError(
-                f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), "
-                f"not {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
-            )
+        _check_shapes(self.weight.shape, self.bias.shape)
         if not (torch.isfinite(self.weight).all() and torch.isfinite(self.bias).all()):
             raise LREError(f"the LRE of {self.origin.relation!r} holds values that are not finite")
         if self.rank is not None:
-            check_ranks([self.rank], hidden)
+            check_ranks([self.rank], len(self.bias))
 
     def __call__(self, subject: Tensor, beta: float | Tensor | None = None) -> Tensor:
         """Predict o from s.
@@ -154,9 +152,14 @@ class LRE:
         """Refuse an LM other than the one that the LRE was estimated from.
 
         Raises:
-            LREError: If the fingerprint of the unembedding differs.
+            LREError: If the fingerprint of the unembedding differs, or the LM has another width or no such layer.
         """
         check_origin(asdict(self.origin), lm)
+        lm.check_layers([self.layer])
+        if len(self.bias) != lm.hidden_size:
+            raise LREError(
+                f"the LRE of {self.origin.relation!r} has the width {len(self.bias)}, and {lm.name!r} {lm.hidden_size}"
+            )
 
     def metadata(self) -> dict[str, Any]:
         """Everything but the tensors, as plain data."""
@@ -166,25 +169,30 @@ class LRE:
     def from_tensors(cls, weight: Tensor, bias: Tensor, metadata: dict[str, Any]) -> Self:
         """Rebuild an LRE from its tensors and `metadata`.
 
+        Args:
+            weight: W, `(hidden, hidden)`, float32 or float64.
+            bias: b, `(hidden,)`, likewise.
+            metadata: What `metadata` gave, also where its tuples have become lists.
+
         Raises:
-            LREError: If the metadata is not that of an LRE.
+            LREError: If the metadata is not that of an LRE, or a tensor is of another kind.
         """
-        try:
-            given = dict(metadata["origin"])
-            given["train"] = tuple((str(subject), str(object)) for subject, object in given["train"])
-            origin = Origin(**{f.name: given[f.name] for f in fields(Origin)})
-            layer, beta, rank = metadata["layer"], float(metadata["beta"]), metadata["rank"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise LREError(f"this is not the metadata of an LRE: {type(error).__name__} {error}") from error
-        return cls(weight, bias, layer, origin, beta, rank)
+        for name, tensor in (("W", weight), ("b", bias)):
+            _check_tensor(tensor, name)
+        found = checked_metadata(metadata)
+        origin = Origin(**found.pop("origin"))
+        return cls(weight.detach(), bias.detach(), origin=origin, **found)
 
     def save(self, path: str | Path) -> None:
-        """Write W, b and the origin to one safetensors file, under its name only once it is whole."""
-        from safetensors.torch import save_file
+        """Write W, b and the origin to one safetensors file, under its name only once it is whole.
+
+        Raises:
+            LREError: If the file cannot be written.
+        """
+        from safetensors.torch import save
 
         tensors = {"weight": self.weight.contiguous().cpu(), "bias": self.bias.contiguous().cpu()}
-        with written_whole(Path(path)) as part:
-            save_file(tensors, part, {"format": FORMAT, "lre": json.dumps(self.metadata())})
+        write_whole(Path(path), save(tensors, {"lre": json.dumps(self.metadata())}))
 
     @staticmethod
     def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -231,12 +239,78 @@ def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
         )
 
 
+def _check_shapes(weight: Sequence[int], bias: Sequence[int]) -> None:
+    if len(bias) != 1 or not 1 <= bias[0] <= WIDEST or tuple(weight) != (bias[0], bias[0]):
+        raise LREError(
+            f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), not {tuple(weight)} and {tuple(bias)}"
+        )
+
+
+def checked_metadata(metadata: Any) -> dict[str, Any]:
+    """What `LRE.metadata` gave, each entry of its kind and lists as tuples; keys of no field are left out.
+
+    Raises:
+        LREError: If an entry is missing or of another kind.
+    """
+    try:
+        given = mapping(metadata, "it")
+        origin = mapping(given["origin"], "origin")
+        train = [listing(pair, "a sample of train", 2) for pair in listing(origin["train"], "train")]
+        if any(len(pair) != 2 for pair in train):
+            raise LREError("a sample of train must be a subject and an object")
+        return {
+            "layer": layer_of(given["layer"], "layer"),
+            "beta": number(given["beta"], "beta"),
+            "rank": None if given["rank"] is None else rank_of(given["rank"], "rank"),
+            "origin": {
+                "model": text(origin["model"], "model"),
+                "fingerprint": text(origin["fingerprint"], "fingerprint", LONGEST_NAME),
+                "relation": text(origin["relation"], "relation", LONGEST_NAME),
+                "revision": None if origin["revision"] is None else text(origin["revision"], "revision", LONGEST_NAME),
+                "category": text(origin["category"], "category", LONGEST_NAME),
+                "trial": whole(origin["trial"], "trial"),
+                "template": text(origin["template"], "template"),
+                "train": tuple((text(one, "a subject"), text(other, "an object")) for one, other in train),
+            },
+        }
+    except KeyError as error:
+        raise LREError(f"this is not the metadata of an LRE: it lacks {error}") from error
+    except LREError as error:
+        raise LREError(f"this is not the metadata of an LRE: {error}") from error
+
+
+def _check_tensor(tensor: Any, name: str) -> None:
+    """Refuse what is no plain tensor of floats, or claims more numbers than it has, before anything is computed."""
+    if type(tensor) is not Tensor or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        raise LREError(f"{name} of an LRE must be a plain tensor, not {shown(tensor)} of another kind")
+    if tensor.dtype not in DTYPES:
+        raise LREError(f"{name} of an LRE must be float32 or float64, not {tensor.dtype}")
+    if not 1 <= tensor.shape.numel() <= tensor.untyped_storage().nbytes() // tensor.element_size():
+        raise LREError(f"{name} of an LRE is said to be {tuple(tensor.shape)}, and its memory has not so many numbers")
+
+
 def _read(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
     """The metadata and some tensors of an LRE file."""
     from safetensors import SafetensorError, safe_open
 
+    if not os.path.isfile(path):
+        raise LREError(f"{str(path)!r} is not an LRE file that can be read: there is no such file")
     try:
         with safe_open(path, framework="pt") as file:
-            return json.loads((file.metadata() or {})["lre"]), [file.get_tensor(name) for name in names]
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise LREError(f"{str(path)!r} is not an LRE file that can be read: {error}") from error
+            _check_tensors({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
+            found = checked_metadata(json.loads((file.metadata() or {})["lre"]))
+            return found, [file.get_tensor(name) for name in names]
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, MemoryError) as error:
+        reason = printable(first_line(error))
+        raise LREError(f"{str(path)!r} is not an LRE file that can be read: {reason}") from error
+
+
+def _check_tensors(slices: Mapping[str, Any]) -> None:
+    """Check names, dtypes and shapes of the tensors in a file before they are read."""
+    if set(slices) != {"weight", "bias"}:
+        raise LREError(f"it has {len(slices)} tensors, and they should be weight and bias")
+    for name, part in slices.items():
+        if part.get_dtype() not in ("F32", "F64"):
+            raise LREError(f"{name} must be F32 or F64, not {part.get_dtype()}")
+    shapes = [tuple(slices[name].get_shape()) for name in ("weight", "bias")]
+    _check_shapes(*shapes)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as dataclass_replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Callback
 from typing_extensions import TypedDict
 
 from lre_lightning.bank import LREBank, Pair
 from lre_lightning.baselines import Example, everyones_examples
+from lre_lightning.checkpoints import mapping, read_hyperparameters, restrict
 from lre_lightning.errors import LREError
 from lre_lightning.estimation import LREEstimator
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks, default_ranks
@@ -20,11 +23,13 @@ from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel, Layer
 from lre_lightning.lens import FirstTrials, Lens, read_lenses
 from lre_lightning.loading import DeviceMap, Quantization
-from lre_lightning.lre import LRE, Origin, check_origin
+from lre_lightning.lre import LRE, Origin
 from lre_lightning.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
 from lre_lightning.patching import PromptBatch
+from lre_lightning.rank_zero import share_error
 from lre_lightning.ranks import ALONE, Ranks
 from lre_lightning.records import PairRecord
+from lre_lightning.run_folder import RunFolder
 from lre_lightning.scoring import Encoded, EncodedTrial, Shared, encode
 from lre_lightning.selection import Criterion, choose_after
 from lre_lightning.strategies import check_alike, check_strategy, without_wrapper
@@ -217,6 +222,11 @@ class LREModule(L.LightningModule):
     def configure_optimizers(self) -> None:
         """Nothing is optimized."""
 
+    def configure_callbacks(self) -> list[Callback]:
+        """What keeps the folder of a fit in order, where the Trainer has no such callback."""
+        there = any(isinstance(callback, RunFolder) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [] if there else [RunFolder()]
+
     def setup(self, stage: str) -> None:
         """Choose the LREs' folder, end fit by itself after the last pair, and find the other processes.
 
@@ -396,6 +406,8 @@ class LREModule(L.LightningModule):
         if self._candidates is None:
             draw = self._data.draws(self._pair)
             saved = self.bank.lres.get((draw.relation.name, draw.trial))
+            if saved is not None:
+                saved.check_model(self.lm)
             self._candidates = {} if saved is None else {saved.layer: saved.to(self.lm.device)}
         return list(self._candidates) or self.layers[-1:]
 
@@ -445,7 +457,7 @@ class LREModule(L.LightningModule):
         if record.chosen_scores is not None:
             scores["faithfulness"], scores["causality"] = record.chosen_scores
         for name, score in scores.items():
-            self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True)
+            self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _fitted(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str) -> PairRecord:
         """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
@@ -460,8 +472,12 @@ class LREModule(L.LightningModule):
             record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key, self.chunk_size)
         if record.reported:
             kept = dataclass_replace(candidates[layer].to("cpu"), rank=rank)
-            self.bank.lres[record.relation, record.trial] = kept
-            self.trainer.strategy.barrier()  # so that the others find the first one's file
+            error = None
+            try:
+                self.bank.lres[record.relation, record.trial] = kept
+            except LREError as raised:
+                error = raised
+            share_error(self.trainer, error)  # the others wait for the first one's file
         return record
 
     def _again(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE]) -> PairRecord:
@@ -476,7 +492,8 @@ class LREModule(L.LightningModule):
         if record.relation in self.choices:
             choice = self.choices[record.relation]
             return choice["layer"], choice["rank"]
-        earlier = [r for r in self.bank.records.values() if r.relation == record.relation and r.scored]
+        others = [r for r in self.bank.records.values() if r.relation == record.relation and r.trial != record.trial]
+        earlier = [r for r in others if r.scored]
         return choose_after(record, earlier, self.select_by)
 
     # Prediction: the attribute lens of texts.
@@ -508,17 +525,50 @@ class LREModule(L.LightningModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load what `state_dict` gave; everything in it must fit, and the LM must be the one it was made with.
 
+        Weights of an LM in it are unknown to this module, and never loaded.
+
         Raises:
-            LREError: If an LRE was estimated from another LM.
+            LREError: If an LRE was estimated from another LM, or the state is not that of LREs.
             RuntimeError: If a key is missing or unknown.
         """
-        keys = super().load_state_dict(state_dict, strict=False, assign=assign)
+        given = mapping(state_dict, "the state of a module")
+        own = {name: value for name, value in given.items() if not name.startswith(LM_PREFIX)}
+        keys = super().load_state_dict(own, strict=False, assign=assign)
         missing = [name for name in keys.missing_keys if not name.startswith(LM_PREFIX)]
-        if strict and (missing or keys.unexpected_keys):
-            raise RuntimeError(f"the checkpoint does not fit: missing {missing}, unknown {keys.unexpected_keys}")
-        for metadata in self.bank.lres.metadata.values():
-            check_origin(metadata["origin"], self.lm)
+        unknown = [*keys.unexpected_keys, *(name for name in given if name not in own)]
+        if strict and (missing or unknown):
+            raise RuntimeError(f"the checkpoint does not fit: missing {missing}, unknown {unknown}")
+        self.bank.lres.check_model(self.lm)
         return keys
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave nothing in a checkpoint that the Trainer would trust and this module does not need."""
+        restrict(checkpoint, self._trainer)
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = True,
+        **kwargs: Any,
+    ) -> Any:
+        """As Lightning's, of a local file; what a stranger's checkpoint may not ask for is taken from `kwargs` alone.
+
+        Raises:
+            LREError: If the file is no checkpoint of this module, or what it holds cannot be loaded.
+        """
+        remembered = read_hyperparameters(Path(checkpoint_path))["model"]
+        options = {
+            name: option.default
+            for name, option in signature(cls).parameters.items()
+            if name not in remembered and option.default is not Parameter.empty
+        }
+        return super().load_from_checkpoint(
+            checkpoint_path, map_location, hparams_file, strict, weights_only=weights_only, **(options | kwargs)
+        )
 
 
 def _samples_of(batch: RelationBatch) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def make_prompts(
 
     Raises:
         LREError: The tokenizer is not a fast one or has no token to start with, the template is not one, or a
-            subject or object vanishes in the tokenization.
+            subject or object vanishes in the tokenization or becomes a control token.
     """
     head = "".join(f"{fill(template, given.subject)} {given.object}\n" for given in context)
     return make_prompts_after(tokenizer, template, samples, [head] * len(samples))
@@ -250,16 +250,28 @@ def _ids(encoding: Any) -> list[int]:
 
 
 def _encode(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[_Encoding]:
-    """Tokenize texts whole, with nothing added: token ids and the characters that each stands for."""
+    """Tokenize texts whole, with nothing added: token ids and the characters that each stands for.
+
+    What is written like a control token, such as ``</s>``, is text like any other.
+
+    Raises:
+        LREError: The tokenizer makes a control token of it nevertheless.
+    """
     if not texts:
         return []
     encoded = tokenizer(
         texts,
         add_special_tokens=False,
+        split_special_tokens=True,
         return_attention_mask=False,
         return_offsets_mapping=True,
         verbose=False,
     )
+    controls = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    for ids in encoded["input_ids"]:
+        if not controls.isdisjoint(ids):
+            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in controls))
+            raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
     return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
 
 

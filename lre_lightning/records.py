@@ -8,15 +8,18 @@ them to `read_records`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from typing_extensions import Self
 
+from lre_lightning.checkpoints import LONGEST_NAME, listing, mapping, number, shown, text, truth, whole
 from lre_lightning.errors import LREError
-from lre_lightning.files import written_whole
+from lre_lightning.files import grown_whole, written_whole
 from lre_lightning.language_model import Layer
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
@@ -24,6 +27,7 @@ CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
 
 Grid = tuple[tuple[int, ...], ...]
 ByLayer = Mapping[str, tuple[int, ...]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -144,40 +148,178 @@ class PairRecord:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a record from `plain`, also where its tuples have become lists.
+        """Rebuild a record from `plain`, also where its tuples have become lists; keys of no field are ignored.
 
         Raises:
-            LREError: If a field is missing.
+            LREError: If a field is missing, has a value of another kind, or contradicts the others.
         """
         try:
-            return cls(**{entry.name: _tupled(data[entry.name]) for entry in fields(cls)})
-        except (KeyError, TypeError) as error:
+            given = {entry.name: data[entry.name] for entry in fields(cls)}
+        except (KeyError, TypeError, IndexError) as error:
             raise LREError(f"this is not a record of results: {type(error).__name__} {error}") from error
+        try:
+            return cls(**_checked(given))
+        except LREError as error:
+            raise LREError(f"this is not a record of results: {error}") from error
 
 
 def _share(count: int, total: int) -> float:
     return count / total if total else float("nan")
 
 
-def _tupled(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(_tupled(entry) for entry in value)
-    if isinstance(value, Mapping):
-        return {key: _tupled(entry) for key, entry in value.items()}
-    return value
+LARGEST_GRID = 1_000_000
+"""Counts that one grid of a record may have."""
+MOST_LAYERS, WIDEST = 10_000, 2**16
+"""Layers and width of an LM, at most."""
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record, each of its kind, and in agreement with each other."""
+    counts = {name: whole(given[name], name) for name in ("trial", "samples", "tested", "n_shot")}
+    known = whole(given["known"], "known", most=counts["tested"])
+    edited = whole(given["edited"], "edited", most=known)
+    layers = _axis(given, "layers", layer_of, _place_of)
+    betas = _axis(given, "betas", number, float)
+    ranks = _axis(given, "ranks", rank_of, int)
+    if len(layers) * max(len(betas), len(ranks)) > LARGEST_GRID:
+        raise LREError(f"a grid of {len(layers)} layers, {len(betas)} betas and {len(ranks)} ranks is too large")
+    per_layer = {"faithful_baselines": known, "zero_shot_baselines": known, "causal_baselines": edited}
+    found = {
+        **counts,
+        "known": known,
+        "edited": edited,
+        "relation": text(given["relation"], "relation", LONGEST_NAME),
+        "category": text(given["category"], "category", LONGEST_NAME),
+        "model": text(given["model"], "model"),
+        "template": text(given["template"], "template"),
+        "range_size": whole(given["range_size"], "range_size", 1),
+        "template_index": _or_none(whole, given["template_index"], "template_index"),
+        "first_tokens": _or_none(whole, given["first_tokens"], "first_tokens"),
+        "reported": truth(given["reported"], "reported"),
+        "layers": layers,
+        "betas": betas,
+        "ranks": ranks,
+        "faithful": _grid(given, "faithful", layers, betas, known),
+        "faithful_zero_shot": _grid(given, "faithful_zero_shot", layers, betas, known),
+        "causal": _grid(given, "causal", layers, ranks, edited),
+        "faithful_low_rank": _counts(given["faithful_low_rank"], "faithful_low_rank", ranks, known),
+        **{name: _by_layer(given[name], name, layers, most) for name, most in per_layer.items()},
+        "line_integrals": _line_integrals(given["line_integrals"]),
+        "layer": _or_none(layer_of, given["layer"], "layer"),
+        "beta": number(given["beta"], "beta"),
+        "rank": _or_none(rank_of, given["rank"], "rank"),
+    }
+    _check_choice(found)
+    return found
+
+
+def _check_choice(found: Mapping[str, Any]) -> None:
+    """Check that a record of a grid has counts and a choice on it, and another one neither."""
+    scored = bool(found["layers"])
+    for name in ("faithful", "causal"):
+        if scored and not found[name]:
+            raise LREError(f"{name} has no count, and there are {len(found['layers'])} layers")
+    for name in ("layer", "rank"):
+        if (found[name] in found[f"{name}s"]) != scored or (found[name] is not None) != scored:
+            raise LREError(f"{name} {found[name]!r} is not on the grid")
+    if scored and found["beta"] not in found["betas"]:
+        raise LREError(f"beta {found['beta']} is not on the grid")
+
+
+def _axis(given: Mapping[str, Any], name: str, check: Callable[..., T], place: Callable[[T], float]) -> tuple[T, ...]:
+    """One axis of the grid: values that rise."""
+    values = tuple(check(value, f"one of {name}") for value in listing(given[name], name))
+    if any(place(one) >= place(other) for one, other in pairwise(values)):
+        raise LREError(f"{name} must rise, each above the one before")
+    return values
+
+
+def _grid(given: Mapping[str, Any], name: str, layers: Sequence[Layer], axis: Sequence[float], most: int) -> Grid:
+    """Counts `[layer][place on the axis]`, or none at all."""
+    lines = listing(given[name], name)
+    if len(lines) not in (0, len(layers)):
+        raise LREError(f"{name} has {len(lines)} rows, and there are {len(layers)} layers")
+    found = tuple(_counts(line, name, axis, most) for line in lines)
+    if any(len(line) != len(axis) for line in found):
+        raise LREError(f"{name} has rows without counts")
+    return found
+
+
+def _counts(value: object, name: str, axis: Sequence[Any], most: int) -> tuple[int, ...]:
+    """A count for each place on an axis, or none at all."""
+    found = tuple(whole(count, f"a count of {name}", most=most) for count in listing(value, name, len(axis)))
+    if len(found) not in (0, len(axis)):
+        raise LREError(f"{name} has {len(found)} counts in a row, and there should be {len(axis)}")
+    return found
+
+
+def _by_layer(value: object, name: str, layers: Sequence[Layer], most: int) -> ByLayer:
+    methods = mapping(value, name)
+    known = CAUSALITY_BASELINES if name == "causal_baselines" else FAITHFULNESS_BASELINES
+    for method in methods:
+        if method not in known:
+            raise LREError(f"{name} has {shown(method)}, and the baselines are {', '.join(known)}")
+    return {method: _counts(counts, name, layers, most) for method, counts in methods.items()}
+
+
+def _line_integrals(value: object) -> tuple[tuple[float, float], ...]:
+    """Pairs of numbers, which need not be finite in an LM whose hidden states overflow."""
+    pairs = tuple(tuple(listing(pair, "a pair of line_integrals", 2)) for pair in listing(value, "line_integrals"))
+    for pair in pairs:
+        if len(pair) != 2 or not all(type(value) is float for value in pair):
+            raise LREError("line_integrals must be pairs of numbers")
+    return cast("tuple[tuple[float, float], ...]", pairs)
+
+
+def layer_of(value: object, what: str) -> Layer:
+    """A layer: ``"emb"`` or the index of a block.
+
+    Raises:
+        LREError: If it is something else.
+    """
+    return "emb" if value == "emb" and isinstance(value, str) else whole(value, what, most=MOST_LAYERS)
+
+
+def _place_of(layer: Layer) -> int:
+    """Where a layer is in the order of an LM's layers: the embedding comes before block 0."""
+    return -1 if layer == "emb" else layer
+
+
+def rank_of(value: object, what: str) -> int:
+    """A rank.
+
+    Raises:
+        LREError: If it is something else.
+    """
+    return whole(value, what, 1, WIDEST)
+
+
+def _or_none(check: Callable[..., T], value: object, name: str) -> T | None:
+    return None if value is None else check(value, name)
 
 
 def write_records(records: Iterable[PairRecord], path: Path) -> None:
-    """Write records to a file, one a line, under its name only once it is whole."""
-    with written_whole(path) as part:
-        part.write_text("", encoding="utf-8")
-        append_records(records, part)
+    """Write records to a file, one a line, under its name only once it is whole.
+
+    Raises:
+        LREError: If the file cannot be written.
+    """
+    with written_whole(path) as part, part.open("w", encoding="utf-8") as file:
+        file.writelines(map(_line, records))
 
 
 def append_records(records: Iterable[PairRecord], path: Path) -> None:
-    """Add records at the end of a file that `write_records` wrote."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record.plain(), ensure_ascii=False) + "\n" for record in records)
+    """Add records at the end of a file that `write_records` wrote, all of them or none.
+
+    Raises:
+        LREError: If the file cannot be written.
+    """
+    with grown_whole(path) as part, part.open("a", encoding="utf-8") as file:
+        file.writelines(map(_line, records))
+
+
+def _line(record: PairRecord) -> str:
+    return json.dumps(record.plain(), ensure_ascii=False) + "\n"
 
 
 def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
@@ -213,21 +355,23 @@ def result_files(path: Path) -> list[Path]:
     Raises:
         LREError: If there is none.
     """
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
-    files = sorted(path.rglob("fit_results.jsonl"))
+    files = sorted(path.rglob("fit_results.jsonl")) if os.path.isdir(path) else []
     if not files:
         raise LREError(f"there is no fit_results.jsonl in {str(path)!r}: give a run's folder, or such a file")
     return files
 
 
 def _read(path: Path) -> list[PairRecord]:
+    if not os.path.isfile(path):
+        raise LREError(f"{str(path)!r} is no file with records of results")
     records = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for place, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             records.append(PairRecord.from_plain(json.loads(line.decode())))
-        except (ValueError, TypeError, LREError) as error:
-            raise LREError(f"{str(path)!r}, line {number}, is not a record of results: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise LREError(f"{str(path)!r}, line {place}, is not a record of results: {error}") from error
     return records
 
 

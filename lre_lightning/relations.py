@@ -15,16 +15,22 @@ The files have the schema of the relations that Hernandez et al. (ICLR 2024, sec
 import difflib
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lre_lightning.checkpoints import LONGEST_NAME, shown, text
 from lre_lightning.demo import DEMO, RELATIONS_DIR
 from lre_lightning.errors import LREError
 
 SLOT = "{}"
 RELATIONS_DIR_VARIABLE = "LRE_RELATIONS_DIR"
+LONGEST = 10_000
+"""Characters that a subject, an object or a template may have."""
+LARGEST_FILE = 2**26
+"""Bytes that a relation's file may have."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +123,8 @@ def load_relation(path: str | Path) -> Relation:
     fields = _Fields(path, _read_json(path))
     properties = _Fields(path, fields.get("properties", dict, {}), "properties.")
     return Relation(
-        name=fields.text("name"),
-        category=properties.text("relation_type", path.resolve().parent.name),
+        name=fields.text("name", longest=LONGEST_NAME),
+        category=properties.text("relation_type", _folder_of(path), LONGEST_NAME),
         prompt_templates=_templates(fields, "prompt_templates"),
         zero_shot_templates=_templates(fields, "prompt_templates_zs", []),
         domain_name=properties.text("domain_name", ""),
@@ -191,7 +197,7 @@ def resolve_relations_dir(relations_dir: str | Path | None = None) -> Path:
     """
     if relations_dir is None:
         relations_dir = os.environ.get(RELATIONS_DIR_VARIABLE) or DEMO
-    return RELATIONS_DIR if relations_dir == DEMO else Path(relations_dir).expanduser()
+    return RELATIONS_DIR if relations_dir == DEMO else _expanded(relations_dir)
 
 
 def is_path(item: str) -> bool:
@@ -218,11 +224,11 @@ class _Library:
         if not isinstance(item, str):
             raise LREError(f"relations must be selected by strings, got {item!r}")
         if is_path(item):
-            return _read_path(Path(item).expanduser())
+            return _read_path(_expanded(item))
         key = _normalise(item)
         named = [(path, r) for path, r in self.entries() if key in (_normalise(r.name), _normalise(path.stem))]
         found = named or [(path, r) for path, r in self.entries() if key == _normalise(r.category)]
-        if not found and item and Path(item).exists():
+        if not found and item and os.path.exists(item):
             found = _read_path(Path(item))
         if not found:
             raise LREError(self._unknown(item))
@@ -245,11 +251,28 @@ def _normalise(name: str) -> str:
 
 
 def _read_path(path: Path) -> list[_Entry]:
-    return [(path, load_relation(path))] if path.is_file() else _read_folder(path)
+    return [(path, load_relation(path))] if os.path.isfile(path) else _read_folder(path)
+
+
+def _expanded(path: str | Path) -> Path:
+    """A path in which ``~`` stands for a home folder.
+
+    Raises:
+        LREError: There is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise LREError(f"no such file or folder of relations: {str(path)!r} ({error})") from error
+
+
+def _folder_of(path: Path) -> str:
+    """The name of a file's folder, which may have bytes in it that are no text."""
+    return os.fsencode(path.resolve().parent.name).decode(errors="replace")
 
 
 def _read_folder(folder: Path) -> list[_Entry]:
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise LREError(f"no such file or folder of relations: {str(folder)!r}")
     if not folder.is_dir():
         raise LREError(f"{str(folder)!r} is not a folder of relations")
@@ -272,9 +295,19 @@ def _distinct(entries: Iterable[_Entry]) -> tuple[Relation, ...]:
 
 def _read_json(path: Path) -> Any:
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            what = "a directory" if stat.S_ISDIR(found.st_mode) else "no ordinary file"
+            raise LREError(f"can't read the relation {str(path)!r}: it is {what}")
+        if found.st_size > LARGEST_FILE:
+            raise LREError(
+                f"can't read the relation {str(path)!r}: it has {found.st_size} bytes, and may have {LARGEST_FILE}"
+            )
+        data = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
     except OSError as error:
         raise LREError(f"can't read the relation {str(path)!r}: {error.strerror or error}") from error
+    except LREError:
+        raise
     except (ValueError, RecursionError) as error:
         raise LREError(f"{path} is not a JSON file in UTF-8: {error}") from error
     if not isinstance(data, dict):
@@ -282,11 +315,20 @@ def _read_json(path: Path) -> Any:
     return data
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it has the key {shown(key)} twice in one object")
+        found[key] = value
+    return found
+
+
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
 
 
 def _kind(value: object) -> str:
-    return _KINDS.get(type(value), repr(value))
+    return _KINDS[type(value)] if type(value) in (dict, list, str) else shown(value)
 
 
 class _Fields:
@@ -306,15 +348,11 @@ class _Fields:
             raise LREError(f"{self.path}: {self.prefix}{key} must be {_KINDS[kind]}, not {_kind(value)}")
         return value
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """Return a string that is not blank, except where it is the default."""
-        value = str(self.get(key, str, default))
-        if value == default:
-            return value
-        if not value.strip():
+    def text(self, key: str, default: str | None = None, longest: int = LONGEST) -> str:
+        """Return a string that is not blank, except where it is the default, and that can be shown and written."""
+        value = text(self.get(key, str, default), f"{self.path}: {self.prefix}{key}", longest)
+        if value != default and not value.strip():
             raise LREError(f"{self.path}: {self.prefix}{key} is {value!r}; it must not be empty")
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise LREError(f"{self.path}: {self.prefix}{key} is {value!r}, which has half a surrogate pair in it")
         return value
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lre_lightning.files import written_whole
+from lre_lightning.files import grown_whole, written_whole
 from lre_lightning.language_model import Layer
 from lre_lightning.records import PairRecord
 
@@ -44,16 +44,23 @@ def write_csv(records: Iterable[PairRecord], path: Path) -> None:
 
     Its columns are `COLUMNS`; scores are those at the chosen layer, beta and rank. A pair that was not scored has a row
     without them.
+
+    Raises:
+        LREError: If the file cannot be written.
     """
-    with written_whole(path) as part:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, COLUMNS).writeheader()
-        append_csv(records, part)
+    with written_whole(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(map(_row, records))
 
 
 def append_csv(records: Iterable[PairRecord], path: Path) -> None:
-    """Add rows at the end of a file that `write_csv` wrote."""
-    with path.open("a", newline="", encoding="utf-8") as file:
+    """Add rows at the end of a file that `write_csv` wrote, all of them or none.
+
+    Raises:
+        LREError: If the file cannot be written.
+    """
+    with grown_whole(path) as part, part.open("a", newline="", encoding="utf-8") as file:
         csv.DictWriter(file, COLUMNS).writerows(map(_row, records))
 
 

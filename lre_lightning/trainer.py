@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from lightning import Trainer
+from typing_extensions import override
 
+from lre_lightning.checkpoints import read_checkpoint
 from lre_lightning.dataset import count_known, tables_of
+from lre_lightning.errors import LREError
 from lre_lightning.evaluation import Setting, evaluate
+from lre_lightning.locks import FolderLock
+from lre_lightning.rank_zero import share_error
 from lre_lightning.report.tables import Table, print_table, write_table
 
 if TYPE_CHECKING:
@@ -21,6 +25,23 @@ if TYPE_CHECKING:
 
 class LRETrainer(Trainer):
     """Lightning's Trainer; each further method is a subcommand of the command line, with its arguments and help."""
+
+    @override
+    def save_checkpoint(
+        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint, as Lightning's Trainer does.
+
+        Raises:
+            LREError: On every rank, if it cannot be written.
+        """
+        error = None
+        try:
+            super().save_checkpoint(filepath, weights_only, storage_options)
+        except LREError as raised:  # by rank zero, before the barrier at which the others wait
+            error = raised
+            self.strategy.barrier("Trainer.save_checkpoint")
+        share_error(self, error)
 
     def evaluate(
         self,
@@ -50,7 +71,8 @@ class LRETrainer(Trainer):
 
         root = Path(self.default_root_dir)
         evaluate(model, datamodule, make_trainer, n_shots, templates, bare)
-        print(f"\nReport: {make_report([root], root / 'report')}")
+        if self.is_global_zero:
+            print(f"\nReport: {make_report([root], root / 'report')}")
 
     def dataset(self, model: LREModule, datamodule: RelationDataModule) -> None:
         """Count what an LM knows of the relations under n-shot contexts, without estimating anything.
@@ -64,9 +86,15 @@ class LRETrainer(Trainer):
             datamodule: The relations.
         """
         root = Path(self.default_root_dir)
-        lm = self._placed(model)
-        records = count_known(lm, datamodule, root / "dataset_results.jsonl")
-        _show(tables_of(records), root / "dataset")
+        if not self.is_global_zero:
+            return
+        lock = FolderLock(root, "dataset")
+        lock.acquire()
+        try:
+            records = count_known(self._placed(model), datamodule, root / "dataset_results.jsonl")
+            _show(tables_of(records), root / "dataset")
+        finally:
+            lock.release()
 
     def distract(self, model: LREModule, datamodule: RelationDataModule, ckpt_path: str) -> None:
         """Ask what an LM still knows under distraction: its own answer against the attribute lens.
@@ -84,7 +112,9 @@ class LRETrainer(Trainer):
         from lre_lightning.datamodules import DistractionDataModule
         from lre_lightning.distraction import distraction_table, latent_knowledge
 
-        model.load_state_dict(torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"])
+        if not self.is_global_zero:
+            return
+        model.load_state_dict(read_checkpoint(ckpt_path)["state_dict"])
         lm = self._placed(model)
         kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
         results = [

@@ -345,7 +345,7 @@ def test_it_leaves_everything_as_found_where_it_raises(tmp_path, monkeypatch):
 
 def test_files_that_cannot_be_written_are_an_error_that_names_them(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LREError, match=r"the attribute lens failed: .*file/deep"):
+    with pytest.raises(LREError, match=r"file/deep.* cannot be written: .*a file is where"):
         trainer_of(tmp_path, [AttributeLens(TEXTS, dirpath=str(tmp_path / "file" / "deep"))]).fit(Foreign())
 
 

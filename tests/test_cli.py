@@ -222,6 +222,11 @@ def assert_one_error(result, *named):
         ("--data.template={} of {}", ["exactly one {} for the subject"]),
         ("--model.selection_trials=2", ["2 trials that choose leave none to report"]),
         ("--model.choices={'thing colour': {'layer': 7, 'rank': 1}}", ["the choice for 'thing colour'", "layer 7"]),
+        ("--trainer.devices=0", ["devices='0'"]),
+        ("--trainer.devices=-3", ["devices", "should be an int > 0"]),
+        ("--trainer.strategy=fsdp", ["fsdp", "requires a GPU"]),
+        ("--trainer.strategy=nonsense", ["invalid strategy name", "nonsense"]),
+        ("--trainer.gradient_clip_val=1", ["gradient clipping is not supported"]),
     ],
 )
 def test_options_out_of_range(run, folders, option, named):

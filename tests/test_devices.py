@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from filelock import FileLock
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
 from lre_lightning.errors import LREError
@@ -23,8 +24,6 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 SIZES = (1, 2, 3, 4)
 
-pytestmark = pytest.mark.xdist_group("devices")  # for one fixture of them all
-
 
 def run(args, **environment):
     """Run Python; its output if it ends well."""
@@ -34,21 +33,28 @@ def run(args, **environment):
     return result.stdout
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The toy, with a relation that has fewer test samples than there are processes."""
-    root = tmp_path_factory.mktemp("devices")
-    write_toy_model(root / "model")
-    (root / "relations").mkdir()
-    for name, count in (("few", 5), ("more", 14)):
-        (root / "relations" / f"{name}.json").write_text(json.dumps(relation_json(name, count=count)))
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, worker_id):
+    """The toy, with a relation that has fewer test samples than there are processes, and fits on one to four.
+
+    All of pytest's own processes share it, and the first one makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base if worker_id == "master" else base.parent) / "devices"
+    with FileLock(f"{root}.lock"):
+        if not (root / "made").exists():
+            write_toy_model(root / "model")
+            (root / "relations").mkdir()
+            for name, count in (("few", 5), ("more", 14)):
+                (root / "relations" / f"{name}.json").write_text(json.dumps(relation_json(name, count=count)))
+            run(["-m", "tests.fit_on_devices", root, "ddp_fork", "both", *SIZES])
+            (root / "made").touch()
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(folder):
-    """The folders of fits on one to four processes."""
-    run(["-m", "tests.fit_on_devices", folder, "ddp_fork", "both", *SIZES])
+    """The folders of the fits on one to four processes."""
     return folder / "ddp_fork"
 
 
@@ -218,13 +224,14 @@ sys.exit(main())
     ("was", "now", "message"),
     [
         ("data.n_shot=2", "data.n_shot=3", "the relations, or their draws, on 1 of 2 processes are not those"),
-        ("path={}/model", "path={}/other", "the weights of the LM on 1 of 2 processes are not those"),
+        ("path={folder}/model", "path={tmp_path}/other", "the weights of the LM on 1 of 2 processes are not those"),
     ],
 )
 def test_processes_that_differ_are_refused(folder, tmp_path, was, now, message):
-    write_toy_model(folder / "other", seed=1)
+    write_toy_model(tmp_path / "other", seed=1)
     script = tmp_path / "differing.py"
-    script.write_text(DIFFERENT.replace("{was}", was.format(folder)).replace("{now}", now.format(folder)))
+    was, now = (text.format(folder=folder, tmp_path=tmp_path) for text in (was, now))
+    script.write_text(DIFFERENT.replace("{was}", was).replace("{now}", now))
     _, *arguments = command(folder, tmp_path / "run", "--trainer.devices=2")
     given = {"capture_output": True, "text": True, "timeout": 250, "env": ENVIRONMENT, "cwd": ROOT}
     result = subprocess.run([sys.executable, script, *map(str, arguments)], check=False, **given)

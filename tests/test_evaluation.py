@@ -3,10 +3,7 @@
 import json
 import shutil
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,9 +14,9 @@ from lre_lightning.errors import LREError
 from lre_lightning.evaluation import evaluate
 from lre_lightning.module import LREModule
 from lre_lightning.records import read_records
+from tests.launcher import Launcher
 from tests.toy import relation_json, write_toy_model
 
-CLI = Path(__file__).parents[1] / "cli.py"
 SMALL = ["--data.n_shot=3", "--data.trials=2", "--model.betas=[0, 1, 2]", "--model.ranks=[4, 16]"]
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
 FITS = ["main", "n1", "n2", "template1", "bare"]
@@ -55,6 +52,13 @@ def run(monkeypatch, *args):
     monkeypatch.setattr(sys, "argv", ["lre"])
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     return main([str(argument) for argument in args])
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="module")
@@ -111,22 +115,17 @@ def test_another_option_is_not_mixed_into_a_finished_evaluation(evaluated, folde
     assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fit", ["main", "n2"])
-def test_an_evaluation_that_is_killed_goes_on(evaluated, folders, tmp_path, fit):
-    """Killed without warning as soon as the first records of one of its fits are there."""
+@pytest.mark.parametrize(("fit", "pairs"), [("main", 1), ("n2", 11)])
+def test_an_evaluation_that_is_killed_goes_on(launch, evaluated, folders, tmp_path, fit, pairs):
+    """Killed without warning in the second pair of one of its fits."""
     root = tmp_path / "run"
-    arguments = [sys.executable, str(CLI), *command(folders, root)]
-    watched = root / fit / "fit_results.jsonl"
-    process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
-    while process.poll() is None and not (watched.is_file() and watched.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    result = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0, result.stderr
+    args = command(folders, root)
+    where = "lre_lightning.module:LREModule.on_validation_start"
+    assert launch(tmp_path, args=args, signum=signal.SIGKILL, where=where, turn=pairs).status == -signal.SIGKILL
+    assert len(read_records([root / fit])) == 1
+    ended = launch(tmp_path, args=args)
+    assert ended.status == 0, ended.error
+    assert ended.pairs[0] == 1
     for name in FITS:
         for file in ("fit_results.jsonl", "fit_results.csv"):
             assert (root / name / file).read_bytes() == (evaluated / name / file).read_bytes()

@@ -1,4 +1,5 @@
 import os
+import re
 import unicodedata
 
 import pytest
@@ -19,6 +20,7 @@ from lre_lightning.prompts import (
 )
 from lre_lightning.relations import Relation, Sample, load_relations
 from tests import tokenizers_fixtures as tokenizers
+from tests.toy import toy_tokenizer
 
 TEMPLATES = {
     "start": "{} is in the country of",
@@ -178,11 +180,23 @@ def test_pad_token():
     assert pad_token(tokenizer) == tokenizer.eos_token_id != start_token(tokenizer)
 
 
-def test_special_tokens_in_a_subject_stay_as_the_tokenizer_reads_them():
-    tokenizer = tokenizers.make("byte-level, bos added")
-    prompt = make_prompt(tokenizer, "{} is", Sample("<s>x", "y"))
-    assert prompt.input_ids[:2] == (tokenizer.bos_token_id,) * 2
-    assert prompt.subject_span == (1, 3)
+def test_what_is_written_like_a_special_token_is_text():
+    tokenizer = tokenizers.make("byte-level, bos and eos added")
+    (plain,) = make_prompts(tokenizer, "{} is", [Sample("x", "y")])
+    for subject in ("<s>", "</s>", "a </s> b"):
+        for template, context in (("{} is", ()), ("{} is", [Sample(subject, subject)]), (subject + " {} is", ())):
+            prompt = make_prompt(tokenizer, template, Sample(subject, subject), context)
+            assert prompt.input_ids[0] == plain.input_ids[0] == tokenizer.bos_token_id
+            assert not {*prompt.input_ids[1:], prompt.object_token} & set(tokenizer.all_special_ids)
+            assert tokenizer.decode(prompt.input_ids[1:]) == prompt.text
+
+
+@pytest.mark.parametrize(("name", "token"), [("unigram", "</s>"), ("toy", "[BOS]")])
+def test_a_tokenizer_that_makes_a_control_token_of_a_text_is_refused_it(name, token):
+    tokenizer = toy_tokenizer() if name == "toy" else tokenizers.make(name)
+    for sample in (Sample(token, "x"), Sample("x", token)):
+        with pytest.raises(LREError, match=rf"has '{re.escape(token)}' in it, which the tokenizer takes for a control"):
+            make_prompt(tokenizer, "the {} is", sample)
 
 
 def test_a_tokenizers_own_truncation_and_padding_are_not_used():

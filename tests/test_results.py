@@ -1,13 +1,17 @@
 """Summarizing results, in a file and in a table, on counts whose answers can be seen by eye."""
 
 import csv
+import errno
 import math
+import os
 
 import pytest
 from rich.console import Console
+from safetensors import SafetensorError
 
 from lre_lightning.errors import LREError
-from lre_lightning.records import PairRecord
+from lre_lightning.files import check_writable, grown_whole, write_whole, written_whole
+from lre_lightning.records import PairRecord, append_records, write_records
 from lre_lightning.results import COLUMNS, append_csv, summarize, write_csv
 from lre_lightning.tables import print_results, results_table
 
@@ -112,11 +116,67 @@ def test_names_are_printed_as_they_are(capsys):
     assert "too few of their facts: [b]unknown." in printed
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "results.csv"
-    write_csv([record()], path)
+def broken_at_the_second():
+    yield unscored()
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("write", [write_csv, append_csv, write_records, append_records])
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, write):
+    path = tmp_path / "results"
+    write([record()], path)
     before = path.read_text()
-    monkeypatch.setattr("lre_lightning.results._row", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_csv([record(), unscored()], path)
+        write(broken_at_the_second(), path)
+    assert [file.name for file in tmp_path.iterdir()] == ["results"]
     assert path.read_text() == before
+    write([unscored()], path)
+    assert path.read_text().startswith(before) == (write in (append_csv, append_records))
+
+
+def test_a_file_has_its_name_only_once_it_is_whole(tmp_path):
+    path = tmp_path / "deep" / "down" / "file"
+    with written_whole(path) as part:
+        part.write_text("some")
+        assert [file.name for file in path.parent.iterdir()] == ["file.part"]
+    assert path.read_text() == "some"
+    with grown_whole(path) as part:
+        assert part.read_text() == "some"
+        part.write_text("more")
+        assert path.read_text() == "some"
+    assert path.read_text() == "more"
+
+
+FULL = [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left (os error 28)")]
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_what_cannot_be_written_is_named(tmp_path, error):
+    def write():
+        with written_whole(tmp_path / "it") as part:
+            part.write_text("text")
+            raise error
+
+    with pytest.raises(LREError, match=r"/it' cannot be written: No space left on device; free some space there$"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_may_be_read_by_whom_other_files_may(tmp_path):
+    (tmp_path / "other").touch()
+    with written_whole(tmp_path / "file") as part:
+        part.unlink()
+        os.close(os.open(part, os.O_CREAT, mode=0o600))
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("something")
+    message = "cannot be written: Not a directory; a file is where a folder should be"
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(LREError, match=f"{folder}' {message}"):
+            check_writable(folder)
+    with pytest.raises(LREError, match=r"/file/below/it' cannot be written: .* a file is where a folder should be"):
+        write_whole(tmp_path / "file" / "below" / "it", "text")
+    check_writable(tmp_path / "not" / "there" / "yet")
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

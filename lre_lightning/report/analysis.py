@@ -18,6 +18,8 @@ from lre_lightning.records import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, P
 from lre_lightning.relations import SLOT
 from lre_lightning.results import Spread, spread
 
+LARGEST_RATIO = 1e9
+
 Score = Callable[[PairRecord], float]
 """A score of one trial; NaN where it has none."""
 
@@ -331,10 +333,18 @@ def known_facts(records: Iterable[PairRecord]) -> dict[str, Spread]:
 def underestimation(records: Iterable[PairRecord]) -> dict[str, Spread]:
     """By relation, the ratio of change to estimate, mean and deviation over pairs of subjects (table "line_int").
 
-    A pair whose estimate is not positive has no ratio and is left out.
+    A pair that has no ratio is left out.
     """
     ratios: dict[str, list[float]] = {}
     for record in counted(records):
-        found = [exact / estimate for exact, estimate in record.line_integrals if estimate > 0]
-        ratios.setdefault(record.relation, []).extend(found)
+        ratios.setdefault(record.relation, []).extend(change_ratios(record))
     return {relation: spread(found) for relation, found in ratios.items() if found}
+
+
+def change_ratios(record: PairRecord) -> list[float]:
+    """The ratio of change to estimate of each pair of subjects that has one.
+
+    It has none where the estimate is not positive, or so near to nothing that the ratio is no number to speak of.
+    """
+    ratios = [exact / estimate for exact, estimate in record.line_integrals if estimate > 0]
+    return [ratio for ratio in ratios if abs(ratio) < LARGEST_RATIO]

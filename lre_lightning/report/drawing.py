@@ -7,6 +7,7 @@ differ in marker, line or hatch.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Sweep = Mapping[float, Mapping[str, Spread]]
 """Scores by relation, by their place on the axis of layers or ranks."""
+
+NOT_IN_XML = re.compile("[^\t-\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 GREY, PALE = "#555555", "#E8E8E8"
 GUESS = "random guess"
@@ -64,8 +67,12 @@ def styles_of(categories: Mapping[str, str]) -> dict[str, Style]:
 
 
 def text(name: str, width: int = 34) -> str:
-    """A name as it is to be drawn: in lines of at most `width` characters, and never as mathematics."""
-    return textwrap.fill(name, width).replace("$", r"\$")
+    """A name as it is to be drawn: in lines of at most `width` characters, and never as mathematics.
+
+    Characters that cannot be in an SVG file are written as in Python source.
+    """
+    legal = NOT_IN_XML.sub(lambda found: repr(found[0])[1:-1], name)
+    return textwrap.fill(legal, width).replace("$", r"\$")
 
 
 def cut(name: str, length: int = 48) -> str:

@@ -179,9 +179,9 @@ def _late_layers(records: Sequence[PairRecord], finding: str, paper: str, drops:
     kept = analysis.on_most_layers(records)
     layers = analysis.layers_of(kept)[: None if drops else -1]
     comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
-    if len(layers) < 2:
-        return _finding(finding, paper, f"the last layer is {comparison} the peak", None)
     at = {layer: analysis.per_relation(kept, analysis.faithfulness_at(layer)) for layer in layers}
+    if len(layers) < 2 or not all(at.values()):
+        return _finding(finding, paper, f"the last layer is {comparison} the peak", None)
     means = {layer: statistics.fmean(mean for mean, _ in found.values()) for layer, found in at.items()}
     peak, last = max(means, key=lambda layer: means[layer]), layers[-1]
 

@@ -38,6 +38,8 @@ LARGE_SVG = 400_000
 """Characters from which on a figure is in the page as a PNG, if that is smaller."""
 MATHEMATICS = re.compile(rb"font-family: 'cm\w+'")
 """A text in Computer Modern."""
+LONGEST_CONFIG = 1_000_000
+"""Characters of a configuration that the page shows."""
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 
@@ -134,7 +136,7 @@ def _newest(files: Iterable[Path]) -> str:
 def run_of(results: Path) -> Run:
     """The run of a file of results, with the newest configuration that Lightning wrote for fit, and the run's own."""
     folder = results.parent
-    versions = sorted(folder.glob("lightning_logs/version_*/config.yaml"), key=_version)
+    versions = sorted(filter(Path.is_file, folder.glob("lightning_logs/version_*/config.yaml")), key=_version)
     # Both fit and validate write one; only that of validate has the option `verbose`.
     fits = [path for path in versions if not re.search("^verbose:", _text(path), re.MULTILINE)]
     found = [*fits[-1:], *(path for path in [folder / "config.yaml"] if path.is_file())]
@@ -153,7 +155,8 @@ def _version(config: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(LONGEST_CONFIG)
 
 
 def _draw(chapters: Iterable[Chapter]) -> dict[str, Drawn]:

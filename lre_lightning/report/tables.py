@@ -104,12 +104,15 @@ def to_latex(table: Table, prefix: str = "") -> str:
     if table.totals:
         body.insert(len(body) - table.totals, r"\midrule")
     alignment = "".join("l" if table.is_text(i) else "r" for i in range(len(table.columns)))
+    caption = escape_latex(table.caption)
+    special = sorted({character for character in "".join([caption, *heads, *body]) if not character.isascii()})
     return "\n".join(
         [
             r"% \usepackage{booktabs,adjustbox}",
+            *map(_declared, special),
             r"\begin{table}[htbp]",
             r"\centering",
-            rf"\caption{{{escape_latex(table.caption)}}}",
+            rf"\caption{{{caption}}}",
             rf"\label{{tab:{prefix}{table.name}}}",
             r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.85\textheight}",
             rf"\begin{{tabular}}{{{alignment}}}",
@@ -149,6 +152,12 @@ _LATEX = str.maketrans(
         "±": r"$\pm$",
     }
 )
+
+
+def _declared(character: str) -> str:
+    """What lets pdflatex print a character that it has no sign for by its number; other engines have fonts for it."""
+    name = rf"u8:\detokenize{{{character}}}\endcsname"
+    return rf"\ifcsname {name}\else\expandafter\gdef\csname {name}{{{{[}}U+{ord(character):04X}{{]}}}}\fi"
 
 
 def escape_latex(text: str) -> str:
@@ -520,9 +529,9 @@ def underestimation(records: Sequence[PairRecord]) -> Table:
     pairs: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     for record in analysis.counted(records):
-        positive = sum(estimate > 0 for _, estimate in record.line_integrals)
-        pairs[record.relation] += positive
-        left_out[record.relation] += len(record.line_integrals) - positive
+        found = len(analysis.change_ratios(record))
+        pairs[record.relation] += found
+        left_out[record.relation] += len(record.line_integrals) - found
     ratios = analysis.underestimation(records)
     return Table(
         "underestimation",
