@@ -26,7 +26,7 @@ from lre_lightning.lre import LRE
 from lre_lightning.module import LREModule
 from lre_lightning.records import read_records, write_records
 
-REPEATS = 3
+REPEATS = 2
 TRIALS = 1
 LEAST = 1.8
 """The ratio that two processes have to reach."""

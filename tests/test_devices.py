@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -133,7 +134,14 @@ def test_callbacks_write_what_they_write_on_one_process(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook", "object"])
 def test_other_ways_to_start_processes(runs, folder, strategy):
-    run(["-m", "tests.fit_on_devices", folder, strategy, "toy", 2])
+    arguments = ["-m", "tests.fit_on_devices", folder, strategy, "toy", 2]
+    try:
+        run(arguments)
+    except AssertionError as error:  # a spawned process of torch that has ended its work may rarely end so
+        if "terminate called without an active exception" not in str(error):
+            raise
+        shutil.rmtree(folder / strategy)
+        run(arguments)
     assert_same(runs / "toy1", folder / strategy / "toy2")
 
 

@@ -132,8 +132,8 @@ SPECIAL = {
     "flat": torch.zeros(WIDTH),
     "empty": torch.zeros(0, 0),
     "scalar": torch.zeros(()),
-    "stride 0": torch.zeros(1).expand(10**6, 10**6),
-    "long stride 0": torch.zeros(1).expand(10**12),
+    "stride 0": torch.zeros(1).expand(2**16, 2**16),
+    "long stride 0": torch.zeros(1).expand(2**16),
     "sparse": torch.eye(WIDTH).to_sparse(),
     "parameter": torch.nn.Parameter(torch.zeros(WIDTH, WIDTH)),
     "transposed": torch.zeros(WIDTH, WIDTH).T,
@@ -304,7 +304,7 @@ FILES = {
     "a digit too many": b'{"name": ' + b"1" * 5000 + b"}",
     "deep": b"[" * 10**6,
     "deep in a name": b'{"name": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "a key twice": b'{"name": "a", "name": "b"}',
+    "a key twice": json.dumps(RELATION).encode()[:-1] + b', "name": "b"}',
     "not a number": b'{"name": NaN}',
     "half a surrogate pair": json.dumps({**RELATION, "name": "\ud83d"}).encode(),
     "UTF-16": json.dumps(RELATION).encode("utf-16"),
@@ -367,17 +367,34 @@ def test_paths_that_a_system_refuses_are_errors(tmp_path, item):
 
 # Names of files.
 
-NAMES = st.one_of(st.sampled_from(STRINGS), st.text(max_size=20), st.text("aA\u00e4\u00c4e\u0301_- ./+", max_size=8))
+NAMES = st.one_of(
+    st.sampled_from([*STRINGS, "con", "Aux", "nul", "lpt1", "\u65e5" * 200, "x" * 300, "company CEO", "Caf\u00e9"]),
+    st.text(max_size=20),
+    st.text("aA\u00e4\u00c4e\u0301_- ./+", max_size=8),
+)
+ALIKE = [
+    str.lower,
+    str.upper,
+    str.title,
+    lambda name: unicodedata.normalize("NFD", name),
+    lambda name: unicodedata.normalize("NFC", name),
+    lambda name: name.replace(" ", "_"),
+    lambda name: name.replace("_", " "),
+    lambda name: f"{name} ",
+    lambda name: f"{name}.",
+    lambda name: str(file_of((name, 0)).parent),
+]
 
 
-@given(names=st.lists(NAMES, min_size=2, max_size=6, unique=True), trial=st.integers(0, 10**12))
+@given(name=NAMES, other=NAMES, trial=st.integers(0, 10**12))
 @tried(300)
-def test_no_two_names_have_one_file_and_none_leaves_its_folder(tmp_path, names, trial):
-    files = [file_of((name, trial)) for name in names]
+def test_no_two_names_have_one_file_and_none_leaves_its_folder(tmp_path, name, other, trial):
+    names = {name, other, *(make(name) for make in ALIKE)}
+    files = [file_of((one, trial)) for one in names]
     assert len({unicodedata.normalize("NFKD", str(file)).casefold() for file in files}) == len(names)
     for file in files:
-        folder, name = file.parts
-        assert name == f"trial{trial}.safetensors"
+        folder, last = file.parts
+        assert last == f"trial{trial}.safetensors"
         assert not re.fullmatch(r"(?i)\.*|(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[. ]", folder)
         assert not set(folder) & set('/\\:*?"<>|\0\n')
         assert len(folder.encode()) < 200
@@ -591,6 +608,16 @@ def test_such_a_record_is_an_error(changes, message):
         PairRecord.from_plain({**LINE, **changes})
 
 
+@pytest.mark.parametrize(
+    "line", [b"[" * 10**6, b'{"relation": ' + b"1" * 5000 + b"}", b"\xff", b"[" * 900 + b"]" * 900]
+)
+def test_such_a_line_is_no_record(tmp_path, line):
+    path = tmp_path / "fit_results.jsonl"
+    path.write_bytes(line)
+    with little_memory(), pytest.raises(LREError, match="line 1, is not a record of results"):
+        read_records([path])
+
+
 def test_a_record_of_a_very_large_grid_is_refused_before_it_is_gone_through():
     line, column = [0] * 30_000, [float(beta) for beta in range(30_000)]
     large = {**LINE, "layers": list(range(10_000)), "betas": column, "faithful": [line] * 10_000, "layer": 0}
@@ -722,6 +749,8 @@ def test_a_tensor_of_another_kind_is_refused_before_it_is_computed_with(module, 
     good = kind in ("double", "transposed", "part")
     given_state = copy.deepcopy(state)
     given_state[STATE]["lres"][0]["weight"] = SPECIAL[kind]
+    if kind == "stride 0":
+        given_state[STATE]["lres"][0]["bias"] = SPECIAL["long stride 0"]
     with little_memory(), contextlib.nullcontext() if good else pytest.raises(LREError, match="LRE"):
         module.load_state_dict(given_state)
 
@@ -766,7 +795,7 @@ class WithoutMethods(dict):
 
 @pytest.mark.parametrize(
     "path",
-    [("state_dict", STATE, "lres"), ("hyper_parameters",), ("loops", "fit_loop", "epoch_progress"), ("callbacks",)],
+    [("state_dict", STATE), ("hyper_parameters",), ("loops", "fit_loop", "epoch_progress"), ("callbacks",)],
 )
 def test_a_dictionary_without_methods_is_a_dictionary(folders, checkpoint, tmp_path, path):
     disguised = checkpoint
@@ -943,7 +972,7 @@ NAMES_TO_SHOW = [
     "</script><img src=x onerror=alert(1)>",
     "\"' onmouseover=alert(1)",
     "{{ 7 * 7 }} {% raw %}",
-    "$\\frac",
+    "$\\frac$",
     "$a$ $",
     "\\input{/etc/passwd} \\write18{touch pwned}",
     "\\end{tabular}\\end{document} ^^5cend % & # _ ~ {",
@@ -1038,3 +1067,12 @@ def test_a_fit_of_relations_with_such_names_stays_in_its_folder(folders, tmp_pat
     check_run(result)
     assert result[0] == 0, result[2]
     assert [record.relation for record in read_records([tmp_path / "run"])] == NAMES_TO_SHOW
+
+
+def test_an_error_says_nothing_to_the_terminal_but_its_text(folders, tmp_path):
+    (tmp_path / "relations").mkdir()
+    (tmp_path / "relations" / "\x1b[31mred\n.json").write_text("{")
+    options = [f"--model.name_or_path={folders / 'model'}", f"--data.relations_dir={tmp_path / 'relations'}"]
+    result = run("fit", tmp_path / "run", *options)
+    check_run(result)
+    assert r"\x1b[31mred\n.json is not a JSON file" in result[2]

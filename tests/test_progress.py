@@ -322,13 +322,19 @@ def test_nothing_is_refused_where_there_is_nothing_to_log(tmp_path):
     assert not (tmp_path / "fit.log").exists()
 
 
-def test_a_file_that_cannot_be_written_ends_no_fit(fit, tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_work(fit, tmp_path):
     (tmp_path / "file").write_text("")
-    trainer = fit(RelationLog(str(tmp_path / "file")), max_epochs=1)
+    with pytest.raises(LREError, match="file' cannot be written: Not a directory; a file is where a folder should be"):
+        fit(RelationLog(str(tmp_path / "file")), max_epochs=1)
+
+
+def test_a_file_that_cannot_be_written_ends_no_fit(fit, tmp_path, caplog):
+    (tmp_path / "log" / "fit.log").mkdir(parents=True)
+    trainer = fit(RelationLog(str(tmp_path / "log")), max_epochs=1)
     assert trainer.current_epoch == 1
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
-    assert all(re.match("a line of the log is lost: .*File exists: .*file", warning) for warning in warnings)
+    assert all(re.match("a line of the log is lost: .*Is a directory: .*fit.log", warning) for warning in warnings)
 
 
 def test_only_rank_zero_writes(fit, tmp_path, monkeypatch, caplog):
