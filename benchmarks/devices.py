@@ -21,10 +21,11 @@ import torch
 
 from benchmarks.common import table
 from benchmarks.memory import GIBIBYTE, peak
+from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre import LRE
 from lre_lightning.module import LREModule
-from lre_lightning.records import read_records, write_records
+from lre_lightning.records import read_records
 
 REPEATS = 2
 TRIALS = 1
@@ -44,14 +45,13 @@ def run(root: Path, devices: int, relations: list[str] | None = None, trials: in
         "default_root_dir": root, "max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "logger": False,
         "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
         "num_sanity_val_steps": 0, "inference_mode": False, "accelerator": "cpu", "devices": devices,
-        "strategy": "ddp_fork" if devices > 1 else "auto",
+        "strategy": "ddp_fork" if devices > 1 else "auto", "callbacks": [ResultsTable()],
     }  # fmt: skip
     found = {}
     for job in ("fit", "validate"):
         started = time.perf_counter()
         getattr(L.Trainer(**options), job)(module, datamodule=data)
         found[job] = time.perf_counter() - started
-        write_records(module.records.values(), root / f"{job}.jsonl")
     forked = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found | {"peak": peak() * max(1.0, forked)}
 
@@ -70,7 +70,7 @@ def assert_same(one: Path, other: Path) -> int:
     """Compare two runs; the number of counts that are equal."""
     numbers = 0
     for job in ("fit", "validate"):
-        found, expected = (read_records([root / f"{job}.jsonl"]) for root in (other, one))
+        found, expected = (read_records([root / f"{job}_results.jsonl"]) for root in (other, one))
         assert found == expected, f"the records of {job} differ"
         numbers += sum(len(at) for record in found for grid in (record.faithful, record.causal) for at in grid)
     files = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))

@@ -522,6 +522,11 @@ def test_an_lre_of_another_width_or_layer_is_refused():
         narrow.check_model(TOY)
     with pytest.raises(LREError, match=f"layer {LAYERS} is out of range"):
         replace(lre, layer=LAYERS).check_model(TOY)
+    for kept, message in ((narrow, "has the width 2"), (replace(lre, layer=LAYERS), "layer 2 is out of range")):
+        bank = LREBank()
+        bank.lres["thing colour", 0] = kept
+        with pytest.raises(LREError, match=message):
+            LREModule(TOY).load_state_dict({STATE: bank.get_extra_state()})
 
 
 # Records.
