@@ -29,8 +29,8 @@ from lre_lightning.records import read_records
 
 REPEATS = 2
 TRIALS = 1
-LEAST = 1.8
-"""The ratio that two processes have to reach."""
+LEAST = 1.5
+"""The ratio that two processes have to reach on any machine; on an idle one it is 1.8."""
 
 
 def run(root: Path, devices: int, relations: list[str] | None = None, trials: int = TRIALS) -> dict[str, float]:
