@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## fit the demo model's relations in lre_runs/demo, anew each time; ends in the table
 	rm -rf lre_runs/demo
-	"$(PY)" cli.py fit --data.relations_dir demo --trainer.default_root_dir lre_runs/demo
+	"$(PY)" cli.py fit --data.source demo --trainer.default_root_dir lre_runs/demo
 
 test: $(STAMP) ## run the tests
 	"$(PY)" -m pytest $(PYTEST_ARGS)

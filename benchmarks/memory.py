@@ -22,7 +22,7 @@ from lre_lightning.estimation import LREEstimator
 from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.module import LREModule
-from lre_lightning.relations import load_relations
+from lre_lightning.sources import load_relations
 
 GIBIBYTE = 2**30
 CHUNKS = 2
@@ -38,7 +38,7 @@ def fit(relations: int, trials: int) -> dict[str, float]:
     """Fit some of the bundled relations with the demo model."""
     import lightning as L
 
-    names = [relation.name for relation in load_relations(relations_dir="demo")][:relations]
+    names = [relation.name for relation in load_relations(source="demo")][:relations]
     data = RelationDataModule("demo", names, "demo", trials=trials)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(

@@ -76,7 +76,7 @@ def trial(
     batch = collate(prompts, relation=0, trial=0, samples=range(len(prompts)))
     encoded = encode(lm, prompts, batch.input_ids, batch.subject_position, batch.last_position, lm.layers)
     answers = zip(prompts, encoded.predicted.tolist(), strict=True)
-    said = tuple(dataclasses.replace(prompt, object_token=token) for prompt, token in answers)
+    said = tuple(dataclasses.replace(prompt, object_tokens=(token,)) for prompt, token in answers)
     return dataclasses.replace(encoded, prompts=said, known=torch.ones_like(encoded.known)), lres
 
 
@@ -133,7 +133,7 @@ def gpt2(subjects: int) -> list[list[str]]:
     for number in range(subjects):
         name = [generator.randrange(lm.vocab_size) for _ in range(1 + number % 3)]
         ids = (*context, *name, *random_prompts(lm, 1)[0][-3:].tolist())
-        prompts.append(Prompt("", f"s{number}", "", ids, (CONTEXT, CONTEXT + len(name)), 0))
+        prompts.append(Prompt("", f"s{number}", "", ids, (CONTEXT, CONTEXT + len(name)), (0,)))
     train = [(ids, CONTEXT) for ids in random_prompts(lm, 1)]
     encoded, lres = trial(lm, train, prompts)
     return compare(lm, encoded, lres, range(8, 328, 8), SUBJECTS, 120)

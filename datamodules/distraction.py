@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.batch import RelationBatch, collate
+from lre_lightning.datamodules.batch import RelationBatch
 from lre_lightning.datamodules.loaders import Share
 from lre_lightning.datamodules.relations import RelationDataModule
 from lre_lightning.draws import Draw, check_number
 from lre_lightning.errors import LREError
-from lre_lightning.prompts import Prompt, fill, make_prompts, make_prompts_after, pad_token
+from lre_lightning.prompts import Prompt, fill, make_prompts, make_prompts_after
 from lre_lightning.relations import Sample
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class DistractionDataModule(RelationDataModule):
         repetitions: How often a repetition-distracted prompt states the falsehood. The other kind states it once.
         separator: What follows the falsehood each time, with the white space before what comes next.
         undistracted: Whether the LM's knowledge is decided without examples or with `n_shot`.
-        kwargs: The other arguments of `RelationDataModule`. To test LREs, `relations_dir`, `template`, `n_shot`,
+        kwargs: The other arguments of `RelationDataModule`. To test LREs, `source`, `template`, `n_shot`,
             `trials` and `seed` are those of the fit that estimated them.
 
     Raises:
@@ -168,12 +168,10 @@ class DistractionDataModule(RelationDataModule):
         return cast("DataLoader[DistractionBatch]", super().val_dataloader(pairs))
 
     def _test_batch(self, share: Share) -> DistractionBatch:
-        relation, trial = self.pairs[share.pair]
         made = self._prompts_of(share.pair)
         chosen = [made[i] for i in share.samples]
-        place, pad = (relation, trial, share.samples), pad_token(self.tokenizer)
         distracted, undistracted = (
-            collate([getattr(one, form) for one in chosen], *place, pad, share.weights)
+            self._collate(share, [getattr(one, form) for one in chosen], share.samples)
             for form in ("distracted", "undistracted")
         )
         return DistractionBatch(
@@ -188,7 +186,7 @@ class DistractionDataModule(RelationDataModule):
         if self._facts is None or self._facts[0] != pair:
             draw = super().draws(pair)
             context = draw.train if self.undistracted == "few-shot" else ()
-            undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context)
+            undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context, self.form)
             made = [
                 DistractedPrompt(i, distracted, undistracted[i], false.object, false.object_token)
                 for i, (distracted, false) in self._distracted(draw).items()

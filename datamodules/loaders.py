@@ -80,15 +80,27 @@ class SharedBatches(Dataset[RelationBatch]):
         return self.make(self.shares[index])
 
 
-def loader(shares: Sequence[Share], make: Callable[[Share], RelationBatch]) -> DataLoader[RelationBatch]:
+def loader(
+    shares: Sequence[Share],
+    make: Callable[[Share], RelationBatch],
+    seed: int | None = None,
+    pin_memory: bool = False,
+) -> DataLoader[RelationBatch]:
     """Return a loader over batches that are already this process's own.
 
-    Its sampler is a `DistributedSampler` over one process, which hands everything out in order and which Lightning
-    leaves alone; Lightning's own would share out again, shuffle, and repeat samples.
+    Its sampler is a `DistributedSampler` over one process, which hands everything out and which Lightning leaves alone,
+    but for telling it the epoch; Lightning's own would share out again, shuffle, and repeat samples.
+
+    Args:
+        shares: What the batches are.
+        make: Makes a batch.
+        seed: Seeds the order of the batches, another one each epoch; in their own order if None.
+        pin_memory: Whether to put them in page-locked memory.
     """
     batches = SharedBatches(shares, make)
-    sampler: DistributedSampler[RelationBatch] = DistributedSampler(batches, num_replicas=1, rank=0, shuffle=False)
-    return DataLoader(batches, batch_size=None, sampler=sampler, collate_fn=_as_it_is)
+    order: dict[str, Any] = {"shuffle": False} if seed is None else {"shuffle": True, "seed": seed}
+    sampler: DistributedSampler[RelationBatch] = DistributedSampler(batches, num_replicas=1, rank=0, **order)
+    return DataLoader(batches, batch_size=None, sampler=sampler, collate_fn=_as_it_is, pin_memory=pin_memory)
 
 
 def _as_it_is(batch: Any) -> Any:

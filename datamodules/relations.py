@@ -3,42 +3,67 @@
 import hashlib
 import json
 import os
-from dataclasses import astuple, replace
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
 
 from lightning import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.batch import RelationBatch, collate
+from lre_lightning.datamodules.batch import RelationBatch, Side, collate
 from lre_lightning.datamodules.loaders import Share, loader, share_test, share_train
-from lre_lightning.demo import DEMO, RELATIONS_DIR
-from lre_lightning.draws import Draw, check_number, draw, test_prompts, train_prompts
-from lre_lightning.errors import LREError
-from lre_lightning.prompts import check_tokenizer, load_tokenizer, make_prompts, pad_token
-from lre_lightning.relations import (
-    SLOT,
-    Relation,
-    Sample,
-    check_template,
-    is_path,
-    leave_out,
-    load_relations,
-    resolve_relations_dir,
+from lre_lightning.demo import DEMO
+from lre_lightning.draws import (
+    Draw,
+    Sampling,
+    check_number,
+    check_sampling,
+    draw,
+    test_prompts,
+    train_prompts,
 )
+from lre_lightning.errors import LREError
+from lre_lightning.prompts import (
+    FirstTokenCoverage,
+    Prompt,
+    PromptFormat,
+    check_tokenizer,
+    first_token_coverage,
+    load_tokenizer,
+    make_prompts,
+    pad_token,
+)
+from lre_lightning.relations import SLOT, Relation, Sample, check_template
+from lre_lightning.sources import is_path, leave_out, load_relations, plain_source, prepare
+from lre_lightning.sources.selecting import Where, cap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lre_lightning.records import PairRecord
+
+TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
+"""Choices of templates by name."""
+
+Serving: TypeAlias = Literal["pair", "all"]
+"""What an epoch of a fit serves."""
+
+KEPT, DRAWS_KEPT = 4096, 64
+"""Prompts in batches, and draws, that are kept, since a fit asks for many of them again."""
+
 
 class RelationDataModule(LightningDataModule):
-    """Relations as few-shot prompts; every epoch of a fit is one trial of one relation.
+    """Relations as few-shot prompts; every epoch of a fit is one trial of one relation, or all of them.
 
     In epoch e of a fit, training serves the `n_shot` leave-one-out prompts of pair e and validation serves the prompts
     of its test samples under the context of all `n_shot` training samples. Outside a fit, validation serves the test
-    prompts of all pairs one after another; no batch has prompts of two pairs. The Trainer of a fit needs
-    ``reload_dataloaders_every_n_epochs=1``. After the last pair there is no batch.
+    prompts of all pairs one after another; no batch has prompts of two pairs. The Trainer of such a fit needs
+    ``reload_dataloaders_every_n_epochs=1``. After the last pair there is no batch. With ``epoch="all"``, for modules
+    that are trained by gradients, every epoch serves the training prompts of all pairs, their batches in an order that
+    is drawn anew each time, and validation serves all test prompts.
 
     On several devices the batches are shared out here and Lightning injects no sampler: test prompts go to one process
     each, subjects of like length to the same one; training prompts are filled up to equal numbers by copies whose
@@ -46,20 +71,39 @@ class RelationDataModule(LightningDataModule):
 
     Args:
         tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
-        relations: Names, categories or paths of relations; None for all. See `lre_lightning.relations.load_relations`.
+        relations: Names, categories or paths of relations; None for all. See `lre_lightning.sources.load_relations`.
+        source: Where relations come from, and names and categories are looked up: ``"demo"``, ``"paper"``, a file or
+            folder, a data set's name on the Hub, a `datasets.Dataset`, `Relation` values, or a list of such. By default
+            what the environment variable ``LRE_RELATIONS_DIR`` names, else the bundled ones. See
+            `lre_lightning.sources`.
         exclude: Names of relations to leave out of those.
-        relations_dir: Folder in which names and categories are looked up; by default the one that the environment
-            variable ``LRE_RELATIONS_DIR`` names, else the bundled relations.
         n_shot: Number n of training samples of a trial.
         trials: Number of trials of each relation. The paper has 24.
         seed: Seed of the draws.
         batch_size: Number of prompts in a batch, in training and in validation.
         template: Which template prompts are made with: an index into each relation's own distinct templates, few-shot
-            ones first (relations that have fewer are left out), or one template for all relations, such as ``"{}"``
-            for prompts without relation-specific text.
+            ones first (relations that have fewer are left out); one template for all relations, or a dictionary of
+            templates by relation; ``"bare"`` for ``"{}"``, a prompt without relation-specific text. With
+            ``"few-shot"``, ``"zero-shot"`` or ``"all"`` each sample is asked for with each of these templates.
         texts: Free texts, which predict shows through the attribute lens of each relation.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code that the tokenizer's repository brings along.
+        columns: The names of a table's columns by what they hold, as in ``{"subject": "head", "object": "tail"}``.
+        source_options: More arguments of `datasets.load_dataset` for a data set of the Hub, as in ``{"split": "train"}``.
+        where: What relations are chosen for: domain, range, function type, size.
+        max_samples: The most samples that a relation keeps, by a seeded choice.
+        repair: Whether to mend what is certainly a mistake in the data: see `lre_lightning.sources.quality`.
+        shots: Number of examples before the question; None for all: n - 1 in training, n in validation.
+        separator: What stands between two lines of a prompt.
+        chat: Whether prompts are conversations in the tokenizer's chat template.
+        system: What conversations begin with.
+        sampling: Whether training samples are drawn at ``"random"`` or ``"balanced"`` over objects.
+        train_samples: Training samples by relation, where they are not to be drawn: n subjects each, or [subject,
+            object] where a subject has several.
+        first_trial: Number of the first trial, so that jobs can share trials out.
+        padding_side: ``"right"``, as `LREModule` pads, or ``"left"``.
+        epoch: What an epoch of a fit serves: the next ``"pair"``, or ``"all"``.
+        pin_memory: Whether loaders put batches in page-locked memory.
 
     Raises:
         LREError: An argument is out of range; in `setup`, the data or the tokenizer can't be used.
@@ -75,38 +119,100 @@ class RelationDataModule(LightningDataModule):
         self,
         tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
         relations: str | list[str] | None = None,
-        relations_dir: str | None = None,
+        source: Any = None,
         exclude: list[str] | None = None,
         n_shot: int = 8,
         trials: int = 3,
         seed: int = 0,
         batch_size: int = 32,
-        template: int | str = 0,
+        template: int | str | dict[str, str] = 0,
         texts: list[str] | None = None,
         tokenizer_revision: str | None = None,
         trust_remote_code: bool = False,
+        columns: dict[str, str] | None = None,
+        source_options: dict[str, Any] | None = None,
+        where: Where | None = None,
+        max_samples: int | None = None,
+        repair: bool = False,
+        shots: int | None = None,
+        separator: str = "\n",
+        chat: bool = False,
+        system: str | None = None,
+        sampling: Sampling = "random",
+        train_samples: dict[str, list[str | list[str]]] | None = None,
+        first_trial: int = 0,
+        padding_side: Side = "right",
+        epoch: Serving = "pair",
+        pin_memory: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("n_shot", n_shot), ("trials", trials), ("batch_size", batch_size)):
             check_number(name, value, 1)
-        check_number("seed", seed, 0)
-        if isinstance(template, str):
-            check_template(template)
-        else:
-            check_number("template", template, 0)
+        for name, value in (("seed", seed), ("first_trial", first_trial)):
+            check_number(name, value, 0)
+        if max_samples is not None:
+            check_number("max_samples", max_samples, n_shot + 1)
+        check_sampling(sampling)
+        _check_choice("padding_side", padding_side, get_args(Side))
+        _check_choice("epoch", epoch, get_args(Serving))
+        _check_templates(template)
         self.template, self.texts = template, list(texts or [])
         self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
+        self.form = PromptFormat(separator, shots, chat, system)
+        self.sampling, self.train_samples, self.first_trial = sampling, dict(train_samples or {}), first_trial
+        self.padding_side, self.epoch, self.pin_memory = padding_side, epoch, pin_memory
         self.selection = _plain_selection(relations)
         self.exclude = list(exclude or [])
-        self.relations_dir = _plain_dir(relations_dir)
+        self.columns, self.source_options = columns, source_options
+        self.where = Where(**where) if isinstance(where, Mapping) else where
+        self.max_samples, self.repair = max_samples, repair
+        self.plain_source = plain_source(source)
+        self._given_source = self.plain_source or source
         self.tokenizer_revision, self.trust_remote_code = tokenizer_revision, trust_remote_code
         if not isinstance(tokenizer, str):
             check_tokenizer(tokenizer)
         self._given_tokenizer = tokenizer
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._relations: tuple[Relation, ...] | None = None
-        self._made: dict[str, tuple[int, dict[Share, RelationBatch]]] = {}
+        self._candidates: tuple[Relation, ...] | None = None
+        self._templates: dict[str, tuple[str, ...]] = {}
+        self._draws: OrderedDict[int, Draw] = OrderedDict()
+        self._made: OrderedDict[tuple[str, Share], RelationBatch] = OrderedDict()
+        self._coverage: dict[str, FirstTokenCoverage] = {}
         self.save_hyperparameters(self._plain_arguments())
+
+    @classmethod
+    def of_record(
+        cls, record: "PairRecord", tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo", **options: Any
+    ) -> "RelationDataModule":
+        """The datamodule that serves one trial again, from the record of its results.
+
+        Args:
+            record: The counts of the trial.
+            tokenizer: The tokenizer of the record's LM.
+            options: Where the relation is to be found: `source` and what belongs to it; and `batch_size` and the like.
+
+        Raises:
+            LREError: The record is of a version that does not know its draw; in `setup`, the relation has changed.
+        """
+        if not record.train:
+            raise LREError(f"the record of {record.relation!r}, trial {record.trial}, does not say what was drawn")
+        again = cls(
+            tokenizer,
+            [record.relation],
+            n_shot=record.n_shot,
+            trials=1,
+            first_trial=record.trial,
+            seed=record.seed,
+            train_samples={record.relation: [list(pair) for pair in record.train]},
+            **{"template": record.template, **record.prompts, **options},
+        )
+        again._expected = record.digest
+        return again
+
+    def prepare_data(self) -> None:
+        """Fetch what is not on this machine; the Trainer calls it in one process of each machine."""
+        prepare(self._given_source)
 
     def setup(self, stage: str | None = None) -> None:
         """Load the tokenizer and the relations, and check that every relation has samples enough.
@@ -115,21 +221,72 @@ class RelationDataModule(LightningDataModule):
         """
         if self._relations is not None:
             return
-        given = self._given_tokenizer
-        self._tokenizer = (
-            load_tokenizer(given, self.tokenizer_revision, self.trust_remote_code) if isinstance(given, str) else given
-        )
-        relations = leave_out(load_relations(self.selection, self.relations_dir), self.exclude, self.relations_dir)
-        relations = _with_template(relations, self.template)
+        relations = self.candidates()
         for relation in relations:
-            draw(relation, self.n_shot, trial=0, seed=self.seed)
+            self.draw(relation, self.first_trial)
+        self._check_named(relations)
+        _ = self.tokenizer
         self._relations = relations
+
+    def candidates(self) -> tuple[Relation, ...]:
+        """The relations that are chosen, also where some have too few samples for a trial.
+
+        Raises:
+            LREError: They can't be read, none is chosen, or there is no template for them.
+        """
+        if self._candidates is None:
+            relations, templates = choose_templates(self._chosen(), self.template)
+            self._templates = {relation.name: found for relation, found in zip(relations, templates, strict=True)}
+            self._candidates = relations
+        return self._candidates
+
+    def draw(self, relation: Relation, trial: int) -> Draw:
+        """Draw a trial of one of the relations.
+
+        Raises:
+            LREError: It has too few samples.
+        """
+        train, templates = self.train_samples.get(relation.name), self._templates[relation.name]
+        return draw(relation, self.n_shot, trial, self.seed, self.sampling, train, templates)
+
+    def _chosen(self) -> tuple[Relation, ...]:
+        """The relations, before templates are chosen."""
+        place = (self._given_source, self.columns, self.source_options)
+        relations = leave_out(load_relations(self.selection, *place), self.exclude, *place)
+        if self.repair:
+            from lre_lightning.sources.quality import repair
+
+            relations = tuple(repair(relation) for relation in relations)
+        if self.where is not None:
+            relations = self.where.choose(relations)
+        if self.max_samples is not None:
+            relations = tuple(cap(relation, self.max_samples, self.seed) for relation in relations)
+        return relations
+
+    def _check_named(self, relations: Sequence[Relation]) -> None:
+        """Check what is given by the names of relations."""
+        names = {relation.name for relation in relations}
+        for name in self.train_samples.keys() - names:
+            raise LREError(f"train_samples are given for {name!r}, which is none of the {len(names)} relations")
+        if self._expected not in (None, relations[0].digest):
+            raise LREError(
+                f"the relation {relations[0].name!r} has other samples than the one of the record: give the source, "
+                "and the options on its samples, of that fit"
+            )
+
+    _expected: str | None = None
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer."""
-        self.setup()
-        assert self._tokenizer is not None
+        """The tokenizer.
+
+        Raises:
+            LREError: It can't be loaded.
+        """
+        if self._tokenizer is None:
+            given = self._given_tokenizer
+            options = self.tokenizer_revision, self.trust_remote_code
+            self._tokenizer = load_tokenizer(given, *options) if isinstance(given, str) else given
         return self._tokenizer
 
     @property
@@ -142,13 +299,15 @@ class RelationDataModule(LightningDataModule):
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """The (index of the relation, trial) pairs: all trials of the first relation, then those of the second, ..."""
-        return [(relation, trial) for relation in range(len(self.relations)) for trial in range(self.trials)]
+        trials = range(self.first_trial, self.first_trial + self.trials)
+        return [(relation, trial) for relation in range(len(self.relations)) for trial in trials]
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the relations and of what their draws depend on: tells these prompts from others."""
-        given = [astuple(relation) for relation in self.relations]
-        return hashlib.sha256(json.dumps([given, self.n_shot, self.trials, self.seed]).encode()).hexdigest()
+        relations = [[r.digest, r.category, self._templates[r.name]] for r in self.relations]
+        draws = [self.n_shot, self.trials, self.first_trial, self.seed, self.sampling, self.train_samples]
+        return hashlib.sha256(json.dumps([relations, draws, asdict(self.form)]).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
         """What a fit has to find again when it is resumed."""
@@ -163,7 +322,7 @@ class RelationDataModule(LightningDataModule):
         in_fit = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if in_fit and state_dict.get("digest") != self.digest:
             raise LREError(
-                "the relations, or n_shot, trials or seed, are not those that the fit was begun with, so that it "
+                "the relations, their draws or their prompts are not those that the fit was begun with, so that it "
                 "cannot go on: give those, or begin a new fit in another --trainer.default_root_dir"
             )
 
@@ -179,10 +338,21 @@ class RelationDataModule(LightningDataModule):
                 f"there is no pair {pair!r}: {len(self.relations)} relations and {self.trials} trials of each "
                 f"make the pairs 0 to {count - 1}"
             )
-        return draw(self.relations[pair // self.trials], self.n_shot, pair % self.trials, self.seed)
+        if pair not in self._draws:
+            relation, trial = self.pairs[pair]
+            self._draws[pair] = self.draw(self.relations[relation], trial)
+            if len(self._draws) > DRAWS_KEPT:
+                self._draws.popitem(last=False)
+        return self._draws[pair]
+
+    def coverage(self, relation: Relation) -> FirstTokenCoverage:
+        """How many objects of one of the relations have a first token of their own."""
+        if relation.name not in self._coverage:
+            self._coverage[relation.name] = first_token_coverage(relation, self.tokenizer, self.form)
+        return self._coverage[relation.name]
 
     def train_dataloader(self, pair: int | None = None) -> DataLoader[RelationBatch]:
-        """Serve the leave-one-out prompts of one pair.
+        """Serve the leave-one-out prompts of one pair, or with ``epoch="all"`` of all.
 
         Args:
             pair: Index in `pairs`; by default the Trainer's current epoch, or 0 without a Trainer. In an epoch after
@@ -191,11 +361,14 @@ class RelationDataModule(LightningDataModule):
         Raises:
             LREError: The Trainer would serve one pair's prompts in every epoch.
         """
+        every = self.epoch == "all" and pair is None
         pairs = self._epoch_pairs(default=[0]) if pair is None else [pair]
         shares = [
-            share for p in pairs for share in share_train(p, len(self.draws(p).train), self.batch_size, *self._place())
+            share
+            for p in pairs
+            for share in share_train(p, len(self.draws(p).train_asked), self.batch_size, *self._place())
         ]
-        return loader(shares, self._train_batch)
+        return loader(shares, self._train_batch, self.seed if every else None, self.pin_memory)
 
     def val_dataloader(self, pairs: list[int] | None = None) -> DataLoader[RelationBatch]:
         """Serve test prompts: in a fit those of the epoch's pair, otherwise those of all pairs one after another.
@@ -205,8 +378,8 @@ class RelationDataModule(LightningDataModule):
         """
         if pairs is None:
             pairs = self._epoch_pairs(default=list(range(len(self.pairs))))
-        sizes = [(pair, len(self.draws(pair).test)) for pair in pairs]
-        return loader(share_test(sizes, self.batch_size, *self._place()), self._test_batch)
+        sizes = [(pair, len(self.draws(pair).test_asked)) for pair in pairs]
+        return loader(share_test(sizes, self.batch_size, *self._place()), self._test_batch, None, self.pin_memory)
 
     def test_dataloader(self) -> DataLoader[RelationBatch]:
         """Serve the test prompts of all pairs."""
@@ -225,7 +398,9 @@ class RelationDataModule(LightningDataModule):
 
     def changed(self, **options: Any) -> "RelationDataModule":
         """A datamodule with the same tokenizer and arguments, but for those given."""
-        return type(self)(**{**self._plain_arguments(), "tokenizer": self._given_tokenizer, **options})
+        return type(self)(
+            **{**self._plain_arguments(), "tokenizer": self._given_tokenizer, "source": self._given_source, **options}
+        )
 
     def subjects_alone(self, batch: RelationBatch) -> RelationBatch:
         """The subjects of a batch in zero-shot prompts that hold them and nothing else, on the same device."""
@@ -237,6 +412,8 @@ class RelationDataModule(LightningDataModule):
     def _epoch_pairs(self, default: list[int]) -> list[int]:
         """Return the pair of the epoch that a Trainer is in; outside a running fit, the default."""
         trainer = self.trainer
+        if self.epoch == "all":
+            return list(range(len(self.pairs)))
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.state.finished:
             return default
         every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
@@ -258,21 +435,28 @@ class RelationDataModule(LightningDataModule):
         return self._batch(share, "test")
 
     def _batch(self, share: Share, split: str) -> RelationBatch:
-        """Make a batch; those of the last pair are kept, since a fit asks for the first ones twice."""
-        pair, made = self._made.get(split, (None, {}))
-        if pair != share.pair:
-            made = {}
-            self._made[split] = share.pair, made
-        if share not in made:
-            draw, samples = self.draws(share.pair), share.samples
-            if split == "test" and self._place()[1] > 1:
-                # Prompts of one shape run together, so that they belong to one process.
-                by_length = sorted(range(len(draw.test)), key=lambda i: len(draw.test[i].subject))
-                samples = tuple(by_length[i] for i in samples)
-            prompts = (train_prompts if split == "train" else test_prompts)(draw, self.tokenizer, samples)
-            place = *self.pairs[share.pair], samples
-            made[share] = collate(prompts, *place, pad_token(self.tokenizer), share.weights)
-        return made[share]
+        """Make a batch; the last ones are kept, since a fit asks for the first ones of a pair twice."""
+        key = (split, share)
+        if key in self._made:
+            self._made.move_to_end(key)
+            return self._made[key]
+        draw, samples = self.draws(share.pair), share.samples
+        if split == "test" and self._place()[1] > 1:
+            # Prompts of one shape run together, so that they belong to one process.
+            lengths = [len(sample.subject) for sample in draw.test_asked]
+            by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+            samples = tuple(by_length[i] for i in samples)
+        prompts = (train_prompts if split == "train" else test_prompts)(draw, self.tokenizer, samples, self.form)
+        self._made[key] = self._collate(share, prompts, samples)
+        kept = sum(map(len, self._made.values()))
+        while kept > KEPT and len(self._made) > 1:
+            kept -= len(self._made.popitem(last=False)[1])
+        return self._made[key]
+
+    def _collate(self, share: Share, prompts: Sequence[Prompt], samples: Sequence[int]) -> RelationBatch:
+        relation, trial = self.pairs[share.pair]
+        pad, objects = pad_token(self.tokenizer), self.relations[relation].objects
+        return collate(prompts, relation, trial, samples, pad, share.weights, objects, self.padding_side)
 
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""
@@ -280,8 +464,8 @@ class RelationDataModule(LightningDataModule):
         name = _plain_tokenizer(given if isinstance(given, str) else given.name_or_path or "")
         return {
             **({"tokenizer": name} if name else {}),
+            **({"source": self.plain_source} if self.plain_source else {}),
             "relations": self.selection,
-            "relations_dir": self.relations_dir,
             "exclude": self.exclude,
             "n_shot": self.n_shot,
             "trials": self.trials,
@@ -290,24 +474,83 @@ class RelationDataModule(LightningDataModule):
             "template": self.template,
             "tokenizer_revision": self.tokenizer_revision,
             "trust_remote_code": self.trust_remote_code,
+            "columns": self.columns,
+            "source_options": self.source_options,
+            "where": None if self.where is None else _plain_where(self.where),
+            "max_samples": self.max_samples,
+            "repair": self.repair,
+            **asdict(self.form),
+            "sampling": self.sampling,
+            "train_samples": self.train_samples or None,
+            "first_trial": self.first_trial,
+            "padding_side": self.padding_side,
+            "epoch": self.epoch,
+            "pin_memory": self.pin_memory,
         }
 
 
-def _with_template(relations: tuple[Relation, ...], template: int | str) -> tuple[Relation, ...]:
-    """The relations whose prompts are made with another template, without those that have none of that index."""
-    if template == 0:
-        return relations
-    if isinstance(template, str):
-        return tuple(replace(relation, prompt_templates=(template,)) for relation in relations)
-    chosen = tuple(
-        replace(relation, prompt_templates=(relation.templates[template],))
-        for relation in relations
-        if template < len(relation.templates)
-    )
+def choose_templates(
+    relations: Sequence[Relation], template: int | str | Mapping[str, str]
+) -> tuple[tuple[Relation, ...], tuple[tuple[str, ...], ...]]:
+    """Choose the templates that prompts are made with.
+
+    Args:
+        relations: The relations.
+        template: As in `RelationDataModule`.
+
+    Returns:
+        The relations that have such templates, of which the first is their own first one, and the templates of each.
+
+    Raises:
+        LREError: None has, or one is given for a relation that is not there.
+    """
+    if isinstance(template, Mapping):
+        for name in template.keys() - {relation.name for relation in relations}:
+            raise LREError(f"a template is given for {name!r}, which is none of the {len(relations)} relations")
+    templates = [(relation, _templates_of(relation, template)) for relation in relations]
+    chosen = [(relation, found) for relation, found in templates if found]
     if not chosen:
         most = max(len(relation.templates) for relation in relations)
-        raise LREError(f"no relation has a template {template}: the most that one has are {most}, from 0 on")
-    return chosen
+        if isinstance(template, int):
+            raise LREError(f"no relation has a template {template}: the most that one has are {most}, from 0 on")
+        raise LREError(f"none of the {len(relations)} relations has a template for {template!r}: give one yourself")
+    replaced = [replace(r, prompt_templates=found) if r.templates[:1] != found else r for r, found in chosen]
+    return tuple(replaced), tuple(found for _, found in chosen)
+
+
+def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -> tuple[str, ...]:
+    if isinstance(template, Mapping):
+        return (template[relation.name] if relation.name in template else relation.template,)
+    if isinstance(template, int):
+        if template == 0:
+            return (relation.template,)  # a relation without any is a mistake
+        return relation.templates[template : template + 1]
+    named = {
+        "few-shot": relation.prompt_templates,
+        "zero-shot": relation.zero_shot_templates,
+        "all": relation.templates,
+        "bare": (SLOT,),
+    }
+    return tuple(dict.fromkeys(named[template])) if template in named else (template,)
+
+
+def _check_templates(template: int | str | Mapping[str, str]) -> None:
+    if isinstance(template, Mapping):
+        for given in template.values():
+            check_template(given)
+    elif not isinstance(template, str):
+        check_number("template", template, 0)
+    elif template not in TEMPLATES:
+        check_template(template)
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
+
+
+def _plain_where(where: Where) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(where).items()}
 
 
 def _plain_tokenizer(name_or_path: str) -> str:
@@ -324,11 +567,3 @@ def _plain_selection(relations: str | list[str] | None) -> list[str] | None:
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
         raise LREError(f"relations must be None, a string or a list of strings, got {relations!r}")
     return [os.path.abspath(os.path.expanduser(item)) if is_path(item) else item for item in items]
-
-
-def _plain_dir(relations_dir: str | None) -> str:
-    """Return the folder of relations as an absolute path, or ``"demo"`` for the bundled one, wherever it is."""
-    if relations_dir == "":
-        raise LREError("relations_dir is ''; give a folder, or leave it out")
-    folder = resolve_relations_dir(relations_dir)
-    return DEMO if folder == RELATIONS_DIR else os.path.abspath(folder)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from jsonargparse import ActionConfigFile
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -31,6 +32,7 @@ from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.checkpoint_io import WholeCheckpointIO, finished_pairs
 from lre_lightning.checkpoints import printable, read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.draws import check_number
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.evaluation import Setting, check_options
 from lre_lightning.files import NotWritten, check_writable, write_whole
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
     from lre_lightning.lens import Lens
 
 DEFAULT_ROOT_DIR = "lre_runs"
-FIT, EVALUATE, DATASET, PREDICT, REPORT = "fit", "evaluate", "dataset", "predict", "report"
+FIT, EVALUATE, DATASET, PREDICT = "fit", "evaluate", "dataset", "predict"
+REPORT, DATA = "report", "data"  # jobs without an LM
 CONFIGS = Path(__file__).parent / "configs"
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -58,6 +61,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "inference_mode": False,
     "enable_model_summary": False,
 }
+
+DATA_DESCRIPTION = "List relations with their counts, and show prompts as an LM sees them."
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
@@ -150,7 +155,7 @@ class LRECommandLine(LightningCLI):
         return parser
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """Add `report` as well, which needs neither an LM nor data."""
+        """Add `report` and `data` as well, which need no LM."""
         super()._add_subcommands(parser, **kwargs)
         description = "Write the tables and figures of one or several runs as a page, CSV and LaTeX."
         report = LightningArgumentParser(prog="lre report", description=description)
@@ -162,6 +167,7 @@ class LRECommandLine(LightningCLI):
         report.add_argument("--title", type=str | None, default=None, help="title of the page; the LMs' names if null")
         assert parser._subcommands_action is not None
         parser._subcommands_action.add_subcommand(REPORT, report, help=description)
+        parser._subcommands_action.add_subcommand(DATA, data_parser(), help=DATA_DESCRIPTION)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
@@ -233,7 +239,8 @@ class LRECommandLine(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Let a checkpoint find its LREs beside it, also where its run's folder was moved."""
-        if self.subcommand == REPORT:
+        if self.subcommand in (REPORT, DATA):
+            self.config_init = self.parser.instantiate_classes(self.config)
             return
         super().instantiate_classes()
         path = self.config[self.subcommand].get("ckpt_path")
@@ -311,6 +318,9 @@ class LRECommandLine(LightningCLI):
         return super()._prepare_subcommand_kwargs(subcommand) | more
 
     def _run_subcommand(self, subcommand: str) -> None:
+        if subcommand == DATA:
+            show_data(self.config_init[DATA])
+            return
         if subcommand != REPORT:
             try:
                 super()._run_subcommand(subcommand)
@@ -324,12 +334,42 @@ class LRECommandLine(LightningCLI):
         print(f"Report: {make_report(options.results, options.out, options.title)}")
 
     def _set_seed(self) -> None:
-        """A report draws no random number."""
-        if self.subcommand != REPORT:
+        """Jobs without an LM draw no random number."""
+        if self.subcommand not in (REPORT, DATA):
             super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
         """Done in `parse_arguments`; Lightning's own lets a checkpoint override explicit options."""
+
+
+def data_parser() -> LightningArgumentParser:
+    """The arguments of `data`."""
+    parser = LightningArgumentParser(prog="lre data", description=DATA_DESCRIPTION)
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="a configuration file, or a bundled name")
+    parser.add_argument("relations", nargs="*", type=str, help="names, categories or paths of relations; all if none")
+    parser.add_argument("--prompts", type=int, default=0, help="how many prompts of each relation to show")
+    parser.add_argument("--check", type=bool, default=False, help="whether to list what is odd in the data")
+    parser.add_argument("--out", type=str | None, default=None, help="folder to write the relations to, as JSON files")
+    parser.add_class_arguments(RelationDataModule, "data")
+    return parser
+
+
+def show_data(options: Any) -> None:
+    """Print the relations of a datamodule, and write them to a folder if that is asked for.
+
+    Raises:
+        LREError: If they cannot be used, or the folder cannot be written to.
+    """
+    from lre_lightning.data_view import print_data
+    from lre_lightning.sources.json_files import write_relations
+
+    check_number("prompts", options.prompts, 0)
+    data = options.data
+    if options.relations:
+        data = data.changed(relations=list(options.relations))
+    print_data(data, options.prompts, options.check)
+    if options.out is not None:
+        print(f"{len(write_relations(data.candidates(), options.out))} relations written to {options.out}")
 
 
 def read_texts(texts: Sequence[str], file: str | None) -> list[str]:

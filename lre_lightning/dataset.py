@@ -12,7 +12,7 @@ from rich.progress import track
 
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.measurements import new_record
-from lre_lightning.records import PairRecord, read_records, write_records
+from lre_lightning.records import BETWEEN_TEMPLATES, PairRecord, read_records, write_records
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset
 from lre_lightning.scoring import encode
@@ -35,20 +35,19 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
     Raises:
         LREError: If the file is broken.
     """
-    index = data.template if isinstance(data.template, int) else None
     done = {_key(record): record for record in read_records([path])} if path and path.is_file() else {}
     records: list[PairRecord] = []
     pairs = range(len(data.pairs))
     for pair in track(pairs, "Known facts", console=Console(stderr=True), disable=not Console(stderr=True).is_terminal):
         draw = data.draws(pair)
-        key = (lm.name, draw.relation.name, draw.relation.template, len(draw.train), draw.trial)
+        key = (lm.name, draw.relation.name, BETWEEN_TEMPLATES.join(draw.asked_with), len(draw.train), draw.trial)
         if key not in done:
             known = sum(
                 int(encode(lm, b.prompts, b.input_ids, b.subject_position, b.last_position, lm.layers[-1:]).known.sum())
-                for b in data.val_dataloader([pair])
+                for b in (batch.padded("right") for batch in data.val_dataloader([pair]))
             )
-            record = new_record(draw, data.tokenizer, len(draw.test), known)
-            done[key] = replace(record, model=lm.name, template_index=index)
+            record = new_record(draw, data, len(draw.test_asked), known)
+            done[key] = replace(record, model=lm.name)
             if path:
                 write_records(done.values(), path)
         records.append(done[key])

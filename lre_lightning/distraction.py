@@ -215,7 +215,8 @@ def _read_pair(
     objects: list[int] = []
     ranks = {reader: [torch.empty(0, 2, dtype=torch.long)] for reader in (LM, *lenses)}
     for batch in data.val_dataloader([pair]):
-        asked = batch.undistracted
+        batch = batch.padded("right")
+        asked = batch.undistracted.padded("right")
         places = asked.input_ids, asked.subject_position, asked.last_position
         known = encode(lm, asked.prompts, *places, lm.layers[-1:]).known.to(batch.input_ids.device)
         if known.any():

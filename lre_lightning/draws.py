@@ -5,18 +5,27 @@ The paper draws n training samples at random and repeats that over trials (Herna
 number of devices, nor on any library's random numbers.
 """
 
+import difflib
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lre_lightning.errors import LREError
-from lre_lightning.prompts import Prompt, make_prompt, make_prompts
+from lre_lightning.prompts import LINES, Prompt, PromptFormat, make_prompts
 from lre_lightning.relations import Relation, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Sampling: TypeAlias = Literal["random", "balanced"]
+"""How training samples are drawn: each alike, or as evenly as possible over the objects."""
+
+TrainSample: TypeAlias = str | Sequence[str]
+"""A training sample that is asked for by its subject, or by its subject and object."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class Draw:
         trial: The trial's number, from 0.
         train: The training samples, in draw order; no two have the same subject.
         test: All samples whose subject is not a training sample's, in the file's order.
+        templates: The templates that each sample is asked for with; the relation's first one if empty.
 
     >>> samples = tuple(Sample(letter, letter.upper()) for letter in "abcd")
     >>> upper = Relation("upper", "toy", ("{} is",), (), "letter", "letter", False, samples)
@@ -40,71 +50,117 @@ class Draw:
     trial: int
     train: tuple[Sample, ...]
     test: tuple[Sample, ...]
+    templates: tuple[str, ...] = ()
+
+    @property
+    def asked_with(self) -> tuple[str, ...]:
+        """The templates, at least one."""
+        return self.templates or (self.relation.template,)
+
+    @property
+    def train_asked(self) -> tuple[Sample, ...]:
+        """The sample of each training prompt: every sample once with each template, one sample after another."""
+        return tuple(sample for sample in self.train for _ in self.asked_with)
+
+    @property
+    def test_asked(self) -> tuple[Sample, ...]:
+        """The sample of each test prompt: every sample once with each template, one sample after another."""
+        return tuple(sample for sample in self.test for _ in self.asked_with)
 
 
-def draw(relation: Relation, n_shot: int, trial: int, seed: int) -> Draw:
+def draw(
+    relation: Relation,
+    n_shot: int,
+    trial: int,
+    seed: int,
+    sampling: Sampling = "random",
+    train: Sequence[TrainSample] | None = None,
+    templates: Sequence[str] = (),
+) -> Draw:
     """Draw the training samples of one trial.
 
     The samples are ordered by the SHA-256 digest of seed, relation name, trial, subject and object; the first
-    `n_shot` with distinct subjects are for training.
+    `n_shot` with distinct subjects are for training. Balanced, the objects take turns in the order in which they come
+    first there, each with its next subject.
 
     Args:
         relation: The relation to draw from.
         n_shot: Number of training samples, at least 1. With 1 the only example has an empty context.
         trial: Number of the trial, at least 0.
         seed: At least 0.
+        sampling: ``"random"`` or ``"balanced"``.
+        train: The training samples in their order, where they are not to be drawn: `n_shot` subjects, or pairs of
+            subject and object.
+        templates: The templates that each sample is to be asked for with; the relation's first one if empty.
 
     Raises:
-        LREError: A number is out of range, or fewer than ``n_shot + 1`` subjects are there to draw from.
+        LREError: A number is out of range, fewer than ``n_shot + 1`` subjects are there to draw from, or the relation
+            has no such training sample.
     """
     check_number("n_shot", n_shot, 1)
     check_number("trial", trial, 0)
     check_number("seed", seed, 0)
-    ordered = sorted(relation.samples, key=lambda sample: _digest(seed, relation.name, trial, sample))
-    by_subject: dict[str, Sample] = {}
-    for sample in ordered:
-        by_subject.setdefault(sample.subject.strip(), sample)
-    if len(by_subject) < n_shot + 1:
+    check_sampling(sampling)
+    if train is not None:
+        drawn = _named(relation, train, n_shot)
+    else:
+        drawn = _drawn(relation, n_shot, trial, seed, sampling)
+    subjects = {sample.name for sample in drawn}
+    test = tuple(sample for sample in relation.samples if sample.name not in subjects)
+    if len(drawn) < n_shot or not test:
+        count = len({sample.name for sample in relation.samples})
         raise LREError(
-            f"the relation {relation.name!r} has {len(by_subject)} distinct subjects, but n_shot={n_shot} needs at "
+            f"the relation {relation.name!r} has {count} distinct subjects, but n_shot={n_shot} needs at "
             f"least {n_shot + 1}: {n_shot} to train on and one to test; lower n_shot or leave the relation out"
         )
-    train = tuple(by_subject.values())[:n_shot]
-    subjects = {sample.subject.strip() for sample in train}
-    test = tuple(sample for sample in relation.samples if sample.subject.strip() not in subjects)
-    return Draw(relation, trial, train, test)
+    return Draw(relation, trial, drawn, test, tuple(templates) or relation.templates[:1])
 
 
 def train_prompts(
-    draw: Draw, tokenizer: "PreTrainedTokenizerBase", chosen: Sequence[int] | None = None
+    draw: Draw,
+    tokenizer: "PreTrainedTokenizerBase",
+    chosen: Sequence[int] | None = None,
+    form: PromptFormat = LINES,
 ) -> list[Prompt]:
-    """Make the n leave-one-out prompts: each training sample under the context of the others, in draw order.
+    """Make the leave-one-out prompts: each training sample under the context of the others, in draw order.
 
     Args:
         draw: The trial.
         tokenizer: The tokenizer.
-        chosen: Which training samples; all if None.
+        chosen: Which prompts, by their places in `Draw.train_asked`; all if None.
+        form: How the prompts are made.
     """
-    return [
-        make_prompt(tokenizer, draw.relation.template, draw.train[i], draw.train[:i] + draw.train[i + 1 :])
-        for i in (range(len(draw.train)) if chosen is None else chosen)
-    ]
+    templates, prompts = draw.asked_with, []
+    for place in range(len(draw.train_asked)) if chosen is None else chosen:
+        i, template = place // len(templates), templates[place % len(templates)]
+        prompts += make_prompts(tokenizer, template, [draw.train[i]], draw.train[:i] + draw.train[i + 1 :], form)
+    return prompts
 
 
 def test_prompts(
     draw: Draw,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,  # noqa: PT028
+    form: PromptFormat = LINES,  # noqa: PT028
 ) -> list[Prompt]:
     """Make the prompt of each test sample under the context of all n training samples.
 
     Args:
         draw: The trial.
         tokenizer: The tokenizer.
-        chosen: Which test samples; all if None.
+        chosen: Which prompts, by their places in `Draw.test_asked`; all if None.
+        form: How the prompts are made.
     """
-    samples = draw.test if chosen is None else [draw.test[i] for i in chosen]
-    return make_prompts(tokenizer, draw.relation.template, samples, draw.train)
+    templates = draw.asked_with
+    places = range(len(draw.test_asked)) if chosen is None else chosen
+    by_template: dict[int, list[int]] = defaultdict(list)
+    for place in places:
+        by_template[place % len(templates)].append(place)
+    made: dict[int, Prompt] = {}
+    for which, asked in by_template.items():
+        samples = [draw.test[place // len(templates)] for place in asked]
+        made.update(zip(asked, make_prompts(tokenizer, templates[which], samples, draw.train, form), strict=True))
+    return [made[place] for place in places]
 
 
 def check_number(name: str, value: int, least: int) -> None:
@@ -115,6 +171,61 @@ def check_number(name: str, value: int, least: int) -> None:
     """
     if type(value) is not int or value < least:
         raise LREError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_sampling(sampling: str) -> None:
+    """Check a way to draw.
+
+    Raises:
+        LREError: There is none of that name.
+    """
+    if sampling not in get_args(Sampling):
+        raise LREError(f"sampling must be {' or '.join(map(repr, get_args(Sampling)))}, got {sampling!r}")
+
+
+def _drawn(relation: Relation, n_shot: int, trial: int, seed: int, sampling: Sampling) -> tuple[Sample, ...]:
+    ordered = sorted(relation.samples, key=lambda sample: _digest(seed, relation.name, trial, sample))
+    by_subject: dict[str, Sample] = {}
+    for sample in ordered:
+        by_subject.setdefault(sample.name, sample)
+    if sampling == "random":
+        return tuple(by_subject.values())[:n_shot]
+    by_object: dict[str, list[Sample]] = defaultdict(list)
+    for sample in by_subject.values():
+        by_object[sample.object].append(sample)
+    turns = chain.from_iterable(zip_longest(*by_object.values()))
+    return tuple(sample for sample in turns if sample is not None)[:n_shot]
+
+
+def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tuple[Sample, ...]:
+    """The training samples that are asked for."""
+    if isinstance(wanted, str) or len(wanted) != n_shot:
+        count = 1 if isinstance(wanted, str) else len(wanted)
+        raise LREError(f"the training samples of {relation.name!r} are {count}, but n_shot is {n_shot}: give as many")
+    by_subject: dict[str, list[Sample]] = defaultdict(list)
+    for sample in relation.samples:
+        by_subject[sample.subject].append(sample)
+    found = [_one(relation, item, by_subject) for item in wanted]
+    names = [sample.name for sample in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise LREError(f"the training samples of {relation.name!r} have the subject {name!r} twice")
+    return tuple(found)
+
+
+def _one(relation: Relation, wanted: TrainSample, by_subject: dict[str, list[Sample]]) -> Sample:
+    subject, objects = (wanted, ()) if isinstance(wanted, str) else (wanted[0] if wanted else "", tuple(wanted[1:]))
+    found = [s for s in by_subject.get(subject, []) if objects in ((), (s.object,))]
+    if not found:
+        nearest = difflib.get_close_matches(str(subject), by_subject, 1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest and nearest[0] != subject else ""
+        raise LREError(f"the relation {relation.name!r} has no sample {wanted!r} to train on{hint}")
+    if len({sample.object for sample in found}) > 1:
+        raise LREError(
+            f"{subject!r} has several objects in the relation {relation.name!r}, such as {found[0].object!r} and "
+            f"{found[1].object!r}: give the training sample as [subject, object]"
+        )
+    return found[0]
 
 
 def _digest(seed: int, relation: str, trial: int, sample: Sample) -> bytes:

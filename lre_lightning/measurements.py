@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,37 +13,42 @@ from lre_lightning.inverse import LowRankInverse
 from lre_lightning.language_model import Layer
 from lre_lightning.line_integrals import trial_integrals
 from lre_lightning.lre import LRE
-from lre_lightning.prompts import first_token_coverage
-from lre_lightning.records import Grid, PairRecord
+from lre_lightning.records import BETWEEN_TEMPLATES, Grid, PairRecord
 from lre_lightning.scoring import EncodedTrial, faithfulness_predictions, score
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+    from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.draws import Draw
 
 
-def new_record(draw: Draw, tokenizer: PreTrainedTokenizerBase, tested: int, known: int) -> PairRecord:
+def new_record(draw: Draw, data: RelationDataModule, tested: int, known: int) -> PairRecord:
     """The record of a trial before it is scored.
 
     Args:
         draw: The relation, and the trial's samples.
-        tokenizer: Tells how many objects have a first token of their own (table "first_token_filter").
-        tested: Number of test samples.
-        known: How many of them the LM knows.
+        data: How samples were drawn and prompts made, and how many objects have a first token of their own (table
+            "first_token_filter").
+        tested: Number of test prompts.
+        known: How many of them the LM answers right.
     """
-    relation = draw.relation
+    several = len(draw.asked_with) > 1
+    prompts = {**asdict(data.form), "sampling": data.sampling, **({"template": data.template} if several else {})}
     return PairRecord(
-        relation=relation.name,
-        category=relation.category,
+        relation=draw.relation.name,
+        category=draw.relation.category,
         trial=draw.trial,
-        samples=len(relation.samples),
-        range_size=len(relation.objects),
+        samples=len(draw.relation.samples),
+        range_size=len(draw.relation.objects),
         tested=tested,
         known=known,
         n_shot=len(draw.train),
-        template=relation.template,
-        first_tokens=first_token_coverage(relation, tokenizer).unique_first_tokens,
+        template=BETWEEN_TEMPLATES.join(draw.asked_with),
+        template_index=data.template if isinstance(data.template, int) else None,
+        first_tokens=data.coverage(draw.relation).unique_first_tokens,
+        train=tuple((sample.subject, sample.object) for sample in draw.train),
+        seed=data.seed,
+        digest=draw.relation.digest,
+        prompts=prompts,
     )
 
 

@@ -28,7 +28,7 @@ from lre_lightning.measurements import new_record, with_baselines, with_grid, wi
 from lre_lightning.patching import PromptBatch
 from lre_lightning.rank_zero import share_error
 from lre_lightning.ranks import ALONE, Ranks
-from lre_lightning.records import PairRecord
+from lre_lightning.records import BETWEEN_TEMPLATES, PairRecord
 from lre_lightning.run_folder import RunFolder
 from lre_lightning.scoring import Encoded, EncodedTrial, Shared, encode
 from lre_lightning.selection import Criterion, choose_after
@@ -250,7 +250,7 @@ class LREModule(L.LightningModule):
         if names and not self.choices.keys() & set(names):
             raise LREError(
                 f"layers and ranks are chosen for {len(self.choices)} relations, such as {next(iter(self.choices))!r}, "
-                f"and the data has none of them, but {names[0]!r}: is its relations_dir the right one?"
+                f"and the data has none of them, but {names[0]!r}: is its source the right one?"
             )
         if stage == "fit" and self.selection_trials >= self._data.trials:
             raise LREError(
@@ -294,6 +294,7 @@ class LREModule(L.LightningModule):
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch to the sums."""
         if self._enough_known:
+            batch = batch.padded("right")
             for row in range(len(batch)):
                 if batch.weight[row]:
                     example = self._jacobian(batch, row)
@@ -384,12 +385,13 @@ class LREModule(L.LightningModule):
 
     def _encode(self, batch: RelationBatch, layers: Sequence[Layer], zero_shot: bool = False) -> Encoded:
         """Run the prompts of a batch, copies that only fill up excepted, and perhaps their subjects alone."""
+        batch = batch.padded("right")
         own = (batch.weight > 0).nonzero().flatten()
         ids, subject, last = (t[own] for t in (batch.input_ids, batch.subject_position, batch.last_position))
         prompts = [batch.prompts[row] for row in own.tolist()]
         alone = None
         if zero_shot:
-            subjects = self._data.subjects_alone(batch)
+            subjects = self._data.subjects_alone(batch).padded("right")
             alone = PromptBatch(
                 self.lm, subjects.input_ids[own], subjects.subject_position[own], subjects.last_position[own]
             )
@@ -420,7 +422,7 @@ class LREModule(L.LightningModule):
             revision=self.lm.revision,
             category=relation.category,
             trial=draw.trial,
-            template=relation.template,
+            template=BETWEEN_TEMPLATES.join(draw.asked_with),
             train=tuple((sample.subject, sample.object) for sample in draw.train),
         )
 
@@ -433,22 +435,19 @@ class LREModule(L.LightningModule):
             return
         encoded = self._encoded or [self._encode_nothing(layers, self._in_fit and self.baselines)]
         key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
-        trial = EncodedTrial.join(encoded, key, Shared(draw.test, self._mine, self._ranks))
+        trial = EncodedTrial.join(encoded, key, Shared(draw.test_asked, self._mine, self._ranks))
         record = self._record(draw, int(tested), trial.all_known)
         if candidates and record.known >= len(draw.train):
             if self._in_fit:
-                record = self._fitted(record, trial, candidates, key)
+                record = self._fitted(record, draw, trial, candidates, key)
             else:
                 record = self._again(record, trial, candidates)
         self._keep(record)
 
     def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
-        record = new_record(draw, self._data.tokenizer, tested, known)
+        record = new_record(draw, self._data, tested, known)
         beta = self.beta if self._in_fit else self.beta_of(record.relation)
-        index = self._data.template if isinstance(self._data.template, int) else None
-        return dataclass_replace(
-            record, model=self.lm.name, beta=beta, template_index=index, reported=draw.trial >= self.selection_trials
-        )
+        return dataclass_replace(record, model=self.lm.name, beta=beta, reported=draw.trial >= self.selection_trials)
 
     def _keep(self, record: PairRecord) -> None:
         """Keep a pair's record and log its scores."""
@@ -459,14 +458,16 @@ class LREModule(L.LightningModule):
         for name, score in scores.items():
             self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
-    def _fitted(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str) -> PairRecord:
+    def _fitted(
+        self, record: PairRecord, draw: Draw, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str
+    ) -> PairRecord:
         """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
         record = with_grid(record, trial, candidates, self.betas, self._ranks_of(record.relation), self.chunk_size)
         layer, rank = self._chosen(record)
         record = dataclass_replace(record, layer=layer, rank=rank)
         record = with_low_rank(record, trial, candidates[layer])
         if self.baselines:
-            examples = everyones_examples(self._examples, record.n_shot, list(candidates), self.lm, self._ranks)
+            examples = everyones_examples(self._examples, len(draw.train_asked), list(candidates), self.lm, self._ranks)
             record = with_baselines(record, trial, candidates, examples, self.chunk_size)
         if self.line_integrals:
             record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key, self.chunk_size)

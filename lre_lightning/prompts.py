@@ -1,4 +1,4 @@
-"""Few-shot prompts, and where the subject and the object are in their tokens.
+"""Prompts, and where the subject and the object are in their tokens.
 
 A line is the template with the subject in it, a space and the object; lines are joined by newlines and the
 last line stops before the object (Hernandez et al., ICLR 2024, section 4 and appendix). Every prompt begins with
@@ -7,19 +7,61 @@ exactly one start token. All positions are token indices that count the start to
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from lre_lightning.chat import ChatPrompts
 from lre_lightning.errors import LREError
 from lre_lightning.loading import locate
 from lre_lightning.relations import SLOT, Relation, Sample, check_template
+from lre_lightning.tokenization import Encoding, Span, encode, encode_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = tuple[int, int]
-_Encoding = tuple[list[int], list[Span]]
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How examples and a question become one prompt.
+
+    Attributes:
+        separator: What stands between two lines.
+        shots: How many examples stand before the question, the first ones of those that are given; all if None.
+        chat: Whether the prompt is a conversation in the tokenizer's chat template, for instruction-tuned LMs: each
+            line is what the user says, without the object, and each object is the assistant's answer.
+        system: What a conversation begins with, where the chat template has a place for it.
+
+    Raises:
+        LREError: An attribute is out of range.
+
+    >>> PromptFormat(separator=". ").head("{} is in", [Sample("Bonn", "Germany"), Sample("Lyon", "France")])
+    'Bonn is in Germany. Lyon is in France. '
+    """
+
+    separator: str = "\n"
+    shots: int | None = None
+    chat: bool = False
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the attributes."""
+        if not isinstance(self.separator, str) or not self.separator:
+            raise LREError(f"separator is {self.separator!r}; lines must be kept apart, by '\\n' for example")
+        if self.shots is not None and (type(self.shots) is not int or self.shots < 0):
+            raise LREError(f"shots must be a whole number of at least 0, or None for all, got {self.shots!r}")
+        if self.system is not None and not self.chat:
+            raise LREError("system is what a conversation begins with: set chat, or leave system out")
+
+    def head(self, template: str, context: Sequence[Sample]) -> str:
+        """The examples as lines of text, with what stands between them and the question."""
+        lines = (f"{fill(template, given.subject)} {given.object}" for given in context)
+        return "".join(line + self.separator for line in lines)
+
+
+LINES = PromptFormat()
+"""The paper's format: all examples, one a line."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +74,12 @@ class Prompt:
         object: The object that would be the right answer.
         input_ids: The tokens, start token first.
         subject_span: First token and one past the last token of the subject's last mention.
-        object_token: The object's first token, read off the tokenization of the text, a space and the object.
+        object_tokens: All tokens of the object, read off the tokenization of the text, a space and the object.
+        subject_chars: First character and one past the last character of the subject's last mention in `text`.
 
-    >>> prompt = Prompt("Paris is in", "Paris", "France", (0, 7, 8, 9), (1, 2), 5)
-    >>> prompt.subject_position, prompt.last_position
-    (1, 3)
+    >>> prompt = Prompt("Paris is in", "Paris", "France", (0, 7, 8, 9), (1, 2), (5, 6), (0, 5))
+    >>> prompt.subject_position, prompt.last_position, prompt.object_token
+    (1, 3, 5)
     """
 
     text: str
@@ -44,7 +87,8 @@ class Prompt:
     object: str
     input_ids: tuple[int, ...]
     subject_span: Span
-    object_token: int
+    object_tokens: tuple[int, ...]
+    subject_chars: Span = (0, 0)
 
     @property
     def subject_position(self) -> int:
@@ -56,6 +100,11 @@ class Prompt:
         """The prompt's last token: where o is read."""
         return len(self.input_ids) - 1
 
+    @property
+    def object_token(self) -> int:
+        """The object's first token: what the LM has to predict."""
+        return self.object_tokens[0]
+
 
 @dataclass(frozen=True)
 class FirstTokenCoverage:
@@ -64,6 +113,12 @@ class FirstTokenCoverage:
     Table "first_token_filter" of the paper. Where the fraction is below 1, a right first token may belong to another
     object, and faithfulness is overestimated.
 
+    Attributes:
+        relation: The relation's name.
+        range_size: Number of its distinct objects.
+        unique_first_tokens: Number of their distinct first tokens.
+        collisions: Those objects that share a first token, by groups.
+
     >>> FirstTokenCoverage("city in country", range_size=21, unique_first_tokens=20).fraction
     0.9523809523809523
     """
@@ -71,6 +126,7 @@ class FirstTokenCoverage:
     relation: str
     range_size: int
     unique_first_tokens: int
+    collisions: tuple[tuple[str, ...], ...] = ()
 
     @property
     def fraction(self) -> float:
@@ -84,14 +140,22 @@ def fill(template: str, subject: str) -> str:
 
 
 def make_prompt(
-    tokenizer: "PreTrainedTokenizerBase", template: str, sample: Sample, context: Sequence[Sample] = ()
+    tokenizer: "PreTrainedTokenizerBase",
+    template: str,
+    sample: Sample,
+    context: Sequence[Sample] = (),
+    form: PromptFormat = LINES,
 ) -> Prompt:
     """Make one prompt: see `make_prompts`."""
-    return make_prompts(tokenizer, template, [sample], context)[0]
+    return make_prompts(tokenizer, template, [sample], context, form)[0]
 
 
 def make_prompts(
-    tokenizer: "PreTrainedTokenizerBase", template: str, samples: Sequence[Sample], context: Sequence[Sample] = ()
+    tokenizer: "PreTrainedTokenizerBase",
+    template: str,
+    samples: Sequence[Sample],
+    context: Sequence[Sample] = (),
+    form: PromptFormat = LINES,
 ) -> list[Prompt]:
     """Make one prompt for each sample, all under the same context.
 
@@ -99,23 +163,37 @@ def make_prompts(
         tokenizer: A fast Hugging Face tokenizer.
         template: A template with one ``{}``.
         samples: The facts that are asked for.
-        context: The facts that are given as examples, one line each.
+        context: The facts that are given as examples.
+        form: How they become one prompt.
 
     Returns:
         The prompts, in the order of `samples`.
 
     Raises:
-        LREError: The tokenizer is not a fast one or has no token to start with, the template is not one, or a
-            subject or object vanishes in the tokenization or becomes a control token.
+        LREError: The tokenizer is not a fast one, or has no token to start with or no chat template; the template is
+            not one; a subject or object vanishes in the tokenization or becomes a control token.
     """
-    head = "".join(f"{fill(template, given.subject)} {given.object}\n" for given in context)
-    return make_prompts_after(tokenizer, template, samples, [head] * len(samples))
+    given = context[: form.shots]
+    if not form.chat:
+        return make_prompts_after(tokenizer, template, samples, [form.head(template, given)] * len(samples))
+    check_tokenizer(tokenizer)
+    check_template(template)
+    turns = [(fill(template, sample.subject), sample.object) for sample in given]
+    chat = ChatPrompts(tokenizer, turns, form.system)
+    asked = [chat.ask(fill(template, sample.subject), sample.object) for sample in samples]
+    encodings = chat.encode([text for question in asked for text in (question.text, question.answered)])
+    prompts = []
+    for sample, question, (encoding, answer) in zip(samples, asked, _in_pairs(encodings), strict=True):
+        lead = () if chat.begins(encoding) else (start_token(tokenizer),)
+        mention = _last_mention(template, sample.subject, question.text[: question.end], question.start)
+        prompts.append(_prompt(lead, question.text, sample, mention, encoding, answer, question.object_start))
+    return prompts
 
 
 def make_prompts_after(
     tokenizer: "PreTrainedTokenizerBase", template: str, samples: Sequence[Sample], heads: Sequence[str]
 ) -> list[Prompt]:
-    """Make one prompt for each sample, as `make_prompts` does, but each after a text of its own.
+    """Make one prompt for each sample after a text: the same for all, or one of its own for each.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
@@ -128,21 +206,19 @@ def make_prompts_after(
     """
     check_tokenizer(tokenizer)
     check_template(template)
-    start = start_token(tokenizer)
-    texts = [head + fill(template, sample.subject) for head, sample in zip(heads, samples, strict=True)]
-    asked = _encode(tokenizer, texts)
-    answered = _encode(tokenizer, [f"{text} {sample.object}" for text, sample in zip(texts, samples, strict=True)])
-    return [
-        Prompt(
-            text=text,
-            subject=sample.subject,
-            object=sample.object,
-            input_ids=(start, *encoding[0]),
-            subject_span=_subject_span(encoding, text, _last_mention(template, sample.subject, text, len(head))),
-            object_token=_object_token(encoding, answer, text, sample.object),
-        )
-        for head, text, sample, encoding, answer in zip(heads, texts, samples, asked, answered, strict=True)
-    ]
+    lead = (start_token(tokenizer),)
+    lines = [fill(template, sample.subject) for sample in samples]
+    tails = [text for line, sample in zip(lines, samples, strict=True) for text in (line, f"{line} {sample.object}")]
+    if len(set(heads)) == 1:
+        encodings = encode_after(tokenizer, heads[0], tails)
+    else:
+        encodings = encode(tokenizer, [heads[i // 2] + tail for i, tail in enumerate(tails)])
+    prompts = []
+    for head, line, sample, (encoding, answer) in zip(heads, lines, samples, _in_pairs(encodings), strict=True):
+        text = head + line
+        mention = _last_mention(template, sample.subject, text, len(head))
+        prompts.append(_prompt(lead, text, sample, mention, encoding, answer, len(text) + 1))
+    return prompts
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
@@ -151,25 +227,32 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, .
     Raises:
         LREError: The tokenizer leaves nothing of the text.
     """
-    ((ids, _),) = _encode(tokenizer, [text])
+    ((ids, _),) = encode(tokenizer, [text])
     if not ids:
         raise LREError(f"the text {text!r} has no token: give one with a word in it")
     return (start_token(tokenizer), *ids)
 
 
-def first_token_coverage(relation: Relation, tokenizer: "PreTrainedTokenizerBase") -> FirstTokenCoverage:
+def first_token_coverage(
+    relation: Relation, tokenizer: "PreTrainedTokenizerBase", form: PromptFormat = LINES
+) -> FirstTokenCoverage:
     """Count the first tokens of a relation's objects.
 
     Args:
         relation: The relation; each distinct object is asked for in a prompt without context.
         tokenizer: A fast Hugging Face tokenizer.
+        form: How the prompts are made.
 
     Returns:
-        The number of distinct objects and of their distinct first tokens (paper: table "first_token_filter").
+        The number of distinct objects and of their distinct first tokens (paper: table "first_token_filter"), and
+        which objects share one.
     """
     by_object = {sample.object: sample for sample in reversed(relation.samples)}
-    prompts = make_prompts(tokenizer, relation.template, list(by_object.values()))
-    return FirstTokenCoverage(relation.name, len(by_object), len({prompt.object_token for prompt in prompts}))
+    by_token: dict[int, list[str]] = defaultdict(list)
+    for prompt in make_prompts(tokenizer, relation.template, [by_object[o] for o in relation.objects], (), form):
+        by_token[prompt.object_token].append(prompt.object)
+    collisions = tuple(tuple(objects) for objects in by_token.values() if len(objects) > 1)
+    return FirstTokenCoverage(relation.name, len(by_object), len(by_token), collisions)
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -249,30 +332,34 @@ def _ids(encoding: Any) -> list[int]:
     return list(encoding["input_ids"])
 
 
-def _encode(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[_Encoding]:
-    """Tokenize texts whole, with nothing added: token ids and the characters that each stands for.
+def _in_pairs(encodings: list[Encoding]) -> "zip[tuple[Encoding, Encoding]]":
+    """The encodings of a prompt, and of the same with its object."""
+    return zip(encodings[::2], encodings[1::2], strict=True)
 
-    What is written like a control token, such as ``</s>``, is text like any other.
 
-    Raises:
-        LREError: The tokenizer makes a control token of it nevertheless.
+def _prompt(
+    lead: tuple[int, ...], text: str, sample: Sample, mention: Span, asked: Encoding, answered: Encoding, first: int
+) -> Prompt:
+    """Put a prompt together.
+
+    Args:
+        lead: What is in front of the text's tokens.
+        text: The prompt's text.
+        sample: The fact that is asked for.
+        mention: The characters of the subject's last mention.
+        asked: The tokens of the text.
+        answered: Those of the text and the object.
+        first: The character after `text` at which the object begins, with white space of its own.
     """
-    if not texts:
-        return []
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_attention_mask=False,
-        return_offsets_mapping=True,
-        verbose=False,
+    return Prompt(
+        text=text,
+        subject=sample.subject,
+        object=sample.object,
+        input_ids=(*lead, *asked[0]),
+        subject_span=_subject_span(asked, text, mention, len(lead)),
+        object_tokens=_object_tokens(asked, answered, text, sample.object, first),
+        subject_chars=mention,
     )
-    controls = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    for ids in encoded["input_ids"]:
-        if not controls.isdisjoint(ids):
-            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in controls))
-            raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
-    return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
 
 
 def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
@@ -288,29 +375,29 @@ def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
     return max([(start, start + len(name)), *(match.span() for match in later)])
 
 
-def _subject_span(encoding: _Encoding, text: str, mention: Span) -> Span:
-    """Find the tokens that share a character with a mention, counting the start token.
+def _subject_span(encoding: Encoding, text: str, mention: Span, lead: int) -> Span:
+    """Find the tokens that share a character with a mention, counting those in front.
 
     One character may be split over several tokens (byte-level BPE), and a token may hold the space before a word.
     """
-    tokens = [i for i, (start, end) in enumerate(encoding[1], 1) if start < mention[1] and end > mention[0]]
+    tokens = [i for i, (start, end) in enumerate(encoding[1], lead) if start < mention[1] and end > mention[0]]
     if not tokens:
         raise LREError(f"the tokenizer leaves nothing of the subject {text[slice(*mention)]!r} in {text!r}")
     return tokens[0], tokens[-1] + 1
 
 
-def _object_token(asked: _Encoding, answered: _Encoding, text: str, answer: str) -> int:
-    """Return the object's first token: the one that the model has to predict after the prompt.
+def _object_tokens(asked: Encoding, answered: Encoding, text: str, answer: str, first: int) -> tuple[int, ...]:
+    """Return the object's tokens, the first of which the model has to predict after the prompt.
 
-    Where the last word of the prompt and the object's first don't tokenize apart, it is the first token that reaches
-    the object's first character.
+    Where the last word of the prompt and the object's first don't tokenize apart, they begin with the first token that
+    reaches the object's first character.
     """
     ids, offsets = answered
     length = len(asked[0])
     if len(ids) > length and ids[:length] == asked[0]:
-        return ids[length]
-    first = len(text) + 1 + len(answer) - len(answer.lstrip())
-    for token, (_, end) in zip(ids, offsets, strict=True):
+        return tuple(ids[length:])
+    first += len(answer) - len(answer.lstrip())
+    for i, (_, end) in enumerate(offsets):
         if end > first:
-            return token
+            return tuple(ids[i:])
     raise LREError(f"the tokenizer leaves nothing of the object {answer!r} after {text!r}")

@@ -17,13 +17,15 @@ from typing import Any, TypeVar, cast
 
 from typing_extensions import Self
 
-from lre_lightning.checkpoints import LONGEST_NAME, listing, mapping, number, shown, text, truth, whole
+from lre_lightning.checkpoints import LONGEST_NAME, check_plain, listing, mapping, number, shown, text, truth, whole
 from lre_lightning.errors import LREError
 from lre_lightning.files import grown_whole, written_whole
 from lre_lightning.language_model import Layer
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
+PROMPTS = ("separator", "shots", "chat", "system", "sampling", "template")
+BETWEEN_TEMPLATES = " | "
 
 Grid = tuple[tuple[int, ...], ...]
 ByLayer = Mapping[str, tuple[int, ...]]
@@ -53,7 +55,8 @@ class PairRecord:
         rank: The chosen rank; None where the pair was not scored.
         model: Name or folder of the LM.
         n_shot: Number n of training examples.
-        template: The prompt template.
+        template: The prompt template; where a sample was asked for with several, these, with `BETWEEN_TEMPLATES`
+            between them.
         template_index: Its place among the relation's own templates; None for one that is not the relation's.
         first_tokens: Distinct first tokens of the distinct objects.
         reported: False for a trial that only served to choose the layer and rank of the others.
@@ -66,6 +69,11 @@ class PairRecord:
             rank, `[rank]`.
         line_integrals: For pairs of test subjects (s1, s2) the integral of u^T F'(s) v from s1 to s2 and its estimate
             u^T W v ||s2 - s1||, at the chosen layer.
+        train: Subject and object of each training sample, in draw order.
+        seed: What seeded the draw.
+        digest: `Relation.digest` of the relation.
+        prompts: Those options of `RelationDataModule` that say how prompts were made and samples drawn, `PROMPTS`.
+            With `train`, `seed` and `digest` they are what `RelationDataModule.of_record` repeats the trial from.
     """
 
     relation: str
@@ -96,6 +104,10 @@ class PairRecord:
     causal_baselines: ByLayer = field(default_factory=dict)
     faithful_low_rank: tuple[int, ...] = ()
     line_integrals: tuple[tuple[float, float], ...] = ()
+    train: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+    digest: str = ""
+    prompts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def scored(self) -> bool:
@@ -205,6 +217,10 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         "faithful_low_rank": _counts(given["faithful_low_rank"], "faithful_low_rank", ranks, known),
         **{name: _by_layer(given[name], name, layers, most) for name, most in per_layer.items()},
         "line_integrals": _line_integrals(given["line_integrals"]),
+        "train": _train(given["train"]),
+        "seed": whole(given["seed"], "seed"),
+        "digest": text(given["digest"], "digest", 64),
+        "prompts": _prompts(given["prompts"]),
         "layer": _or_none(layer_of, given["layer"], "layer"),
         "beta": number(given["beta"], "beta"),
         "rank": _or_none(rank_of, given["rank"], "rank"),
@@ -269,6 +285,24 @@ def _line_integrals(value: object) -> tuple[tuple[float, float], ...]:
         if len(pair) != 2 or not all(type(value) is float for value in pair):
             raise LREError("line_integrals must be pairs of numbers")
     return cast("tuple[tuple[float, float], ...]", pairs)
+
+
+def _train(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [listing(pair, "a sample of train", 2) for pair in listing(value, "train")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise LREError("train must be pairs of subject and object")
+    return tuple(
+        (text(subject, "a subject of train"), text(object_, "an object of train")) for subject, object_ in pairs
+    )
+
+
+def _prompts(value: object) -> dict[str, Any]:
+    found = mapping(value, "prompts")
+    for name in found:
+        if name not in PROMPTS:
+            raise LREError(f"prompts has {shown(name)}, and the options are {', '.join(PROMPTS)}")
+    check_plain(found, "prompts")
+    return found
 
 
 def layer_of(value: object, what: str) -> Layer:
@@ -338,7 +372,8 @@ def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
     found: dict[tuple[Any, ...], tuple[PairRecord, Path]] = {}
     for path in [file for given in paths for file in result_files(Path(given))]:
         for record in _read(path):
-            prompts = (record.model, record.n_shot, record.template_index, record.template)
+            made = json.dumps(record.prompts, sort_keys=True)
+            prompts = (record.model, record.n_shot, record.template_index, record.template, made)
             key = (*prompts, record.relation, record.trial)
             kept, other = found.setdefault(key, (record, path))
             if kept != record:

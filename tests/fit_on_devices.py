@@ -22,7 +22,7 @@ from tests.toy import WIDTH
 
 DEMO = {
     "relations": ["country capital city", "person sport"],
-    "relations_dir": "demo",
+    "source": "demo",
     "n_shot": 5,
     "trials": 1,
     "batch_size": 16,
@@ -74,7 +74,7 @@ def fit(folder: Path, strategy: str, lm: str, devices: int) -> None:
         module, data = LREModule("demo", baselines=True, line_integrals=5), RelationDataModule(**DEMO)
     else:
         module = LREModule(str(folder / "model"), ranks=[1, WIDTH], baselines=True, line_integrals=2)
-        data = RelationDataModule(str(folder / "model"), relations_dir=str(folder / "relations"), **TOY)
+        data = RelationDataModule(str(folder / "model"), source=str(folder / "relations"), **TOY)
     root = folder / strategy / f"{lm}{devices}"
     root.mkdir(parents=True)
     used = strategy if devices > 1 else "auto"

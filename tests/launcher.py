@@ -117,7 +117,7 @@ class Launcher:
     def __init__(self, root: Path):
         self.places = [
             f"--model.name_or_path={write_toy_model(root / 'model')}",
-            f"--data.relations_dir={write_toy_relations(root / 'relations')}",
+            f"--data.source={write_toy_relations(root / 'relations')}",
         ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.launcher"],

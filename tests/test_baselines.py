@@ -283,13 +283,13 @@ def random_lm():
 def random_prompt(number, object_token):
     """Context, a subject of two tokens, none to two tokens of template."""
     ids = (1, 7, 7, 9, 20 + number % 3, 30 + number, *(3, 5)[: (number + 2) % 3])
-    return Prompt("", f"s{number}", f"o{object_token}", ids, (4, 6), object_token)
+    return Prompt("", f"s{number}", f"o{object_token}", ids, (4, 6), (object_token,))
 
 
 def subject_alone(prompt):
     """The start token and the subject."""
     subject = prompt.input_ids[slice(*prompt.subject_span)]
-    return Prompt("", prompt.subject, prompt.object, (1, *subject), (1, 3), prompt.object_token)
+    return Prompt("", prompt.subject, prompt.object, (1, *subject), (1, 3), prompt.object_tokens)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_the_floor_has_the_products_of_the_blocks(lm):
 @pytest.mark.parametrize("wrong", [False, True])
 def test_answers_are_compared(lm, monkeypatch, wrong):
     context = (1, 7, 7, 9)
-    prompts = [Prompt("", f"s{n}", "", (*context, 20 + n, 30 + n, 3), (4, 6), 0) for n in range(12)]
+    prompts = [Prompt("", f"s{n}", "", (*context, 20 + n, 30 + n, 3), (4, 6), (0,)) for n in range(12)]
     encoded, lres = scoring.trial(lm, PROMPTS, prompts)
     if wrong:
         monkeypatch.setattr(scoring.Published, "edited", lambda *_: -1)

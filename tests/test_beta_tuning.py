@@ -121,7 +121,7 @@ def trainer_of(root, *callbacks, **options):
 
 
 def data_of(folders):
-    return RelationDataModule(folders[0], relations_dir=folders[1], n_shot=4, trials=2)
+    return RelationDataModule(folders[0], source=folders[1], n_shot=4, trials=2)
 
 
 GRID = {"betas": [0.0, 1.0], "ranks": [16], "beta": 0.0}  # the toy's LREs are faithful at beta 1 and not at 0

@@ -45,7 +45,7 @@ def options(folders, *more):
     model, relations = folders
     return [
         f"--model.name_or_path={model}",
-        f"--data.relations_dir={relations}",
+        f"--data.source={relations}",
         "--data.n_shot=4",
         "--data.trials=2",
         "--model.betas=[1.0]",
@@ -216,7 +216,7 @@ def assert_one_error(result, *named):
         ("--model.ranks=[99]", ["rank 99 is out of range", "1 to 16"]),
         ("--model.name_or_path=./nowhere", ["./nowhere", "does not exist"]),
         ("--data.n_shot=0", ["n_shot", "0"]),
-        ("--data.relations_dir=./nowhere", ["nowhere"]),
+        ("--data.source=./nowhere", ["nowhere"]),
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
         ("--data.template=1", ["no relation has a template 1"]),
         ("--data.template={} of {}", ["exactly one {} for the subject"]),

@@ -12,7 +12,7 @@ from lre_lightning.cli import CONFIGS, main
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.module import LREModule
-from lre_lightning.relations import load_relations
+from lre_lightning.sources import load_relations
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
@@ -130,7 +130,7 @@ def test_builds_with_random_weights_of_the_same_depth(printed, name):
 
 @pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="needs LRE_RELATIONS_DIR: the 47 relations")
 def test_gptj_has_a_choice_for_every_relation_that_it_knows():
-    names = {relation.name for relation in load_relations(relations_dir=os.environ["LRE_RELATIONS_DIR"])}
+    names = {relation.name for relation in load_relations(source=os.environ["LRE_RELATIONS_DIR"])}
     given = yaml.safe_load((CONFIGS / "gptj.yaml").read_text())["model"]["choices"]
     assert names - set(given) == {"univ degree gender"}
     assert not set(given) - names

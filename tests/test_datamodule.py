@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def make(folder):
     def make(**arguments):
-        given = {"tokenizer": str(folder / "tokenizer"), "relations_dir": str(folder / "relations")}
+        given = {"tokenizer": str(folder / "tokenizer"), "source": str(folder / "relations")}
         return RelationDataModule(**(given | {"n_shot": 3, "trials": 2, "batch_size": 2} | arguments))
 
     return make
@@ -151,8 +151,8 @@ def test_prompts_are_made_when_they_are_needed_and_once(make, monkeypatch):
         original = getattr(draws, name)
         monkeypatch.setattr(
             f"lre_lightning.datamodules.relations.{name}",
-            lambda draw, tokenizer, chosen, original=original, name=name: (
-                made.extend((name, draw.relation.name, i) for i in chosen) or original(draw, tokenizer, chosen)
+            lambda draw, tokenizer, chosen, form, original=original, name=name: (
+                made.extend((name, draw.relation.name, i) for i in chosen) or original(draw, tokenizer, chosen, form)
             ),
         )
     data = make(batch_size=2, trials=1)
@@ -161,10 +161,18 @@ def test_prompts_are_made_when_they_are_needed_and_once(make, monkeypatch):
     list(loader)
     assert made == [("test_prompts", name, i) for name, size in SIZES.items() for i in range(size - 3)]
     made.clear()
-    for _ in range(2):  # of one pair, as in a fit
+    for _ in range(2):
         list(data.train_dataloader(2))
         list(data.val_dataloader([1]))
-    assert len(made) == len(set(made)) == 3 + SIZES["second"] - 3
+    assert made == [("train_prompts", "third", i) for i in range(3)]
+
+
+def test_few_prompts_are_kept(make, monkeypatch):
+    monkeypatch.setattr("lre_lightning.datamodules.relations.KEPT", 5)
+    data = make(batch_size=2, trials=1)
+    found = [batch.prompts for batch in data.val_dataloader()]
+    assert sum(map(len, data._made.values())) <= 5
+    assert [batch.prompts for batch in data.val_dataloader()] == found
 
 
 # Templates
@@ -202,15 +210,15 @@ def test_relations_with_fewer_templates_are_left_out(make, tmp_path):
     samples = [{"subject": f"s{i}", "object": f"{i}"} for i in range(5)]
     write(tmp_path / "few.json", CAPITALS, name="few", samples=samples, prompt_templates_zs=[])
     write(tmp_path / "many.json", CAPITALS, name="many", samples=samples, **more)
-    every = make(relations_dir=str(tmp_path))
+    every = make(source=str(tmp_path))
     assert [relation.templates for relation in every.relations] == [tuple(TEMPLATES[:2]), ("{} a", "{} b", "{} c")]
     for index, expected in enumerate((TEMPLATES[:2], ["{} a", "{} b", "{} c"])):
-        found = [make(relations_dir=str(tmp_path), template=i).relations for i in range(len(expected))]
+        found = [make(source=str(tmp_path), template=i).relations for i in range(len(expected))]
         named = [[relation.template for relation in some if relation.name == ("few", "many")[index]] for some in found]
         assert named == [[template] for template in expected]
-    assert [relation.name for relation in make(relations_dir=str(tmp_path), template=2).relations] == ["many"]
+    assert [relation.name for relation in make(source=str(tmp_path), template=2).relations] == ["many"]
     with pytest.raises(LREError, match="no relation has a template 3: the most that one has are 3, from 0 on"):
-        make(relations_dir=str(tmp_path), template=3).setup()
+        make(source=str(tmp_path), template=3).setup()
 
 
 @pytest.mark.parametrize("template", ["", "the capital", "{} and {}", "{subject} is", "{} is {", "{0}"])
@@ -305,7 +313,7 @@ def test_a_trainer_that_would_serve_one_pair_for_ever(make, tmp_path, every):
 def test_the_checkpoint_finds_the_same_data(make, tmp_path, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LRE_RELATIONS_DIR", "relations")
-    data = make(tokenizer="tokenizer", relations=["second", "./relations/first.json"], relations_dir=None, seed=3)
+    data = make(tokenizer="tokenizer", relations=["second", "./relations/first.json"], source=None, seed=3)
     fit = fitted(Recorder(), data, tmp_path, max_epochs=1)
     fit.save_checkpoint(tmp_path / "last.ckpt", weights_only=False)
     torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -313,7 +321,7 @@ def test_the_checkpoint_finds_the_same_data(make, tmp_path, folder, monkeypatch)
     monkeypatch.chdir(tmp_path)
     loaded = RelationDataModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
     assert dict(loaded.hparams) == dict(data.hparams)
-    assert loaded.hparams["relations_dir"] == str(folder / "relations")
+    assert loaded.hparams["source"] == str(folder / "relations")
     assert [relation.name for relation in loaded.relations] == ["second", "first"]
     assert loaded.draws(1) == data.draws(1)
 
@@ -321,10 +329,10 @@ def test_the_checkpoint_finds_the_same_data(make, tmp_path, folder, monkeypatch)
 def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     tokenizer = tokenizers.byte_level()
-    data = make(tokenizer=tokenizer, relations_dir=None, relations=("first",))
+    data = make(tokenizer=tokenizer, source=None, relations=("first",))
     assert dict(data.hparams) == {
         "relations": ["first"],
-        "relations_dir": "demo",
+        "source": "demo",
         "exclude": [],
         "n_shot": 3,
         "trials": 2,
@@ -333,6 +341,21 @@ def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
         "template": 0,
         "tokenizer_revision": None,
         "trust_remote_code": False,
+        "columns": None,
+        "source_options": None,
+        "where": None,
+        "max_samples": None,
+        "repair": False,
+        "separator": "\n",
+        "shots": None,
+        "chat": False,
+        "system": None,
+        "sampling": "random",
+        "train_samples": None,
+        "first_trial": 0,
+        "padding_side": "right",
+        "epoch": "pair",
+        "pin_memory": False,
     }
     assert make(tokenizer=tokenizer).tokenizer is tokenizer
     tokenizer.save_pretrained(tmp_path)
@@ -354,8 +377,8 @@ def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
         ({"relations": "nothing"}, "no relation, category or path 'nothing'"),
         ({"relations": 3}, "relations must be None, a string or a list of strings, got 3"),
         ({"relations": ["first", 3]}, "relations must be None, a string or a list of strings, got .*3"),
-        ({"relations_dir": "/no/where"}, "no such file or folder of relations: '/no/where'"),
-        ({"relations_dir": ""}, "relations_dir is ''"),
+        ({"source": "/no/where"}, "no such file or folder of relations: '/no/where'"),
+        ({"source": ""}, "source is ''"),
         ({"tokenizer": "/no/where"}, "model folder '/no/where' does not exist"),
         ({"tokenizer": SimpleNamespace(is_fast=False)}, "use the fast tokenizer"),
         ({"n_shot": 6}, "relation 'third' has 6 distinct subjects, but n_shot=6 needs at least 7"),
@@ -543,7 +566,7 @@ def test_from_the_command_line(folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     arguments = {
         "relations": "[first,second]",
-        "relations_dir": folder / "relations",
+        "source": folder / "relations",
         "tokenizer": folder / "tokenizer",
         "n_shot": 4,
     }

@@ -17,7 +17,7 @@ LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object supe
 
 @pytest.fixture(scope="module")
 def data():
-    return RelationDataModule("demo", relations_dir="demo", trials=1)
+    return RelationDataModule("demo", source="demo", trials=1)
 
 
 def test_there_are_relations_of_every_category_that_share_their_subjects(data):

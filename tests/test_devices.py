@@ -147,7 +147,7 @@ def test_other_ways_to_start_processes(runs, folder, strategy):
 
 def command(folder, out, *options):
     arguments = {
-        "data.relations_dir": folder / "relations",
+        "data.source": folder / "relations",
         "data.n_shot": 2,
         "data.trials": 2,
         "data.batch_size": 4,

@@ -266,7 +266,7 @@ def test_arguments_are_hyperparameters(make):
 def test_a_command_line_has_the_arguments_of_both():
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(DistractionDataModule, "data")
-    options = ["--data.distraction=instruction", "--data.n_shot=5", "--data.relations_dir=demo"]
+    options = ["--data.distraction=instruction", "--data.n_shot=5", "--data.source=demo"]
     data = DistractionDataModule(**parser.parse_args(options).data.as_dict())
     assert (data.distraction, data.n_shot, data.repetitions, data.trials) == ("instruction", 5, 2, 3)
     with pytest.raises(ArgumentError):
@@ -367,7 +367,7 @@ def toy_folder(tmp_path_factory):
 
 def toy_data(folder, **options):
     return DistractionDataModule(
-        toy.toy_tokenizer(), relations_dir=str(folder), **({"trials": 2, "n_shot": 3, "separator": "\n"} | options)
+        toy.toy_tokenizer(), source=str(folder), **({"trials": 2, "n_shot": 3, "separator": "\n"} | options)
     )
 
 
@@ -538,9 +538,7 @@ def random_setting(tmp_path, family):
 @pytest.mark.parametrize("beta", [None, 2.5])
 def test_against_a_plain_loop(tmp_path, family, kind, beta):
     lm, tokenizer = random_setting(tmp_path, family)
-    data = DistractionDataModule(
-        tokenizer, relations_dir=str(tmp_path), distraction=kind, n_shot=3, trials=1, batch_size=6
-    )
+    data = DistractionDataModule(tokenizer, source=str(tmp_path), distraction=kind, n_shot=3, trials=1, batch_size=6)
     generator = torch.Generator().manual_seed(0)
     lres = {}
     for pair, layer in ((0, 1), (1, "emb")):

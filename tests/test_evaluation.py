@@ -42,7 +42,7 @@ def command(folders, root, *more):
     model, relations = folders
     places = [
         f"--model.name_or_path={model}",
-        f"--data.relations_dir={relations}",
+        f"--data.source={relations}",
         f"--trainer.default_root_dir={root}",
     ]
     return ["evaluate", *QUICK, *SMALL, *places, *more]
@@ -209,7 +209,7 @@ def test_from_python(folders, tmp_path):
 
     model, relations = map(str, folders)
     module = LREModule(model, betas=[1.0], ranks=[16], baselines=True)
-    data = RelationDataModule(model, relations_dir=relations, n_shot=3, trials=1)
+    data = RelationDataModule(model, source=relations, n_shot=3, trials=1)
     records = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
     assert {(record.n_shot, record.template_index) for record in records} == {(3, 0), (1, 0), (3, None)}
     again = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
@@ -222,7 +222,7 @@ def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path
     model, relations = folders
     places = [
         f"--model.name_or_path={model}",
-        f"--data.relations_dir={relations}",
+        f"--data.source={relations}",
         "--data.n_shot=3",
         "--data.trials=2",
     ]

@@ -41,18 +41,25 @@ from lre_lightning.lre import LRE, Origin
 from lre_lightning.module import LREModule
 from lre_lightning.prompts import fill, make_prompts
 from lre_lightning.records import PairRecord, read_records, rows
-from lre_lightning.relations import SLOT, check_template, load_relation, load_relations
+from lre_lightning.relations import SLOT, check_template
 from lre_lightning.report import figures
 from lre_lightning.report.page import draw, inline
 from lre_lightning.report.sections import Picture
 from lre_lightning.report.tables import full_dataset, hyperparameters, to_csv, to_latex, to_text
 from lre_lightning.results import summarize, write_csv
+from lre_lightning.sources import load_relations
+from lre_lightning.sources.json_files import read_json
 from lre_lightning.tables import print_results
 from tests import tokenizers_fixtures as tokenizers
 from tests.toy import LAYERS, WIDTH, relation_json, toy_model, toy_tokenizer, write_toy_model
 
 EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))
 MEMORY = 2**31  # bytes that reading a small file may take beyond what the process has
+
+
+def load_relation(path):
+    (relation,) = read_json(path)
+    return relation
 
 
 def tried(examples):
@@ -641,7 +648,7 @@ def folders(tmp_path_factory):
     (root / "relations").mkdir()
     for name in ("thing colour", "half colour"):
         (root / "relations" / f"{name}.json").write_text(json.dumps(relation_json(name, count=10)))
-    options = [f"--model.name_or_path={root / 'model'}", f"--data.relations_dir={root / 'relations'}"]
+    options = [f"--model.name_or_path={root / 'model'}", f"--data.source={root / 'relations'}"]
     options += ["--data.n_shot=4", "--data.trials=1", "--model.betas=[1.0]", "--model.ranks=[16]"]
     status, _, error = run("fit", root / "run", *options, "--trainer.max_epochs=1")
     assert status == 0, error
@@ -1057,7 +1064,7 @@ def test_a_fit_of_relations_with_such_names_stays_in_its_folder(folders, tmp_pat
     for number, name in enumerate(NAMES_TO_SHOW):
         relation = relation_json(name, count=8, category=name)
         (tmp_path / "relations" / f"{number:02}.json").write_text(json.dumps(relation))
-    options = [f"--model.name_or_path={folders / 'model'}", f"--data.relations_dir={tmp_path / 'relations'}"]
+    options = [f"--model.name_or_path={folders / 'model'}", f"--data.source={tmp_path / 'relations'}"]
     options += ["--data.n_shot=4", "--data.trials=1", "--model.betas=[1.0]", "--model.ranks=[16]", "--model.layers=[1]"]
     before = everything_in(folders)
     result = run("fit", tmp_path / "run", *options)
@@ -1077,7 +1084,7 @@ def test_a_fit_of_relations_with_such_names_stays_in_its_folder(folders, tmp_pat
 def test_an_error_says_nothing_to_the_terminal_but_its_text(folders, tmp_path):
     (tmp_path / "relations").mkdir()
     (tmp_path / "relations" / "\x1b[31mred\n.json").write_text("{")
-    options = [f"--model.name_or_path={folders / 'model'}", f"--data.relations_dir={tmp_path / 'relations'}"]
+    options = [f"--model.name_or_path={folders / 'model'}", f"--data.source={tmp_path / 'relations'}"]
     result = run("fit", tmp_path / "run", *options)
     check_run(result)
     assert r"\x1b[31mred\n.json is not a JSON file" in result[2]

@@ -165,7 +165,7 @@ def affine_trial(layers=("emb", 0, 1)):
     lm = toy.affine_toy(normal(toy.WIDTH, toy.WIDTH), normal(toy.WIDTH, seed=1), torch.eye(toy.WIDTH).double()[:6])
     first = toy.WORDS.index(toy.SUBJECTS[0])
     prompts = [
-        Prompt("", name, toy.OBJECTS[i % 4], (0, first + i), (1, 2), toy.WORDS.index(toy.OBJECTS[i % 4]))
+        Prompt("", name, toy.OBJECTS[i % 4], (0, first + i), (1, 2), (toy.WORDS.index(toy.OBJECTS[i % 4]),))
         for i, name in enumerate(toy.SUBJECTS)
     ]
     example = prompt_jacobian(lm, torch.tensor(prompts[0].input_ids), 1)
@@ -221,11 +221,11 @@ def test_lines_go_from_the_subject_of_a_prompt_to_its_target_in_that_prompt():
     """Of a random LM, whose F is another one in every prompt and in either direction."""
     lm = LanguageModel(tiny_model("gpt2", seed=6))
     prompts = [
-        Prompt("", f"s{row}", "", tuple(ids), (position, position + 1), 0)
+        Prompt("", f"s{row}", "", tuple(ids), (position, position + 1), (0,))
         for row, (ids, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True))
     ]
     (start, *_), said = batch_of(lm).hidden_states([1]), lm.predict(batch_of(lm).hidden_states([1])[1])
-    prompts = [dataclasses.replace(p, object_token=t) for p, t in zip(prompts, said.tolist(), strict=True)]
+    prompts = [dataclasses.replace(p, object_tokens=(t,)) for p, t in zip(prompts, said.tolist(), strict=True)]
     trial = join(lm, prompts, 4, [0, 1])
     weight = normal(WIDTH, WIDTH, seed=3)
     found = trial_integrals(trial, 1, lre_of(weight, 1), 4, "key")

@@ -61,7 +61,7 @@ def data(relations_dir):
     """Make a datamodule."""
 
     def make(**options):
-        given = {"tokenizer": toy.toy_tokenizer(), "relations_dir": relations_dir, "n_shot": 4, "trials": 2}
+        given = {"tokenizer": toy.toy_tokenizer(), "source": relations_dir, "n_shot": 4, "trials": 2}
         return RelationDataModule(**{**given, **options})
 
     return make
@@ -253,7 +253,8 @@ def test_objects_that_begin_alike_have_one_first_token():
         Sample(f"thing{i}", name) for i, name in enumerate(["red", "red green", "blue", "red", "blue white"])
     )
     relation = Relation("mixed colour", "bias", ("the {}",), (), "", "", False, samples)
-    record = new_record(Draw(relation, 3, samples[:2], samples[2:]), toy.toy_tokenizer(), tested=3, known=1)
+    data = RelationDataModule(toy.toy_tokenizer(), source=relation, n_shot=2, first_trial=3, trials=1)
+    record = new_record(Draw(relation, 3, samples[:2], samples[2:]), data, tested=3, known=1)
     assert (record.samples, record.range_size, record.first_tokens) == (5, 4, 2)
     assert (record.relation, record.category, record.trial, record.n_shot) == ("mixed colour", "bias", 3, 2)
     assert (record.tested, record.known, record.template, record.scored) == (3, 1, "the {}", False)

@@ -26,7 +26,7 @@ def folders(tmp_path_factory):
 
 
 def data_of(folders, **options):
-    return RelationDataModule(folders[0], relations_dir=folders[1], **{"n_shot": 4, "trials": 2, **options})
+    return RelationDataModule(folders[0], source=folders[1], **{"n_shot": 4, "trials": 2, **options})
 
 
 def trainer_of(root, callbacks=(), **options):

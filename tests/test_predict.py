@@ -25,7 +25,7 @@ def fitted(tmp_path_factory):
     """A run on the toy, whose LREs are the identity at every layer."""
     root = tmp_path_factory.mktemp("predict")
     model, relations = write_toy_model(root / "model"), write_toy_relations(root / "relations")
-    places = [f"--model.name_or_path={model}", f"--data.relations_dir={relations}"]
+    places = [f"--model.name_or_path={model}", f"--data.source={relations}"]
     small = ["--data.n_shot=4", "--data.trials=2", "--model.betas=[1.0]", "--model.ranks=[16]"]
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "argv", ["lre"])
@@ -103,13 +103,13 @@ def test_from_python_predictions_are_the_lenses(fitted, tmp_path):
     checkpoint = fitted / "run" / "checkpoints" / "last.ckpt"
     module = LREModule.load_from_checkpoint(checkpoint)
     folder, relations = str(fitted / "model"), str(fitted / "relations")
-    data = RelationDataModule(folder, relations_dir=relations, n_shot=4, texts=["thing1", "thing2"])
+    data = RelationDataModule(folder, source=relations, n_shot=4, texts=["thing1", "thing2"])
     found = trainer_of(tmp_path, logger=False).predict(module, datamodule=data)
     lres = FirstTrials(module.lres)
     assert found == [read_lenses(module.lm, data.tokenizer, text, lres) for text in ("thing1", "thing2")]
     assert not torch.is_inference_mode_enabled()
     with pytest.raises(LREError, match="there is no text to predict from: give texts"):
-        RelationDataModule(folder, relations_dir=relations, n_shot=4).predict_dataloader()
+        RelationDataModule(folder, source=relations, n_shot=4).predict_dataloader()
 
 
 def test_the_first_trial_of_each_relation_is_looked_up_when_it_is_needed():

@@ -18,7 +18,8 @@ from lre_lightning.prompts import (
     pad_token,
     start_token,
 )
-from lre_lightning.relations import Relation, Sample, load_relations
+from lre_lightning.relations import Relation, Sample
+from lre_lightning.sources import load_relations
 from tests import tokenizers_fixtures as tokenizers
 from tests.toy import toy_tokenizer
 

@@ -10,7 +10,9 @@ import pytest
 from lre_lightning import draws
 from lre_lightning.draws import draw, train_prompts
 from lre_lightning.errors import LREError
-from lre_lightning.relations import Relation, Sample, check_template, load_relation, load_relations
+from lre_lightning.relations import Relation, Sample, check_template
+from lre_lightning.sources import load_relations
+from lre_lightning.sources.json_files import read_json
 from tests import tokenizers_fixtures as tokenizers
 
 CAPITALS = {
@@ -34,6 +36,11 @@ def write(path, data, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data | changes, ensure_ascii=False), encoding="utf-8")
     return path
+
+
+def load_relation(path):
+    (relation,) = read_json(path)
+    return relation
 
 
 @pytest.fixture
@@ -200,12 +207,12 @@ def test_selecting_by_path(library, tmp_path, monkeypatch):
 
 
 def test_where_relations_come_from(library, monkeypatch):
-    monkeypatch.setattr("lre_lightning.relations.RELATIONS_DIR", library / "bias")
-    assert len(load_relations()) == len(load_relations(relations_dir="demo")) == 2
+    monkeypatch.setattr("lre_lightning.sources.RELATIONS_DIR", library / "bias")
+    assert len(load_relations()) == len(load_relations(source="demo")) == 2
     monkeypatch.setenv("LRE_RELATIONS_DIR", str(library))
     assert len(load_relations()) == 4
-    assert len(load_relations(relations_dir="demo")) == 2
-    assert len(load_relations(relations_dir=library / "factual")) == 2
+    assert len(load_relations(source="demo")) == 2
+    assert len(load_relations(source=library / "factual")) == 2
     monkeypatch.setenv("LRE_RELATIONS_DIR", "")
     assert len(load_relations()) == 2
 
@@ -236,8 +243,6 @@ def test_missing_and_empty_folders(library, tmp_path):
         load_relations("bias", tmp_path / "nowhere")
     with pytest.raises(LREError, match=r"no such file or folder of relations: .*nowhere\.json"):
         load_relations(str(tmp_path / "nowhere.json"), library)
-    with pytest.raises(LREError, match=r"name_gender\.json' is not a folder"):
-        load_relations(None, library / "bias" / "name_gender.json")
 
 
 def test_two_relations_of_one_name(library):
@@ -263,7 +268,7 @@ def test_the_papers_relations():
 
 
 def test_the_bundled_relations():
-    relations = load_relations(relations_dir="demo")
+    relations = load_relations(source="demo")
     assert relations
     for relation in relations:
         draw(relation, n_shot=5, trial=0, seed=0)

@@ -29,7 +29,7 @@ def prompt_of(number, object_token):
     """Context, a subject of two tokens, one or two tokens of template."""
     tail = (3,) if number % 2 else (3, 5)
     ids = (*SHARED, 20 + number % 3, 30 + number, *tail)
-    return Prompt(f"s{number} is", f"s{number}", f"o{object_token}", ids, (4, 6), object_token)
+    return Prompt(f"s{number} is", f"s{number}", f"o{object_token}", ids, (4, 6), (object_token,))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_answers_are_counted_against_those_of_the_lm_and_of_edits(lm, prompts):
 
 
 def test_a_trial_of_which_nothing_is_known_counts_nothing(lm, lres, prompts):
-    unknown = [dataclasses.replace(prompt, object_token=(prompt.object_token + 7) % VOCAB) for prompt in prompts]
+    unknown = [dataclasses.replace(prompt, object_tokens=((prompt.object_token + 7) % VOCAB,)) for prompt in prompts]
     trial = EncodedTrial.join([batch_of(lm, unknown)], "key")
     counts = score(trial, lres, BETAS, RANKS)
     assert (counts.tested, counts.known, counts.edited) == (12, 0, 0)
@@ -211,7 +211,7 @@ def test_targets_do_not_depend_on_the_order_of_samples(prompts):
 
 
 def test_without_another_object_there_is_no_target(prompts):
-    same = [dataclasses.replace(prompt, object_token=5) for prompt in prompts]
+    same = [dataclasses.replace(prompt, object_tokens=(5,)) for prompt in prompts]
     assert targets_of(same, [True] * len(same)) == [None] * len(same)
 
 

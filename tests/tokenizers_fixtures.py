@@ -1,12 +1,13 @@
 """Small tokenizers of every kind that matters for token positions, made here without a download."""
 
+import json
 import os
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 CORPUS = [
@@ -16,6 +17,7 @@ CORPUS = [
     "cat is in the category of animals. On the outside, apples are red. New York City is in the United States",
 ] * 4
 START, END = "<s>", "</s>"
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def gpt2():
@@ -55,14 +57,15 @@ def around(front, back=""):
     )
 
 
-def sentencepiece(prepend="first", legacy=False, back=""):
+def sentencepiece(prepend="first", legacy=False, back="", split=True):
     """Llama 2, Mistral, Gemma: BPE over characters with bytes to fall back on, "▁" for a space."""
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<unk>", START, END, *bytes_])
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<unk>", START, END, *BYTES])
     # All but these two characters that aren't Latin stay out of the vocabulary and fall back on their bytes.
     tokenizer.train_from_iterator([re.sub("[^\\u0000-\\u024f北京]", "", line) for line in CORPUS], trainer)
+    if not split:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
     if legacy:
         tokenizer.pre_tokenizer = None
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -96,6 +99,73 @@ def wordpiece():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[SEP]")
 
 
+def tiktoken(bos=None):
+    """Llama 3, GPT-4o: a split of its own before the bytes, whole words looked up first, special tokens added later."""
+    contractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    words = [rf"[^\r\n\p{{L}}\p{{N}}]?{start}{end}{contractions}?" for start, end in
+             ((f"{upper}*", f"{lower}+"), (f"{upper}+", f"{lower}*"))]  # fmt: skip
+    others = [r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(Regex("|".join([*words, *others])), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens(["<|begin_of_text|>", "<|eot_id|>", "<|reserved_0|>"])
+    steps = [processors.ByteLevel(trim_offsets=False), *([around(bos)(tokenizer)] if bos else [])]
+    tokenizer.post_processor = processors.Sequence(steps)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=bos, eos_token="<|eot_id|>", padding_side="left"
+    )
+
+
+def one_piece(bos=True, joined=False):
+    """Gemma: a text is one piece, in which its normalizer has left no space to split at; no dummy prefix."""
+    fast = sentencepiece(legacy=True)
+    tokenizer = fast.backend_tokenizer
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    if joined:  # tokens of several words, as no SentencePiece model has them unless it is asked to
+        special = ["<unk>", START, END, *BYTES]
+        tokenizer.train_from_iterator(
+            CORPUS, trainers.BpeTrainer(vocab_size=500, special_tokens=special, max_token_length=9)
+        )
+    if not bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    fast.padding_side = "left"
+    return fast
+
+
+def unigram_with_bytes(prepend, bos=None):
+    """SentencePiece's Unigram with bytes to fall back on."""
+    trained = unigram().backend_tokenizer
+    model = json.loads(trained.to_str())["model"]
+    vocabulary = [*map(tuple, model["vocab"]), *((byte, -20.0) for byte in BYTES)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, model["unk_id"], byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([START])
+    if bos:
+        tokenizer.post_processor = around(bos)(tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=END, padding_side="left")
+
+
+def with_added(fast, **options):
+    """Words and signs added to a vocabulary after it was trained, as a fine-tuned model's are."""
+    fast.add_tokens([AddedToken(word, **options) for word in ("York City", "ris", "北京", "<work>", "\n\n", " the")])
+    return fast
+
+
+def wordpiece_uncased():
+    """BERT, uncased: small letters without accents, so that the tokens stand for other characters than the text's."""
+    fast = wordpiece()
+    fast.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=True)
+    return fast
+
+
 def characters():
     """One character, one token: every position can be counted by hand. BOS is token 0."""
     vocabulary = {START: 0, "<unk>": 1, **{chr(i): i for i in range(10, 0x250)}}
@@ -120,11 +190,31 @@ LOSSLESS = {
     "sentencepiece, prepend never": lambda: sentencepiece("never"),
     "sentencepiece, legacy": lambda: sentencepiece(legacy=True),
     "sentencepiece, eos added": lambda: sentencepiece(back=END),
+    "sentencepiece, not split": lambda: sentencepiece(split=False),
+    "sentencepiece, one piece": one_piece,
+    "sentencepiece, one piece of joined words": lambda: one_piece(joined=True),
+    "sentencepiece, one piece, no bos added": lambda: one_piece(bos=False),
+    "tiktoken": tiktoken,
+    "tiktoken, bos added": lambda: tiktoken("<|begin_of_text|>"),
+    "unigram, dummy prefix": lambda: unigram_with_bytes("first"),
+    "unigram, no dummy prefix": lambda: unigram_with_bytes("never"),
+    "unigram, bos added": lambda: unigram_with_bytes("never", START),
+    "added": lambda: with_added(byte_level(), normalized=False),
+    "added, normalized": lambda: with_added(qwen(), normalized=True),
+    "added, single words": lambda: with_added(tiktoken(), single_word=True),
+    "added, sentencepiece": lambda: with_added(sentencepiece("first"), normalized=False),
+    "added, one piece": lambda: with_added(one_piece(), normalized=True),
 }
 OTHERS = {"unigram": unigram, "wordpiece": wordpiece, "characters": characters}
+# Those whose tokens, decoded, give other letters or spaces than those of the text.
+CHANGING = {
+    "wordpiece, uncased": wordpiece_uncased,
+    "added, left stripped": lambda: with_added(byte_level(), lstrip=True),
+    "added, right stripped": lambda: with_added(tiktoken(), rstrip=True, normalized=False),
+}
 
 
 @cache
 def make(name):
     """Make a tokenizer once for all tests."""
-    return (LOSSLESS | OTHERS)[name]()
+    return (LOSSLESS | OTHERS | CHANGING)[name]()

@@ -69,7 +69,7 @@ def describe(recipe: Recipe, out: Path, work: Path, trials: int) -> None:
         "model.name_or_path": out / "model",
         "model.beta": BETA,
         "model.betas": [BETA],
-        "data.relations_dir": out / "relations",
+        "data.source": out / "relations",
         "data.trials": trials,
         "trainer.default_root_dir": work,
     }

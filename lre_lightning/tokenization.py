@@ -1,0 +1,235 @@
+"""Text in tokens, and texts that begin alike without tokenizing twice what they share.
+
+A tokenizer is not concatenative: what follows a text may change its last tokens, and a text's first tokens are made in
+other ways than those within. Both reach only so far, though, and tokenizers say where: they split a text into pieces
+(words, roughly) and tokenize each on its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from tokenizers.models import BPE, Unigram
+
+from lre_lightning.errors import LREError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding as Encoded
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+Encoding = tuple[list[int], list[Span]]
+"""Token ids, and the first character and one past the last in the whole text of what each stands for."""
+
+FLANK = 3  # pieces on either side of a seam that must be the same in all tokenizations
+FEWEST = 4  # tails below which a seam costs more than it saves
+
+_vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str | None, str]]" = WeakKeyDictionary()
+
+
+def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[Encoding]:
+    """Tokenize texts whole, with nothing added.
+
+    What is written like a control token, such as ``</s>``, is text like any other.
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+        texts: The texts.
+
+    Returns:
+        Token ids and character offsets of each text. They are values: texts that are alike may share them.
+
+    Raises:
+        LREError: The tokenizer makes a control token of a text nevertheless.
+    """
+    return _finished(tokenizer, texts, map(_plain, _tokenize(tokenizer, texts)))
+
+
+def encode_after(tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequence[str]) -> list[Encoding]:
+    """Tokenize texts that all begin with the same head, which is tokenized once.
+
+    Each tail is tokenized after the head's last words only, and what comes before is taken from the head's own
+    tokens, up to a seam: a place where the tokenizer splits pieces, with the same `FLANK` pieces, token for token and
+    character for character, on both sides of it in the head, in the head's last words alone, and in these before the
+    tail. Where a tokenizer makes one piece of everything (Llama 2, Gemma), seams are where two characters meet
+    that no token of its BPE vocabulary holds next to each other. A tail without a seam is tokenized after the whole
+    head, and so are a few tails, which is cheaper.
+
+    So the result is that of tokenizing the whole for every tokenizer in which the text farther than `FLANK` pieces
+    from a place changes neither whether nor how it is split there, unless the same change shows in the pieces between.
+    The normalizers and pre-tokenizers of the library ``tokenizers`` are such (theirs look at runs of like characters
+    and the next one), given patterns that are; a pattern that looks for something far ahead is not. Between two
+    seams nothing is assumed: a model (BPE, Unigram, WordPiece) sees one piece at a time.
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+        head: What all texts begin with, such as a context of several lines.
+        tails: What follows in each text; the same tail is tokenized once.
+
+    Returns:
+        What `encode` gives for ``head + tail``, for each tail.
+
+    Raises:
+        LREError: As `encode`.
+    """
+    distinct = list(dict.fromkeys(tails))
+    seam = _find_seam(tokenizer, head) if len(distinct) >= FEWEST else None
+    found: dict[str, Encoding] = {}
+    if seam is not None:
+        windows = _tokenize(tokenizer, [seam.window + tail for tail in distinct])
+        joined = zip(distinct, map(seam.join, windows), strict=True)
+        found = {tail: encoding for tail, encoding in joined if encoding is not None}
+    rest = [tail for tail in distinct if tail not in found]
+    found |= zip(rest, map(_plain, _tokenize(tokenizer, [head + tail for tail in rest])), strict=True)
+    texts = [head + tail for tail in distinct]
+    finished = _finished(tokenizer, texts, [found[tail] for tail in distinct])
+    encodings = dict(zip(distinct, finished, strict=True))
+    return [encodings[tail] for tail in tails]
+
+
+@dataclass(frozen=True)
+class _Seam:
+    """A place in a head where the head's own tokens and those of its last words before a tail are joined.
+
+    Attributes:
+        window: The head's last words, which are tokenized before each tail.
+        shift: Characters of the head before the window.
+        before: The head's tokens before the seam.
+        at: The first token after the seam, counted in the window.
+        known: Ids, characters and pieces of the window's tokens up to a flank after the seam.
+    """
+
+    window: str
+    shift: int
+    before: Encoding
+    at: int
+    known: tuple[list[int], list[Span], list[int | None]]
+
+    def join(self, window: "Encoded") -> Encoding | None:
+        """Join the head's tokens and those of the window before a tail; None if the tail changes what is known."""
+        ids, offsets, pieces = window.ids, window.offsets, window.word_ids
+        end = len(self.known[0])
+        if (ids[:end], offsets[:end], pieces[:end]) != self.known:
+            return None
+        after = [(start + self.shift, stop + self.shift) for start, stop in offsets[self.at :]]
+        return self.before[0] + ids[self.at :], self.before[1] + after
+
+
+def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str) -> _Seam | None:
+    """Find a seam in the second half of a head."""
+    (whole,) = _tokenize(tokenizer, [head])
+    seams = _possible_seams(tokenizer, whole)
+    # The window: two flanks and, at either end, two pieces that may come out in another way there.
+    if len(seams) < 2 * FLANK + 5:
+        return None
+    offsets = whole.offsets
+    shift = offsets[seams[-2 * FLANK - 5]][0]
+    longest_added = max(map(len, tokenizer.get_added_vocab()), default=0)
+    if shift < len(head) / 2 or len(head) - shift <= longest_added:
+        return None
+    (window,) = _tokenize(tokenizer, [head[shift:]])
+    first = len(whole) - _agreed(whole, window, shift)
+    agreed = [token for token in seams if token > first][:-2]
+    if len(agreed) <= 2 * FLANK:
+        return None
+    seam, end = agreed[-FLANK - 1], agreed[-1] - len(whole) + len(window)
+    return _Seam(
+        window=head[shift:],
+        shift=shift,
+        before=(whole.ids[:seam], offsets[:seam]),
+        at=seam - len(whole) + len(window),
+        known=(window.ids[:end], window.offsets[:end], window.word_ids[:end]),
+    )
+
+
+def _possible_seams(tokenizer: "PreTrainedTokenizerBase", encoded: "Encoded") -> list[int]:
+    """Find the tokens that no text after the next few pieces can join to the token before them."""
+    pieces = encoded.word_ids
+    tokens = range(1, len(pieces))
+    if len(set(pieces)) > 1:
+        return [token for token in tokens if pieces[token] != pieces[token - 1]]
+    model = tokenizer.backend_tokenizer.model
+    if not isinstance(model, BPE) or model.ignore_merges or model.dropout or model.continuing_subword_prefix:
+        return []
+    # What a merge makes is a token that holds the last character of the one beside the first of the other.
+    vocabulary, texts = _vocabulary(tokenizer), encoded.tokens
+    return [token for token in tokens if texts[token - 1][-1:] + texts[token][:1] not in vocabulary]
+
+
+def _agreed(whole: "Encoded", window: "Encoded", shift: int) -> int:
+    """Count the tokens at a head's end whose ids, characters and pieces are those at the end of its window."""
+    count = 0
+    for token, other in zip(_backwards(whole, 0), _backwards(window, shift), strict=False):
+        if token != other:
+            break
+        count += 1
+    return count
+
+
+def _backwards(encoded: "Encoded", shift: int) -> Iterator[tuple[int, int, int, int]]:
+    """The tokens from last to first: id, characters in the head, and how many pieces before the last."""
+    pieces = [-1 if piece is None else piece for piece in encoded.word_ids]
+    for id_, (start, stop), piece in zip(encoded.ids[::-1], encoded.offsets[::-1], pieces[::-1], strict=True):
+        yield id_, start + shift, stop + shift, pieces[-1] - piece
+
+
+def _vocabulary(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """All tokens of a tokenizer's model in one text, kept for the next time."""
+    backend = tokenizer.backend_tokenizer
+    size = backend.get_vocab_size(with_added_tokens=False)
+    model = size, backend.id_to_token(size - 1)  # a tokenizer's model may be replaced
+    known = _vocabularies.get(tokenizer)
+    if known is None or known[:2] != model:
+        known = _vocabularies[tokenizer] = (*model, "\0".join(backend.get_vocab(with_added_tokens=False)))
+    return known[2]
+
+
+def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> "list[Encoded]":
+    if not texts:
+        return []
+    batch = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return list(batch.encodings or [])
+
+
+def _plain(encoded: "Encoded") -> Encoding:
+    return encoded.ids, encoded.offsets
+
+
+def _finished(
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
+) -> list[Encoding]:
+    """Refuse control tokens, and say of each byte which character it is of."""
+    controls = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    finished = list(encodings)
+    for ids, _ in finished:
+        if not controls.isdisjoint(ids):
+            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in controls))
+            raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
+    if not isinstance(tokenizer.backend_tokenizer.model, Unigram):
+        return finished
+    return [
+        (ids, _bytes_apart(tokenizer, ids, spans, text)) for text, (ids, spans) in zip(texts, finished, strict=True)
+    ]
+
+
+def _bytes_apart(tokenizer: "PreTrainedTokenizerBase", ids: list[int], spans: list[Span], text: str) -> list[Span]:
+    """Give each byte its own character: Unigram models give it all the unknown characters that it is among."""
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    apart = list(spans)
+    i = 0
+    while i < len(ids):
+        start, stop = spans[i]
+        characters = range(start, stop) if stop - start > 1 and tokens[i].startswith("<0x") else ()
+        bytes_ = [(f"<0x{byte:02X}>", (at, at + 1)) for at in characters for byte in text[at].encode()]
+        if bytes_ and tokens[i : i + len(bytes_)] == [token for token, _ in bytes_]:
+            apart[i : i + len(bytes_)] = [span for _, span in bytes_]
+        i += max(len(bytes_), 1)
+    return apart
