@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
 
 from lightning import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules.batch import RelationBatch, Side, collate
@@ -38,6 +39,7 @@ from lre_lightning.prompts import (
 )
 from lre_lightning.relations import SLOT, Relation, Sample, check_template
 from lre_lightning.sources import is_path, leave_out, load_relations, plain_source, prepare
+from lre_lightning.sources.quality import find_problems, repair
 from lre_lightning.sources.selecting import Where, cap
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class RelationDataModule(LightningDataModule):
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code that the tokenizer's repository brings along.
         columns: The names of a table's columns by what they hold, as in ``{"subject": "head", "object": "tail"}``.
-        source_options: More arguments of `datasets.load_dataset` for a data set of the Hub, as in ``{"split": "train"}``.
+        source_options: Options of `datasets.load_dataset` for a data set, as in ``{"split": "train"}``.
         where: What relations are chosen for: domain, range, function type, size.
         max_samples: The most samples that a relation keeps, by a seeded choice.
         repair: Whether to mend what is certainly a mistake in the data: see `lre_lightning.sources.quality`.
@@ -225,6 +227,8 @@ class RelationDataModule(LightningDataModule):
         for relation in relations:
             self.draw(relation, self.first_trial)
         self._check_named(relations)
+        if not self.repair:
+            _warn_of_mistakes(relations)
         _ = self.tokenizer
         self._relations = relations
 
@@ -254,8 +258,6 @@ class RelationDataModule(LightningDataModule):
         place = (self._given_source, self.columns, self.source_options)
         relations = leave_out(load_relations(self.selection, *place), self.exclude, *place)
         if self.repair:
-            from lre_lightning.sources.quality import repair
-
             relations = tuple(repair(relation) for relation in relations)
         if self.where is not None:
             relations = self.where.choose(relations)
@@ -520,7 +522,8 @@ def choose_templates(
 
 def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -> tuple[str, ...]:
     if isinstance(template, Mapping):
-        return (template[relation.name] if relation.name in template else relation.template,)
+        own = template.get(relation.name)
+        return (relation.template if own is None else own,)
     if isinstance(template, int):
         if template == 0:
             return (relation.template,)  # a relation without any is a mistake
@@ -532,6 +535,16 @@ def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -
         "bare": (SLOT,),
     }
     return tuple(dict.fromkeys(named[template])) if template in named else (template,)
+
+
+def _warn_of_mistakes(relations: Sequence[Relation]) -> None:
+    """Say, once for all processes, how many certain mistakes the data have."""
+    found = [problem for relation in relations for problem in find_problems(relation) if problem.repairable]
+    if found:
+        rank_zero_warn(
+            f"the relations have {len(found)} mistakes that the option repair mends, such as in {found[0].relation!r}: "
+            f"{found[0].what}. `lre data --check true` lists all"
+        )
 
 
 def _check_templates(template: int | str | Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.tokenization import Encoding
+from lre_lightning.tokenization import Encoding, _bytes_apart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +65,7 @@ class ChatPrompts:
         if MARK not in marked:
             raise LREError("the chat template does not show what the user says: leave chat out")
         self._before = marked[: marked.rindex(MARK)]
+        self._check_shown()
 
     def ask(self, said: str, answer: str) -> Question:
         """Ask at the end of the conversation.
@@ -82,7 +83,7 @@ class ChatPrompts:
         text = self._render(messages, ask=True)
         shown = next((form for form in (said, said.strip()) if text.startswith(self._before + form)), None)
         if not shown:
-            raise LREError(f"the chat template changes the message {said!r}: leave chat out")
+            raise _changed(said)
         begins = len(self._before)
         left_out = len(said) - len(said.lstrip()) if shown != said else 0
         answered, object_start = self._answered(messages, text, answer)
@@ -99,7 +100,8 @@ class ChatPrompts:
             return_offsets_mapping=True,
             verbose=False,
         )
-        return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+        found = zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return [(ids, _bytes_apart(self.tokenizer, ids, spans, text)) for text, ids, spans in found]
 
     def begins(self, encoding: Encoding) -> bool:
         """Say whether a conversation begins with a control token, so that it needs no other one to start with."""
@@ -121,7 +123,21 @@ class ChatPrompts:
         except Exception as error:  # a template raises what it likes
             raise LREError(f"the chat template takes no such conversation: {first_line(error)}") from error
 
+    def _check_shown(self) -> None:
+        """Check that the examples are shown one after another, and what the system says somewhere."""
+        place = 0
+        for message in self.messages:
+            shown, in_order = message["content"].strip(), message["role"] != "system"
+            found = self._before.find(shown, place if in_order else 0)
+            if found < 0:
+                raise _changed(message["content"])
+            place = found + len(shown) if in_order else place
+
     def _check(self, content: str) -> None:
         for token in self._controls.values():
             if token in content:
                 raise LREError(f"a message has {token!r} in it, which is a control token: leave it out")
+
+
+def _changed(content: str) -> LREError:
+    return LREError(f"the chat template changes the message {content!r}, or leaves it out: leave chat out")

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from jsonargparse import ActionConfigFile
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -240,7 +239,6 @@ class LRECommandLine(LightningCLI):
     def instantiate_classes(self) -> None:
         """Let a checkpoint find its LREs beside it, also where its run's folder was moved."""
         if self.subcommand in (REPORT, DATA):
-            self.config_init = self.parser.instantiate_classes(self.config)
             return
         super().instantiate_classes()
         path = self.config[self.subcommand].get("ckpt_path")
@@ -319,7 +317,7 @@ class LRECommandLine(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == DATA:
-            show_data(self.config_init[DATA])
+            show_data(self.config[DATA])
             return
         if subcommand != REPORT:
             try:
@@ -345,7 +343,6 @@ class LRECommandLine(LightningCLI):
 def data_parser() -> LightningArgumentParser:
     """The arguments of `data`."""
     parser = LightningArgumentParser(prog="lre data", description=DATA_DESCRIPTION)
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="a configuration file, or a bundled name")
     parser.add_argument("relations", nargs="*", type=str, help="names, categories or paths of relations; all if none")
     parser.add_argument("--prompts", type=int, default=0, help="how many prompts of each relation to show")
     parser.add_argument("--check", type=bool, default=False, help="whether to list what is odd in the data")
@@ -364,9 +361,8 @@ def show_data(options: Any) -> None:
     from lre_lightning.sources.json_files import write_relations
 
     check_number("prompts", options.prompts, 0)
-    data = options.data
-    if options.relations:
-        data = data.changed(relations=list(options.relations))
+    given = options.data.as_dict()
+    data = RelationDataModule(**(given | ({"relations": options.relations} if options.relations else {})))
     print_data(data, options.prompts, options.check)
     if options.out is not None:
         print(f"{len(write_relations(data.candidates(), options.out))} relations written to {options.out}")

@@ -118,10 +118,9 @@ def token_texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]
     lead = len(names) - len(ids)
     texts = names[:lead]
     last = 0
-    for (first, end), after, name in zip(
-        offsets, [*offsets[1:], (len(prompt.text) + 1,) * 2], names[lead:], strict=True
-    ):
-        whole = first >= last and after[0] >= end > first
+    following = [*(first for first, _ in offsets[1:]), len(prompt.text)]
+    for (first, end), after, name in zip(offsets, following, names[lead:], strict=True):
+        whole = last <= first and last < end <= after
         texts.append(prompt.text[last:end] if whole else name)
         last = max(last, end)
     return texts

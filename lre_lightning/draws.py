@@ -101,10 +101,7 @@ def draw(
     check_number("trial", trial, 0)
     check_number("seed", seed, 0)
     check_sampling(sampling)
-    if train is not None:
-        drawn = _named(relation, train, n_shot)
-    else:
-        drawn = _drawn(relation, n_shot, trial, seed, sampling)
+    drawn = _drawn(relation, n_shot, trial, seed, sampling) if train is None else _named(relation, train, n_shot)
     subjects = {sample.name for sample in drawn}
     test = tuple(sample for sample in relation.samples if sample.name not in subjects)
     if len(drawn) < n_shot or not test:

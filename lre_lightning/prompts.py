@@ -371,8 +371,11 @@ def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
     """
     name = subject.strip() or subject
     start = line + template.index(SLOT) + subject.index(name)
-    later = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, start + len(name))
-    return max([(start, start + len(name)), *(match.span() for match in later)])
+    mention = (start, start + len(name))
+    if name not in text[mention[1] :]:  # as nearly always: making a pattern takes longer than all else
+        return mention
+    later = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, mention[1])
+    return max([mention, *(match.span() for match in later)])
 
 
 def _subject_span(encoding: Encoding, text: str, mention: Span, lead: int) -> Span:

@@ -7,6 +7,7 @@ other ways than those within. Both reach only so far, though, and tokenizers say
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ Encoding = tuple[list[int], list[Span]]
 
 FLANK = 3  # pieces on either side of a seam that must be the same in all tokenizations
 FEWEST = 4  # tails below which a seam costs more than it saves
+SPACES = "▁Ġ"  # what tokenizers write for a space
 
 _vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str | None, str]]" = WeakKeyDictionary()
 
@@ -206,22 +208,27 @@ def _plain(encoded: "Encoded") -> Encoding:
 def _finished(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
 ) -> list[Encoding]:
-    """Refuse control tokens, and say of each byte which character it is of."""
+    """Refuse control tokens, and mend what tokenizers say of the characters of two kinds of tokens."""
     controls = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    finished = list(encodings)
-    for ids, _ in finished:
+    spaces = {tokenizer.convert_tokens_to_ids(space) for space in SPACES} - {tokenizer.unk_token_id}
+    unigram = isinstance(tokenizer.backend_tokenizer.model, Unigram)
+    finished = []
+    for text, (ids, spans) in zip(texts, encodings, strict=True):
         if not controls.isdisjoint(ids):
             token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in controls))
             raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
-    if not isinstance(tokenizer.backend_tokenizer.model, Unigram):
-        return finished
-    return [
-        (ids, _bytes_apart(tokenizer, ids, spans, text)) for text, (ids, spans) in zip(texts, finished, strict=True)
-    ]
+        mended = _bytes_apart(tokenizer, ids, spans, text) if unigram else spans
+        # A space that the tokenizer has put in front is given the first character, which isn't in it.
+        if ids and ids[0] in spaces and not text[:1].isspace() and text[:1] not in SPACES:
+            mended = [(0, 0), *mended[1:]]
+        finished.append((ids, mended))
+    return finished
 
 
 def _bytes_apart(tokenizer: "PreTrainedTokenizerBase", ids: list[int], spans: list[Span], text: str) -> list[Span]:
     """Give each byte its own character: Unigram models give it all the unknown characters that it is among."""
+    if not any(map(eq, spans, spans[1:])):
+        return spans
     tokens = tokenizer.convert_ids_to_tokens(ids)
     apart = list(spans)
     i = 0

@@ -36,6 +36,7 @@ def killed_at(method, count):
         return original(self, target)
     setattr(Path, method, call)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have jobs in the background ignore it
 paper.MANIFEST = Path(sys.argv[1])
 if sys.argv[2:]:
     killed_at(sys.argv[2], int(sys.argv[3]))
@@ -234,7 +235,6 @@ def test_a_cache_that_may_only_be_read_is_enough_once_all_is_there(server, cache
 def test_a_slow_server_that_keeps_sending_is_waited_for(server):
     server.behave(B, "slow")
     assert content_of(paper.fetch_paper_relations(timeout=0.9)) == CONTENT
-    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("way", ["cut", "reset", "500", "503", "429"])
@@ -273,8 +273,9 @@ def test_trouble_that_stays_is_named_with_what_to_do_and_what_has_come_is_kept(
     assert not (cache / paper.REVISION).exists()
     server.go_on.set()
     server.behave(C, "well")
+    server.requests.clear()
     assert content_of(paper.fetch_paper_relations()) == CONTENT
-    assert Counter(server.requests) == {A: tries + 1, B: 1, C: tries + 1}
+    assert server.requests == [C]
 
 
 def test_no_server_is_an_error_at_once(server):

@@ -40,7 +40,7 @@ def certain(found):
 def test_clean_texts_are_left_alone():
     clean = relation(
         ("Canada", "Ottawa"),
-        ("Côte d’Ivoire", "AT&T; R&D"),
+        ("Côte d\u2019Ivoire", "AT&T; R&D"),
         ("東京", "C:\\users"),
         ("e.g. & Co.", "1 < 2 {x}"),
         templates=["The capital of {} is", "Q: {}\n\n  A:", "\n{}\n"],
@@ -103,12 +103,37 @@ def test_what_is_no_escape_is_none(text):
 
 
 PLACES = (
-    "Bogotá José Pérez León Québec Zürich Åland Österreich Perú Ñuñoa São_Paulo SÃO MÉXICO MÜNCHEN Über Straße España "
-    "Côte_d’Ivoire Kovać İstanbul Tomé_façade 20_°C £5 5_€ 😀_x Αβγδ Πάρος 서울 تهران «été»"
-).split()
+    *(
+        "Bogotá",
+        "José",
+        "Pérez",
+        "León",
+        "Québec",
+        "Zürich",
+        "Åland",
+        "Österreich",
+        "Perú",
+        "Ñuñoa",
+        "São Paulo",
+        "SÃO",
+    ),
+    *(
+        "MÉXICO",
+        "MÜNCHEN",
+        "Über",
+        "Straße",
+        "España",
+        "Côte d\u2019Ivoire",
+        "Kovać",
+        "İstanbul",
+        "Tomé façade",
+        "20 °C",
+    ),
+    *("£5", "5 €", "😀 x", "Αβγδ", "서울", "تهران", "«été»"),
+)
 
 
-@pytest.mark.parametrize("right", [place.replace("_", " ") for place in PLACES])
+@pytest.mark.parametrize("right", PLACES)
 def test_utf_8_that_was_read_as_windows_1252_is_put_right(right):
     spoiled = right.encode().decode("cp1252")
     (problem,) = certain(relation(spoiled))
@@ -122,8 +147,22 @@ def test_utf_8_that_was_read_as_windows_1252_is_put_right(right):
     "text",
     [
         # Valid as UTF-8, byte by byte in Windows-1252, and yet what they seem to be.
-        *("CAFÉ®", "NESCAFÉ™", "Strauß’s", "Spaß…", "ÚŽAS", "JOSÉ’S", "IRMÃ®", "IRMÃ’s", "BARÃ´s", "10 Å±1", "5 Å³"),
-        *("IRMÃ\xa0mãe", "café”…", "MsÚ…", "3×²", "MAÇÃ–", "Ã©"),
+        *(
+            "CAFÉ®",
+            "NESCAFÉ™",
+            "Strauß\u2019s",
+            "Spaß…",
+            "ÚŽAS",
+            "JOSÉ\u2019S",
+            "IRMÃ®",
+            "IRMÃ\u2019s",
+            "BARÃ\xb4s",
+            "10 Å±1",
+            "5 Å³",
+        ),
+        *("IRMÃ\xa0mãe", "café”…", "MsÚ…", "3\xd7²", "MAÇÃ\u2013", "Ã©", "IRMÃ\u2013chave", "IRMÃ…e"),
+        # UTF-8 of a control character.
+        "fooÂ€bar",
         # Not even valid.
         *("Bogotá", "Strauß", "SÃO", "ÂNGELA", "naïveté", "Ã", "Bogotá BogotÃ¡", "東京 BogotÃ¡"),
     ],
@@ -170,7 +209,7 @@ def test_templates_are_repaired_and_their_line_breaks_are_meant(template, right)
 
 
 def test_unicode_forms():
-    doubtful = relation("Cafe\u0301", ("x", "Café"), ("y", "\u212b"))
+    doubtful = relation("Cafe\u0301", ("x", "Café"), ("y", "\u212b"), ("z", "Café"))
     first, second = find_problems(doubtful)
     assert first.what == (
         r"samples[0].subject is 'Cafe\u0301', not in the Unicode form NFC as samples[1].object is; "
@@ -178,7 +217,7 @@ def test_unicode_forms():
     )
     assert second.what == r"samples[2].object is '\u212b', not in the Unicode form NFC; repaired it is '\xc5'"
     assert {first.kind, second.kind} == {"unicode form"}
-    assert repair(doubtful) == relation("Café", ("x", "Café"), ("y", "\xc5"))
+    assert repair(doubtful) == relation("Café", ("x", "Café"), ("y", "\xc5"), ("z", "Café"))
 
 
 def test_exact_duplicates():
@@ -249,11 +288,11 @@ def test_objects_that_the_subject_gives_away():
 
 def test_objects_that_a_template_gives_away():
     (problem,) = find_problems(
-        relation(("Ann", "Woman"), ("Bob", "man"), ("X", "us"), zero_shot=["{}: a man or a woman?"])
+        relation(("Ann", "Woman"), ("Bob", "man"), ("X", "us"), zero_shot=["{}: a Man or a woman?"])
     )
     assert (problem.kind, problem.part, problem.where) == ("object in prompt", "prompt_templates_zs", 0)
     assert problem.what == (
-        "prompt_templates_zs[0] is '{}: a man or a woman?', which has 2 objects in it: 'Woman', 'man'"
+        "prompt_templates_zs[0] is '{}: a Man or a woman?', which has 2 objects in it: 'Woman', 'man'"
     )
 
 
@@ -263,6 +302,9 @@ def test_kinds_of_repairs_are_chosen():
     assert repair(doubtful, ["escape"]) == relation(*[("aé  ", "e\u0301")] * 2)
     assert repair(doubtful, ["unicode form", "white space"]) == relation(*[("a\\u00e9", "é")] * 2)
     assert repair(doubtful, ["duplicate"]) == relation(("a\\u00e9  ", "e\u0301"))
+    templates = relation("s", templates=["caf\\u00e9  {}"])
+    assert repair(templates, ["white space"]).template == "caf\\u00e9 {}"
+    assert repair(templates, ["escape"]).template == "café  {}"
     with pytest.raises(LREError, match="no repair of 'case', only of escape, mojibake, white space, unicode form, dup"):
         repair(doubtful, ["case"])
 
@@ -301,7 +343,7 @@ PIECES = st.sampled_from(
             "\\n",
         ),
         *("&", "&amp;", "amp;", "&eacute;", "eacute", ";", "&#", "233", "&#92;", "&#123;", "&nbsp;", "u00e9", "x41"),
-        *("😀", "ðŸ˜€", "東", "{", "}", "A\u030a", "\ufb2c", "Â", "€", "â€™"),
+        *("😀", "ðŸ\u02dc€", "東", "{", "}", "A\u030a", "\ufb2c", "Â", "€", "â€™"),
     ]
 )
 TEXTS = st.lists(st.one_of(PIECES, PIECES, st.characters(exclude_categories=("Cs",))), min_size=1, max_size=8).map(
@@ -314,7 +356,7 @@ TEMPLATES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(
     templates=st.lists(TEMPLATES, max_size=2),
     samples=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4),
@@ -344,20 +386,17 @@ def test_a_repaired_relation_is_still_valid(subject, object, template):
         return
     mended = repair(valid)
     (sample,) = mended.samples
-    data = {"name": "n", "prompt_templates": mended.prompt_templates[:1], "samples": [vars_of(sample)]}
-    assert check_relation({**data, "prompt_templates": list(data["prompt_templates"])}, "x") == mended
-
-
-def vars_of(sample):
-    return {"subject": sample.subject, "object": sample.object}
+    pair = {"subject": sample.subject, "object": sample.object}
+    data = {"name": "n", "prompt_templates": list(mended.prompt_templates), "samples": [pair]}
+    assert check_relation(data, "x") == mended
 
 
 def test_many_samples():
-    samples = [(f"Subject\\u00e9 {number}", f"Object {number % 1000}") for number in range(20_000)]
+    samples = [(f"Subject\\u00e9 {number}", f"Object {number % 1000}") for number in range(5_000)]
     many = relation(*samples, *samples)
-    assert len(find_problems(many)) == 60_000
-    assert repair(many).samples[-1] == Sample("Subjecté 19999", "Object 999")
-    assert len(repair(many).samples) == 20_000
+    assert len(find_problems(many)) == 15_000
+    assert repair(many).samples[-1] == Sample("Subjecté 4999", "Object 999")
+    assert len(repair(many).samples) == 5_000
 
 
 def test_the_bundled_relations_need_no_repair():

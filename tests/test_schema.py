@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,6 +183,22 @@ def test_not_all_of_many_problems_are_shown(count, first, last):
         check_relation(CAPITALS | {"samples": [{"subject": 1, "object": "o"}] * count}, "x.json")
     assert (caught.value.lines[0], caught.value.lines[-1]) == (first, last)
     assert len(caught.value.problems) == min(count, 1000)
+
+
+def test_a_thousand_problems_are_enough(tmp_path):
+    assert len(problems({"prompt_templates": ["{}"], "samples": [{}] * 600})) == 1000
+    write(tmp_path / "x.json", [0] * 200_000)
+    calls = [
+        lambda: check_relation(CAPITALS | {"samples": [0] * 200_000}, "x"),
+        lambda: read_json(tmp_path / "x.json"),
+    ]
+    for call in calls:
+        tracemalloc.start()
+        with pytest.raises(InvalidRelation):
+            call()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 10 * 2**20
 
 
 def test_samples_of_a_table_are_named_by_their_lines():

@@ -8,11 +8,13 @@ import http.server
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -285,7 +287,7 @@ def test_what_is_no_text_is_not_made_text_of_json_lines(read):
         "  line 4 lacks the key 'subject', which must be a string",
         "  line 5: it must be an object with a sample or a relation, not a list",
         "  line 6: it is no JSON: Expecting property name enclosed in double quotes at column 1",
-        "  line 7: it is no JSON: it has a key twice in one object",
+        "  line 7: it is no JSON: it has the key 'subject' twice in one object",
     ]
     assert lines[7] == "  line 8: object must be a string, not True"
     assert "half a surrogate pair" in lines[8]
@@ -345,13 +347,18 @@ def test_the_rows_of_a_data_set_are_those_that_are_chosen_in_it():
 
 
 def test_other_columns_are_not_looked_at(tmp_path):
-    # Neither the moment nor the image could be turned into a Python value.
-    moments = pa.array([2**62], pa.timestamp("s"))
     path = tmp_path / "facts.parquet"
-    pq.write_table(pa.table({"when": pa.array([2**50], pa.timestamp("ms")), "subject": ["a"], "object": ["b"]}), path)
-    with pytest.raises((OverflowError, ValueError)):
-        moments.to_pylist()
-    assert read_table(path)[0].samples == of(("a", "b"))
+    pictures = [os.urandom(1000) for _ in range(10)]
+    table = pa.table({"picture": pictures, "subject": list("abcdefghij"), "object": ["x"] * 10})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    start, size = chunk.data_page_offset, chunk.total_compressed_size
+    content = bytearray(path.read_bytes())
+    content[start : start + size] = bytes(size)
+    path.write_bytes(content)
+    assert len(read_table(path)[0].samples) == 10
+    with pytest.raises(LREError):  # and that column cannot be read
+        read_table(path, {"subject": "picture"})
     features = Features({"picture": Image(), "subject": Value("string"), "object": Value("string")})
     dataset = Dataset.from_dict({"picture": [{"bytes": b"?"}], "subject": ["a"], "object": ["b"]}, features=features)
     assert read_table(dataset)[0].samples == of(("a", "b"))
@@ -494,7 +501,7 @@ def test_what_is_no_table(tmp_path, read):
             read_table(source)
     assert not is_table(tmp_path / "folder")
     assert not is_table(tmp_path / "facts.txt")
-    assert not is_table("capital city")
+    assert not is_table("capital")
     assert not is_table("relations/capital.json")
     assert not is_table("./a/b")
     assert is_table("a/b")
@@ -525,8 +532,8 @@ def test_splits(tmp_path, saved):
         read_table(source)
     with pytest.raises(LREError, match=r"no split 'tset': did you mean 'test'\? It has 'train', 'test', 'dev'"):
         read_table(source, options={"split": "train+tset"})
-    with pytest.raises(LREError, match="the split 'test', row 2: subject is ''"):
-        read_table(source, options={"split": "train+test"})
+    with pytest.raises(LREError, match=r"the split 'test', row 2: subject is ''; it must not be empty$"):
+        read_table(source, options={"split": "train+test+dev"})
 
 
 # Whatever text there is.
@@ -653,12 +660,19 @@ def test_data_sets_come_from_the_hub_and_then_from_the_cache(hub, tmp_path):
     put(root / "one", **{"facts.csv": csv_text, "huge.bin": b"0" * 1000, "loader.py": "raise SystemExit(9)"})
     put(
         root / "split",
-        **{"data/train-0.tsv": csv_text.replace(",", "\t"), "data/test-0.tsv": "subject\tobject\nc\td\n"},
+        **{
+            "data/train-0.tsv": csv_text.replace(",", "\t"),
+            "data/test-0.tsv.gz": gzip.compress(b"subject\tobject\nc\td\n"),
+            "data/dev-0.tsv": '"broken',  # and never asked for
+        },
     )
     relation = {
         "name": "one",
         "samples": [{"subject": "007", "object": "NA"}, {"subject": "b", "object": "2020-01-01"}],
     }
+    semicolons = "---\nconfigs:\n- config_name: default\n  data_files: facts.csv\n  sep: {}\n---\n"
+    put(root / "semicolons", **{"README.md": semicolons.format("';'"), "facts.csv": csv_text.replace(",", ";")})
+    put(root / "signs", **{"README.md": semicolons.format("'<>'"), "facts.csv": csv_text})
     put(root / "nested", **{"one.json": json.dumps(relation, indent=1)})
     card = "---\nconfigs:\n" + "".join(
         f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("big", "small")
@@ -674,8 +688,10 @@ def test_data_sets_come_from_the_hub_and_then_from_the_cache(hub, tmp_path):
         ("toy/split", {"split": "train"}),
         ("toy/split", {"split": "train+test"}),
         ("toy/nested", {"revision": "v1"}),
-        ("toy/configs", {"name": "big"}),
         ("toy/configs", {"data_files": {"train": "**/small.jsonl"}}),
+        ("toy/configs", {"name": "big"}),
+        ("toy/semicolons", None),
+        ("toy/signs", None),
         ("toy/split", None),
         ("toy/split", {"split": "tran"}),
         ("toy/configs", None),
@@ -686,16 +702,18 @@ def test_data_sets_come_from_the_hub_and_then_from_the_cache(hub, tmp_path):
     assert found[2] == [["split", FACTS[0][1]]]
     assert found[3] == [["split", [*FACTS[0][1], ["c", "d"]]]]
     assert found[4] == FACTS
-    assert found[5:7] == [[["configs", FACTS[0][1]]], [["configs", [["x", "y"]]]]]
+    assert found[5:7] == [[["configs", [["x", "y"]]]], [["configs", FACTS[0][1]]]]
+    assert found[7] == [["semicolons", FACTS[0][1]]]
+    assert found[8].startswith("can't read the table 'toy/signs/facts.csv': \"delimiter\" must be")
     assert (
-        found[7] == "'toy/split' has the splits 'train', 'test': give split, such as 'train', or 'train+test' for both"
+        found[9] == "'toy/split' has the splits 'train', 'test': give split, such as 'train', or 'train+test' for both"
     )
-    assert found[8].startswith("'toy/split' has no split 'tran': did you mean 'train'? It has 'train', 'test'")
-    assert found[9:] == 5
+    assert found[10].startswith("'toy/split' has no split 'tran': did you mean 'train'? It has 'train', 'test'")
+    assert all(re.search(r"configs?'.*\['big', 'small'\]", message) for message in found[11:])
     assert not [path for path in requests if "huge.bin" in path or "loader.py" in path]
     # From the cache: with no hub at all, and with one that cannot be reached.
     assert load(tmp_path, "http://127.0.0.1:9", *calls, HF_HUB_OFFLINE="1") == found
-    assert load(tmp_path, "http://127.0.0.1:9", calls[0], calls[5]) == [found[0], found[5]]
+    assert load(tmp_path, "http://127.0.0.1:9", calls[0], calls[6]) == [found[0], found[6]]
 
 
 def test_what_the_hub_refuses(hub, tmp_path):
@@ -705,7 +723,7 @@ def test_what_the_hub_refuses(hub, tmp_path):
     (tmp_path / "secret.csv").write_text("subject,object\nmine,own\n")
     card = "---\nconfigs:\n- config_name: default\n  data_files: {}\n---\n"
     put(root / "absolute", **{"README.md": card.format(tmp_path / "secret.csv"), "a.csv": "subject,object\na,b\n"})
-    put(root / "above", **{"README.md": card.format("../" * 7 + "secret.csv"), "a.csv": "subject,object\na,b\n"})
+    put(root / "above", **{"README.md": card.format("../" * 5 + "secret.csv"), "a.csv": "subject,object\na,b\n"})
     put(root / "broken", **{"facts.csv": "subject,object\na,b\n", "more.csv": "subject,object\nc\n,d\n"})
     messages = load(
         tmp_path,
@@ -716,6 +734,7 @@ def test_what_the_hub_refuses(hub, tmp_path):
         ("toy/one@v1", {"revision": "v2"}),
         ("toy/one", {"trust_remote_code": True}),
         ("toy/pictures", None),
+        ("toy/one", {"data_files": "none/*.csv"}),
         ("toy/absolute", None),
         ("toy/above", None),
         ("toy/broken", None),
@@ -727,15 +746,25 @@ def test_what_the_hub_refuses(hub, tmp_path):
         "there is no file or folder 'toy/one@v9' here, and the data set 'toy/one' of the hub has no revision 'v9'",
         "'toy/one@v1' names the revision 'v1', and the options 'v2': give one of them",
         "a data set of the hub takes no option 'trust_remote_code': it may have name, split, revision",
-        "the data set 'toy/pictures' of the hub can't be read",
+        "the data set 'toy/pictures' of the hub has no table that is asked for: it must have files .json, .csv, .tsv",
+        "the data set 'toy/one' of the hub has no table that is asked for",
         "the data set 'toy/absolute' of the hub names the file",
-        "the data set 'toy/above' of the hub",
-        "'toy/broken' has 2 problems:\n  more.csv, line 2: the number of cells must be 2",
+        "the data set 'toy/above' of the hub names the file",
+        "'toy/broken' has 2 problems:\n  toy/broken/more.csv, line 2: the number of cells must be 2",
         "there is no file or folder 'toy/down' here, and the data set 'toy/down' of the hub is not in the cache, and",
     ]
     assert [message[: len(start)] for message, start in zip(messages, starts, strict=True)] == starts
-    # A name that is mistyped costs one request.
+    # A name that is mistyped costs one request, and so does a hub that is down.
     assert len([path for path in requests if "toy/other" in path]) == 2
+    assert len([path for path in requests if "toy/down" in path]) == 1
+
+
+def test_a_data_set_of_the_hub_may_not_be_too_large(monkeypatch):
+    monkeypatch.setattr(tables, "LARGEST_TABLE", 1000)
+    files = [SimpleNamespace(rfilename=name, size=600) for name in ("a.csv", "b/c.parquet", "d.bin")]
+    tables._check_size("toy/one", files, tables._patterns({"data_files": ["*.csv"]}))
+    with pytest.raises(LREError, match="have 1200 bytes, and may have 1000: choose some by the option data_files"):
+        tables._check_size("toy/one", files, tables._patterns({}))
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path):

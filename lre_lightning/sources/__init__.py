@@ -29,7 +29,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.relations import Relation
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
 
 RELATIONS_DIR_VARIABLE = "LRE_RELATIONS_DIR"
 PAPER = "paper"

@@ -212,7 +212,7 @@ def _escape_left(text: str) -> bool:
     """Whether there is a literal escape that is not to be mended."""
     if "\\" not in text and "&" not in text:
         return False
-    return bool(_LINE_BREAKS.search(text)) or any(_character(found[0]) for found in _ESCAPES.finditer(text))
+    return bool(_LINE_BREAKS.search(text)) or any(_character(e) is not None for e in _ESCAPES.findall(text))
 
 
 def _without_mojibake(text: str) -> str:

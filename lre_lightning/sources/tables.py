@@ -33,9 +33,11 @@ import stat
 import sys
 import zlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -73,7 +75,7 @@ HUB_OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "token")
 TIMEOUT = 10.0
 """Seconds that the hub may take to say whether it has a data set."""
 
-_TEXT_SUFFIXES = {".csv": ",", ".tsv": "\t", ".jsonl": None, ".ndjson": None}
+_TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".parquet")
 _HUB_NAME = re.compile(r"(hf://datasets/)?([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([^\s@]+))?", re.ASCII)
 _SAVED = ({"dataset_info.json", "state.json"}, {"dataset_dict.json"})
@@ -88,12 +90,13 @@ _NESTED = ("name", "prompt_templates", "prompt_templates_zs", "properties", "sam
 _ABSENT = object()
 _EMPTY = "is empty; it must hold at least one row with subject and object"
 
-_BROKEN = (EOFError, LookupError, MemoryError, OSError, OverflowError, RuntimeError, ValueError, zlib.error)
+_BROKEN = (EOFError, LookupError, MemoryError, OSError, OverflowError, RuntimeError, TypeError, ValueError, zlib.error)
 """What readers raise of broken files."""
 
 _Row: TypeAlias = tuple[int, list[Any] | str]
 """The number of a row, and the cells of the columns asked for, or what is wrong with it."""
-_Splits: TypeAlias = dict[str, list["_Table"]]
+_Splits: TypeAlias = dict[str, Callable[[], list["_Table"]]]
+"""What opens the tables of each split."""
 
 
 def read_table(
@@ -351,10 +354,9 @@ class _Reader:
             return
         first, position = group.values.setdefault(key, (cell, self.position))
         if first != cell:
-            index = bisect_right(self.starts, position) - 1
-            unit = self.tables[index].unit if index + 1 == len(self.tables) else ""
-            before = f"{unit} {position - self.starts[index]}" if unit else self._where(position)
-            self._problem(f"{label} is {shown(cell)}, and {shown(first)} in {before}, of the same relation")
+            self._problem(
+                f"{label} is {shown(cell)}, and {shown(first)} in {self._where(position)}, of the same relation"
+            )
 
     def _check_group(self, name: str, group: _Group) -> None:
         data = {
@@ -370,11 +372,11 @@ class _Reader:
             relation = check_relation(data, self.place, lines=group.positions, templates_required=False)
         except InvalidRelation as error:
             for problem in error.problems:
-                self._add_problem(name, group, problem)
+                self._add_problem(group, problem)
         else:
             self.found.append(relation)
 
-    def _add_problem(self, name: str, group: _Group, problem: str) -> None:
+    def _add_problem(self, group: _Group, problem: str) -> None:
         """Give a problem of a relation the row and the columns that it comes from."""
         row = re.match(r"line (\d+):? ", problem)
         if row:
@@ -412,11 +414,9 @@ def _likely(key: str, names: Sequence[str]) -> str | None:
 
 
 def _must_be(label: str, right: str, cell: Any) -> str:
-    return (
-        f"lacks the key {label!r}, which must be {right}"
-        if cell is _ABSENT
-        else (f"{label} must be {right}, not {shown(cell)}")
-    )
+    if cell is _ABSENT:
+        return f"lacks the key {label!r}, which must be {right}"
+    return f"{label} must be {right}, not {shown(cell)}"
 
 
 def _without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -448,7 +448,7 @@ def _open(source: Any, options: Mapping[str, Any]) -> tuple[str, str, _Splits]:
         _check_options(options, (), "a file")
         suffix = next((suffix for suffix in _SUFFIXES if path.name.lower().endswith(suffix)), "")
         name = printable(os.fsencode(path.name[: len(path.name) - len(suffix)]).decode(errors="replace"))
-        return str(path), name, {"": [_open_file(path, str(path))]}
+        return str(path), name, {"": lambda: [_open_file(path, str(path))]}
     _check_options(options, HUB_OPTIONS, "a data set of the hub")
     return _open_hub(str(source), options)
 
@@ -468,14 +468,14 @@ def _choose(place: str, splits: _Splits, split: Any) -> list[_Table]:
             first, *others = splits or [""]
             hint = f", or {f'{first}+{others[0]}'!r} for both" if others else ""
             raise LREError(f"{place!r} has the splits {names or 'none'}: give split, such as {first!r}{hint}")
-        return next(iter(splits.values()))
+        return next(iter(splits.values()))()
     chosen: list[_Table] = []
     for name in dict.fromkeys(str(split).split("+")):
         if name.strip() not in splits:
             nearest = difflib.get_close_matches(name, splits, 1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
             raise LREError(f"{place!r} has no split {name!r}: {hint}It has {names}; several are joined by '+'")
-        chosen += splits[name.strip()]
+        chosen += splits[name.strip()]()
     return chosen
 
 
@@ -496,17 +496,17 @@ def _open_loaded(loaded: Any, place: str, name: str) -> tuple[str, str, _Splits]
     from datasets import Dataset, DatasetDict
 
     if isinstance(loaded, Dataset):
-        return place, name, {str(loaded.split or "train"): [_dataset(loaded, place)]}
+        return place, name, {str(loaded.split or "train"): lambda: [_dataset(loaded, place)]}
     if isinstance(loaded, DatasetDict):
-        return (
-            place,
-            name,
-            {str(split): [_dataset(part, f"the split {str(split)!r}")] for split, part in loaded.items()},
-        )
+        return place, name, {str(split): partial(_open_split, str(split), part) for split, part in loaded.items()}
     raise LREError(
         "relations are read from a path, a name, a datasets.Dataset or a datasets.DatasetDict, "
         f"and not from {shown(loaded)}"
     )
+
+
+def _open_split(split: str, part: Dataset) -> list[_Table]:
+    return [_dataset(part, f"the split {split!r}")]
 
 
 def _dataset(dataset: Dataset, place: str) -> _Table:
@@ -531,7 +531,7 @@ def _open_file(path: Path, place: str, delimiter: str | None = None) -> _Table:
     Args:
         path: The file.
         place: Its name for errors.
-        delimiter: What is between the cells of a CSV file, if it is not told by the suffix.
+        delimiter: What is between the cells of a ``.csv`` file, if no comma is.
     """
     try:
         found = path.stat()
@@ -549,7 +549,7 @@ def _open_file(path: Path, place: str, delimiter: str | None = None) -> _Table:
     if suffix in (".jsonl", ".ndjson"):
         return _json_lines(path, place)
     if suffix in (".csv", ".tsv"):
-        return _csv(path, place, delimiter or _TEXT_SUFFIXES[suffix] or ",")
+        return _csv(path, place, "\t" if suffix == ".tsv" else delimiter or ",")
     raise LREError(f"can't read the table {place!r}: its name must end in {', '.join(_SUFFIXES)}")
 
 
@@ -712,7 +712,8 @@ def _as_object(item: Any) -> dict[str, Any] | str:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("it has a key twice in one object")
+        double, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"it has the key {shown(double)} twice in one object")
     return found
 
 
@@ -762,19 +763,32 @@ def _open_hub(source: str, options: Mapping[str, Any]) -> tuple[str, str, _Split
     if revision and given and revision != given:
         raise LREError(f"{source!r} names the revision {revision!r}, and the options {given!r}: give one of them")
     folder = _fetch(source, name, revision or given, options)
+    if not any(path.name.lower().endswith((".json", *_SUFFIXES)) for path in folder.rglob("*")):
+        raise LREError(
+            f"the data set {name!r} of the hub has no table that is asked for: it must have files "
+            f".json, {', '.join(_SUFFIXES)}"
+        )
     from datasets import load_dataset_builder
 
     chosen = {key: options[key] for key in ("name", "data_files", "data_dir") if options.get(key) is not None}
     try:
         builder = load_dataset_builder(str(folder), **chosen)
     except Exception as error:  # whatever the files of a stranger may be wrong with
-        raise LREError(f"the data set {name!r} of the hub can't be read: {printable(first_line(error))}") from error
-    delimiter = getattr(builder.config, "sep", None)
-    splits: _Splits = {}
-    for split, paths in (builder.config.data_files or {}).items():
-        places = [(Path(path), _inside(Path(path), folder, name)) for path in paths]
-        splits[str(split)] = [_open_file(path, place, delimiter) for path, place in places]
+        reason = printable(" ".join(str(error).splitlines()[:2]) or type(error).__name__)
+        raise LREError(f"the data set {name!r} of the hub can't be read: {reason}") from error
+    splits: _Splits = {
+        str(split): partial(_open_fetched, [Path(path) for path in paths], folder, name, builder.config)
+        for split, paths in (builder.config.data_files or {}).items()
+    }
     return source, name.rpartition("/")[2], splits
+
+
+def _open_fetched(paths: Sequence[Path], folder: Path, name: str, config: Any) -> list[_Table]:
+    places = [_inside(path, folder, name) for path in paths]
+    return [
+        _open_file(path, f"{name}/{place}", getattr(config, "sep", None))
+        for path, place in zip(paths, places, strict=True)
+    ]
 
 
 def _inside(path: Path, folder: Path, name: str) -> str:

@@ -1,0 +1,137 @@
+"""Many relations: 100,000 samples in 500 relations, in every kind of file, and prompts of them.
+
+Run with `python -m benchmarks.data`. The GPT-2 tokenizer is taken where ``LRE_TOKENIZERS_DIR`` has one, or the bundled
+one. Times and memory are those of a process of its own for each kind, beyond what imports take; that all kinds give the
+same relations is asserted, and that prompts are those that are tokenized whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from benchmarks.common import table, timed
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.prompts import Prompt
+from lre_lightning.relations import Relation, Sample
+from lre_lightning.sources.json_files import write_relations
+from lre_lightning.tokenization import Encoding, encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RELATIONS, SAMPLES, OBJECTS = 500, 200, 50
+TOKENIZER = Path(os.environ.get("LRE_TOKENIZERS_DIR", "")) / "gpt2"
+SCRIPT = """
+import hashlib, json, re, sys, time
+from lre_lightning.datamodules import RelationDataModule
+import datasets, pyarrow.parquet, pydantic
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+data = RelationDataModule(source=sys.argv[1], n_shot=8, trials=1)
+data.tokenizer
+before, start = peak(), time.perf_counter()
+relations = data.candidates()
+loaded, memory = time.perf_counter() - start, peak() - before
+data.setup()
+ready = time.perf_counter() - start
+digest = hashlib.sha256("".join(sorted(relation.digest for relation in relations)).encode()).hexdigest()
+print(json.dumps([loaded, ready, memory, len(relations), digest]))
+"""
+
+
+def made() -> list[Relation]:
+    """Relations of names of two or three words."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnoprstuvwz", k=draw.randint(3, 9))).title() for _ in range(5000)]
+    relations = []
+    for number in range(RELATIONS):
+        objects = [" ".join(draw.sample(words, 2)) for _ in range(OBJECTS)]
+        subjects = {" ".join(draw.sample(words, draw.randint(2, 3))) for _ in range(SAMPLES + 20)}
+        samples = tuple(Sample(subject, draw.choice(objects)) for subject in sorted(subjects)[:SAMPLES])
+        template = f"The {words[number].lower()} of {{}} is"
+        relations.append(Relation(f"relation {number}", "made", (template,), (), "", "", False, samples))
+    return relations
+
+
+def written(relations: list[Relation], folder: Path) -> dict[str, Path]:
+    """The relations as files of each kind."""
+    rows = [
+        {"relation": r.name, "category": r.category, "template": r.template, "subject": s.subject, "object": s.object}
+        for r in relations
+        for s in r.samples
+    ]
+    places = {
+        "JSON, a file a relation": folder / "json",
+        **{k: folder / f"table.{k}" for k in ("csv", "jsonl", "parquet")},
+    }
+    write_relations(relations, places["JSON, a file a relation"])
+    with places["csv"].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    places["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from datasets import Dataset
+
+    dataset = Dataset.from_list(rows)
+    dataset.to_parquet(str(places["parquet"]))
+    places["datasets, saved"] = folder / "saved"
+    dataset.save_to_disk(str(places["datasets, saved"]))
+    return places
+
+
+def load(place: Path) -> tuple[float, float, float, int, str]:
+    """Seconds to load, and until a trial of each relation is drawn; MiB; relations, and their digest."""
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(place)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    loaded, ready, memory, count, digest = json.loads(output)
+    return loaded, ready, memory / 2**10, count, digest
+
+
+def prompts_of(relations: list[Relation], tokenizer: str) -> tuple[float, list[Prompt]]:
+    """Seconds to make all test prompts of a trial of each relation, and the prompts."""
+    data = RelationDataModule(tokenizer, source=relations, n_shot=8, trials=1)
+    data.setup()
+    seconds, batches = timed(lambda: list(data.val_dataloader()))
+    return seconds, [prompt for batch in batches for prompt in batch.prompts]
+
+
+def encode_whole(tokenizer: PreTrainedTokenizerBase, head: str, tails: list[str]) -> list[Encoding]:
+    """`encode_after`, with the head tokenized again for each tail."""
+    return encode(tokenizer, [head + tail for tail in tails])
+
+
+def main() -> None:
+    """Print the tables."""
+    relations = made()
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = {kind: load(place) for kind, place in written(relations, Path(folder)).items()}
+    assert {result[3] for result in loaded.values()} == {RELATIONS}
+    assert len({result[4] for result in loaded.values()}) == 1, "another kind of file gives other relations"
+    rows = [[kind, f"{r[0]:.2f}", f"{r[1]:.2f}", f"{r[2]:.0f}"] for kind, r in loaded.items()]
+    header = ["source", "seconds to load", "and to draw a trial of each", "MiB"]
+    print(table(f"{RELATIONS * SAMPLES:,} samples in {RELATIONS} relations", header, rows))
+    assert max(r[1] for r in loaded.values()) < 30, "loading is to take seconds"
+
+    name = str(TOKENIZER) if TOKENIZER.is_dir() else "demo"
+    seconds, found = prompts_of(relations[:20], name)
+    with patch("lre_lightning.prompts.encode_after", encode_whole):
+        whole, prompts = prompts_of(relations[:20], name)
+    assert found == prompts, "prompts are not those that are tokenized whole"
+    rows = [
+        ["the context tokenized once", f"{len(prompts) / seconds:,.0f}", f"{whole / seconds:.1f}"],
+        ["the context tokenized for each prompt", f"{len(prompts) / whole:,.0f}", "1"],
+    ]
+    title = f"{len(prompts):,} prompts of 8 examples, tokenizer {Path(name).name}"
+    print("\n" + table(title, ["way", "prompts a second", "times faster"], rows))
+
+
+if __name__ == "__main__":
+    main()
