@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch import nn
 
 from lre_lightning.checkpoints import listing, mapping, number, text, whole
 from lre_lightning.errors import LREError
+from lre_lightning.files import safe_name
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.lre import LRE, check_origin, checked_metadata
 from lre_lightning.records import PairRecord
@@ -23,8 +22,6 @@ from lre_lightning.selection import at_point
 Pair: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
 
-PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)$)[a-z0-9][a-z0-9_-]{0,99}")
-"""Names of relations that are names of folders everywhere: Windows reserves some."""
 
 
 class LREStore(MutableMapping[Pair, LRE]):
@@ -173,23 +170,14 @@ class LREBank(nn.Module):
 
 
 def file_of(pair: Pair) -> Path:
-    """A pair's file below the folder of LREs.
-
-    A name of lower-case ASCII letters, digits, ``-`` and spaces is that of the folder, with ``_`` for spaces. In any
-    other, runs of what is no letter or digit become ``_``, and a digest of the name follows: no two names have one
-    folder, also where a file system ignores case or how a letter's accents are written.
+    """A pair's file below the folder of LREs, in a folder of its relation's `safe_name`.
 
     Raises:
         LREError: If the trial is no whole number of at least 0.
     """
     relation, trial = pair
     whole(trial, "the trial of an LRE")
-    name = relation.replace(" ", "_")
-    if relation != name.replace("_", " ") or not PLAIN.fullmatch(name):
-        digest = hashlib.sha256(relation.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        letters = re.sub(r"[\W_]+", "_", relation).strip("_").encode()[:100].decode(errors="ignore")
-        name = f"{letters}+{digest}"
-    return Path(name) / f"trial{trial}.safetensors"
+    return Path(safe_name(relation)) / f"trial{trial}.safetensors"
 
 
 def _checked_tuning(tuned: object) -> tuple[float, dict[str, float]]:

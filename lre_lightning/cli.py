@@ -39,6 +39,7 @@ from lre_lightning.locks import FolderLock
 from lre_lightning.module import LREModule
 from lre_lightning.rank_zero import RankZeroError, on_rank_zero
 from lre_lightning.run_folder import RunFolder
+from lre_lightning.sources.schema import InvalidRelation
 from lre_lightning.stopping import Stop, command_line
 from lre_lightning.trainer import LRETrainer
 
@@ -526,7 +527,9 @@ def next_command(args: ArgsType) -> str | None:
 
 
 def message_of(error: BaseException) -> str | None:
-    """What to print of an exception in one line; None where it is no mistake of the user's, nor a write that failed."""
+    """What to print of an exception; None where it is no mistake of the user's, nor a write that failed."""
+    if isinstance(error, InvalidRelation):
+        return "\n".join(map(printable, error.lines))
     if isinstance(error, LREError):
         return printable(str(error))
     if isinstance(error, MisconfigurationException):
@@ -536,6 +539,7 @@ def message_of(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         return "another process of this run has ended: its own error is the reason"
     if isinstance(error, ProcessRaisedException):  # by a process that Lightning has forked or spawned
-        name, _, message = str(error).strip().splitlines()[-1].partition(": ")
-        return message if name.startswith("lre_lightning.") else None
+        lines = str(error).strip().splitlines()
+        raised = max((i for i, line in enumerate(lines) if line.startswith("lre_lightning.")), default=None)
+        return None if raised is None else "\n".join(lines[raised:]).partition(": ")[2]
     return None

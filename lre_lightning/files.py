@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -100,6 +101,28 @@ def failures_named(path: Path) -> Iterator[None]:
         reason = first_line(error) if number is None else os.strerror(number)
         advice = ADVICE.get(number or 0)
         raise NotWritten(f"{str(path)!r} cannot be written: {reason}" + (f"; {advice}" if advice else "")) from error
+
+
+PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)$)[a-z0-9][a-z0-9_-]{0,99}")
+"""Names that every system takes for a file or a folder: Windows reserves some."""
+
+
+def safe_name(name: str) -> str:
+    """The name of a file or a folder for something that may have any name.
+
+    A name of lower-case ASCII letters, digits, ``-`` and spaces stays, with ``_`` for spaces. In any other, runs of
+    what is no letter or digit become ``_``, and a digest of the name follows: no two names become one, also where a
+    file system ignores case or how a letter's accents are written.
+
+    >>> safe_name("country capital city"), safe_name("company CEO")
+    ('country_capital_city', 'company_CEO+af1fd86c31aed8fb')
+    """
+    plain = name.replace(" ", "_")
+    if name == plain.replace("_", " ") and PLAIN.fullmatch(plain):
+        return plain
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    letters = re.sub(r"[\W_]+", "_", name).strip("_").encode()[:100].decode(errors="ignore")
+    return f"{letters}+{digest}"
 
 
 def check_writable(folder: Path) -> None:

@@ -293,6 +293,22 @@ def test_what_is_no_text_is_not_made_text_of_json_lines(read):
     assert "half a surrogate pair" in lines[8]
 
 
+def test_the_name_and_the_category_of_a_relation_must_be_text_too(read):
+    content = (
+        '{"subject": "a", "object": "b", "relation": "r", "kind": "c"}\n'
+        '{"subject": "a", "object": "b", "relation": null}\n'
+        '{"subject": "a", "object": "b"}\n'
+        '{"subject": "a", "object": "b", "relation": "r", "kind": 3}\n'
+        '{"subject": "a", "object": "b", "relation": "r", "kind": null}\n'
+    )
+    assert read(content, "facts.jsonl", columns={"category": "kind"}) == (
+        "'facts.jsonl' has 3 problems:\n"
+        "  line 2: relation must be a string, not None\n"
+        "  line 3 lacks the key 'relation', which must be a string\n"
+        "  line 4: kind must be a string, not 3"
+    )
+
+
 def test_text_of_json_lines_stays_as_it_is(read):
     texts = ["007", "2020-01-01", "2020-01-01T00:00:00Z", "null", "", "é", "e\u0301", "a\u2028", "\\u00ed", "{}"]
     rows = [{"subject": f"{number}{text}", "object": text or "0"} for number, text in enumerate(texts)]
@@ -678,6 +694,7 @@ def test_data_sets_come_from_the_hub_and_then_from_the_cache(hub, tmp_path):
         f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("big", "small")
     )
     big = '{"subject": "007", "object": "NA"}\n{"subject": "b", "object": "2020-01-01"}\n'
+    put(root / "lines", **{"facts.json": big})
     put(
         root / "configs",
         **{"README.md": card + "---\n", "big.jsonl": big, "small.jsonl": '{"subject": "x", "object": "y"}'},
@@ -690,6 +707,7 @@ def test_data_sets_come_from_the_hub_and_then_from_the_cache(hub, tmp_path):
         ("toy/nested", {"revision": "v1"}),
         ("toy/configs", {"data_files": {"train": "**/small.jsonl"}}),
         ("toy/configs", {"name": "big"}),
+        ("toy/lines", None),
         ("toy/semicolons", None),
         ("toy/signs", None),
         ("toy/split", None),
@@ -703,13 +721,15 @@ def test_data_sets_come_from_the_hub_and_then_from_the_cache(hub, tmp_path):
     assert found[3] == [["split", [*FACTS[0][1], ["c", "d"]]]]
     assert found[4] == FACTS
     assert found[5:7] == [[["configs", [["x", "y"]]]], [["configs", FACTS[0][1]]]]
-    assert found[7] == [["semicolons", FACTS[0][1]]]
-    assert found[8].startswith("can't read the table 'toy/signs/facts.csv': \"delimiter\" must be")
-    assert (
-        found[9] == "'toy/split' has the splits 'train', 'test': give split, such as 'train', or 'train+test' for both"
+    assert found[7] == [["lines", FACTS[0][1]]]
+    assert found[8] == [["semicolons", FACTS[0][1]]]
+    assert found[9].startswith("can't read the table 'toy/signs/facts.csv': \"delimiter\" must be")
+    splits = (
+        "'toy/split' has the splits 'train', 'validation', 'test': give split, such as 'train', or 'train+validation'"
     )
-    assert found[10].startswith("'toy/split' has no split 'tran': did you mean 'train'? It has 'train', 'test'")
-    assert all(re.search(r"configs?'.*\['big', 'small'\]", message) for message in found[11:])
+    assert found[10] == f"{splits} for both"
+    assert found[11].startswith("'toy/split' has no split 'tran': did you mean 'train'? It has 'train', ")
+    assert all(re.search(r"configs?'.*\['big', 'small'\]", message) for message in found[12:])
     assert not [path for path in requests if "huge.bin" in path or "loader.py" in path]
     # From the cache: with no hub at all, and with one that cannot be reached.
     assert load(tmp_path, "http://127.0.0.1:9", *calls, HF_HUB_OFFLINE="1") == found

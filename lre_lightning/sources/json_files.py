@@ -12,7 +12,7 @@ from typing import Any
 
 from lre_lightning.checkpoints import printable, shown
 from lre_lightning.errors import LREError
-from lre_lightning.files import write_whole
+from lre_lightning.files import safe_name, write_whole
 from lre_lightning.relations import Relation
 from lre_lightning.sources.schema import MOST, InvalidRelation, check_relation, sentence
 
@@ -134,14 +134,8 @@ def _content(relation: Relation) -> str:
 
 def _file_of(relation: Relation, folder: Path) -> Path:
     if relation.category:
-        folder = folder / _safe(relation.category)
-    return folder / f"{_safe(relation.name)}.json"
-
-
-def _safe(name: str) -> str:
-    from lre_lightning.bank import file_of
-
-    return file_of((name, 0)).parent.name
+        folder = folder / safe_name(relation.category)
+    return folder / f"{safe_name(relation.name)}.json"
 
 
 def _parsed(path: Path) -> Any:
