@@ -95,7 +95,7 @@ class DistractionDataModule(RelationDataModule):
         tokenizer: As in `RelationDataModule`.
         distraction: ``"repetition"`` or ``"instruction"``.
         repetitions: How often a repetition-distracted prompt states the falsehood. The other kind states it once.
-        separator: What follows the falsehood each time, with the white space before what comes next.
+        falsehood_separator: What follows the falsehood each time, with the white space before what comes next.
         undistracted: Whether the LM's knowledge is decided without examples or with `n_shot`.
         kwargs: The other arguments of `RelationDataModule`. To test LREs, `source`, `template`, `n_shot`,
             `trials` and `seed` are those of the fit that estimated them.
@@ -114,7 +114,7 @@ class DistractionDataModule(RelationDataModule):
         tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
         distraction: Distraction = "repetition",
         repetitions: int = 2,
-        separator: str = ". ",
+        falsehood_separator: str = ". ",
         undistracted: Undistracted = "zero-shot",
         **kwargs: Any,
     ) -> None:
@@ -125,17 +125,23 @@ class DistractionDataModule(RelationDataModule):
             if value not in known:
                 raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
         check_number("repetitions", repetitions, 1)
-        if not separator:
-            raise LREError("separator is '': the falsehood and what comes next must be kept apart, by '. ' for example")
+        if not falsehood_separator:
+            raise LREError(
+                "falsehood_separator is '': the falsehood and what comes next must be kept apart, by '. ' for example"
+            )
         self.distraction, self.repetitions = distraction, repetitions
-        self.separator, self.undistracted = separator, undistracted
+        self.falsehood_separator, self.undistracted = falsehood_separator, undistracted
         self._facts: tuple[int, list[DistractedPrompt]] | None = None
         super().__init__(tokenizer, **kwargs)
+        if self.form.chat:
+            raise LREError("prompts that distract are plain texts: leave chat out")
 
     def setup(self, stage: str | None = None) -> None:
         """Load the tokenizer and the relations, and check that every relation has samples and objects enough."""
         super().setup(stage)
         for relation in self._relations or ():
+            if len(self.draw(relation, self.first_trial).asked_with) > 1:
+                raise LREError(f"prompts that distract have one template, and template {self.template!r} is several")
             if len(relation.objects) == 1:
                 raise LREError(
                     f"the relation {relation.name!r} has the one object {relation.objects[0]!r}, so nothing false can "
@@ -217,7 +223,7 @@ class DistractionDataModule(RelationDataModule):
 
     def _head(self, falsehood: str) -> str:
         """What a distracted prompt says before it asks."""
-        stated = falsehood + self.separator
+        stated = falsehood + self.falsehood_separator
         return stated * self.repetitions if self.distraction == "repetition" else stated + INSTRUCTION
 
     def _plain_arguments(self) -> dict[str, Any]:
@@ -225,7 +231,7 @@ class DistractionDataModule(RelationDataModule):
             **super()._plain_arguments(),
             "distraction": self.distraction,
             "repetitions": self.repetitions,
-            "separator": self.separator,
+            "falsehood_separator": self.falsehood_separator,
             "undistracted": self.undistracted,
         }
 

@@ -161,6 +161,8 @@ class RelationDataModule(LightningDataModule):
         self.template, self.texts = template, list(texts or [])
         self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
         self.form = PromptFormat(separator, shots, chat, system)
+        if train_samples is not None and not isinstance(train_samples, Mapping):
+            raise LREError(f"train_samples must be lists by relation, got {train_samples!r}")
         self.sampling, self.train_samples, self.first_trial = sampling, dict(train_samples or {}), first_trial
         self.padding_side, self.epoch, self.pin_memory = padding_side, epoch, pin_memory
         self.selection = _plain_selection(relations)
@@ -179,7 +181,7 @@ class RelationDataModule(LightningDataModule):
         self._candidates: tuple[Relation, ...] | None = None
         self._templates: dict[str, tuple[str, ...]] = {}
         self._draws: OrderedDict[int, Draw] = OrderedDict()
-        self._made: OrderedDict[tuple[str, Share], RelationBatch] = OrderedDict()
+        self._made: OrderedDict[tuple[str, bool, Share], RelationBatch] = OrderedDict()
         self._coverage: dict[str, FirstTokenCoverage] = {}
         self.save_hyperparameters(self._plain_arguments())
 
@@ -438,16 +440,17 @@ class RelationDataModule(LightningDataModule):
 
     def _batch(self, share: Share, split: str) -> RelationBatch:
         """Make a batch; the last ones are kept, since a fit asks for the first ones of a pair twice."""
-        key = (split, share)
+        by_length = split == "test" and self._place()[1] > 1
+        key = (split, by_length, share)
         if key in self._made:
             self._made.move_to_end(key)
             return self._made[key]
         draw, samples = self.draws(share.pair), share.samples
-        if split == "test" and self._place()[1] > 1:
+        if by_length:
             # Prompts of one shape run together, so that they belong to one process.
             lengths = [len(sample.subject) for sample in draw.test_asked]
-            by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-            samples = tuple(by_length[i] for i in samples)
+            order = sorted(range(len(lengths)), key=lengths.__getitem__)
+            samples = tuple(order[i] for i in samples)
         prompts = (train_prompts if split == "train" else test_prompts)(draw, self.tokenizer, samples, self.form)
         self._made[key] = self._collate(share, prompts, samples)
         kept = sum(map(len, self._made.values()))

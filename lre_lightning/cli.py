@@ -237,6 +237,11 @@ class LRECommandLine(LightningCLI):
         else:
             self.config = self.parser.parse_object(args)
 
+    def before_instantiate_classes(self) -> None:
+        """Find mistakes in the relations before an LM is loaded."""
+        if self.subcommand not in (REPORT, DATA) and rank() == 0:
+            RelationDataModule(**self.config[self.subcommand].data.as_dict()).candidates()
+
     def instantiate_classes(self) -> None:
         """Let a checkpoint find its LREs beside it, also where its run's folder was moved."""
         if self.subcommand in (REPORT, DATA):

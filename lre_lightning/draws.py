@@ -9,7 +9,7 @@ import difflib
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -90,7 +90,7 @@ def draw(
         seed: At least 0.
         sampling: ``"random"`` or ``"balanced"``.
         train: The training samples in their order, where they are not to be drawn: `n_shot` subjects, or pairs of
-            subject and object.
+            subject and object. Of samples of one name, the one that is written just so is meant.
         templates: The templates that each sample is to be asked for with; the relation's first one if empty.
 
     Raises:
@@ -196,13 +196,16 @@ def _drawn(relation: Relation, n_shot: int, trial: int, seed: int, sampling: Sam
 
 def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tuple[Sample, ...]:
     """The training samples that are asked for."""
-    if isinstance(wanted, str) or len(wanted) != n_shot:
-        count = 1 if isinstance(wanted, str) else len(wanted)
-        raise LREError(f"the training samples of {relation.name!r} are {count}, but n_shot is {n_shot}: give as many")
-    by_subject: dict[str, list[Sample]] = defaultdict(list)
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
+        raise LREError(f"the training samples of {relation.name!r} must be a list, got {wanted!r}")
+    if len(wanted) != n_shot:
+        raise LREError(
+            f"the training samples of {relation.name!r} are {len(wanted)}, but n_shot is {n_shot}: give as many"
+        )
+    by_name: dict[str, list[Sample]] = defaultdict(list)
     for sample in relation.samples:
-        by_subject[sample.subject].append(sample)
-    found = [_one(relation, item, by_subject) for item in wanted]
+        by_name[sample.name].append(sample)
+    found = [_one(relation, item, by_name) for item in wanted]
     names = [sample.name for sample in found]
     for name in names:
         if names.count(name) > 1:
@@ -210,17 +213,25 @@ def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tu
     return tuple(found)
 
 
-def _one(relation: Relation, wanted: TrainSample, by_subject: dict[str, list[Sample]]) -> Sample:
-    subject, objects = (wanted, ()) if isinstance(wanted, str) else (wanted[0] if wanted else "", tuple(wanted[1:]))
-    found = [s for s in by_subject.get(subject, []) if objects in ((), (s.object,))]
-    if not found:
-        nearest = difflib.get_close_matches(str(subject), by_subject, 1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest and nearest[0] != subject else ""
-        raise LREError(f"the relation {relation.name!r} has no sample {wanted!r} to train on{hint}")
-    if len({sample.object for sample in found}) > 1:
+def _one(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sample]]) -> Sample:
+    """The sample of a subject, or of a subject and an object; one that is written just so, if there is."""
+    pair = (wanted,) if isinstance(wanted, str) else wanted
+    if not isinstance(pair, Sequence) or len(pair) not in (1, 2) or not all(isinstance(part, str) for part in pair):
         raise LREError(
-            f"{subject!r} has several objects in the relation {relation.name!r}, such as {found[0].object!r} and "
-            f"{found[1].object!r}: give the training sample as [subject, object]"
+            f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]"
+        )
+    asked = Sample(pair[0], pair[-1])
+    alike = [s for s in by_name.get(asked.name, []) if len(pair) == 1 or s.object == asked.object]
+    found = [sample for sample in alike if sample.subject == asked.subject] or alike
+    if not found:
+        nearest = difflib.get_close_matches(asked.name, by_name, 1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest and nearest[0] != asked.name else ""
+        raise LREError(f"the relation {relation.name!r} has no sample {wanted!r} to train on{hint}")
+    objects = list(dict.fromkeys(sample.object for sample in found))
+    if len(objects) > 1:
+        raise LREError(
+            f"{pair[0]!r} has several objects in the relation {relation.name!r}, such as {objects[0]!r} and "
+            f"{objects[1]!r}: give the training sample as [subject, object]"
         )
     return found[0]
 

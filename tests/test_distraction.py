@@ -74,9 +74,12 @@ def falsehoods(data):
     [
         ({}, "{T} {O}. {T} {O}. {T}"),
         ({"distraction": "repetition", "repetitions": 1}, "{T} {O}. {T}"),
-        ({"repetitions": 3, "separator": "\n"}, "{T} {O}\n{T} {O}\n{T} {O}\n{T}"),
+        ({"repetitions": 3, "falsehood_separator": "\n"}, "{T} {O}\n{T} {O}\n{T} {O}\n{T}"),
         ({"distraction": "instruction"}, "{T} {O}. Repeat exactly: {T}"),
-        ({"distraction": "instruction", "repetitions": 3, "separator": ".\n"}, "{T} {O}.\nRepeat exactly: {T}"),
+        (
+            {"distraction": "instruction", "repetitions": 3, "falsehood_separator": ".\n"},
+            "{T} {O}.\nRepeat exactly: {T}",
+        ),
     ],
 )
 def test_what_the_prompts_say(make, options, expected):
@@ -253,7 +256,13 @@ def test_subjects_with_braces(make):
 
 
 def test_arguments_are_hyperparameters(make):
-    options = {"distraction": "instruction", "repetitions": 4, "separator": "\n", "undistracted": "few-shot", "seed": 3}
+    options = {
+        "distraction": "instruction",
+        "repetitions": 4,
+        "falsehood_separator": "\n",
+        "undistracted": "few-shot",
+        "seed": 3,
+    }
     data = make(**options)
     assert options.items() <= dict(data.hparams).items()
     again = DistractionDataModule(**{**data.hparams, "tokenizer": data.tokenizer})
@@ -280,7 +289,7 @@ def test_a_command_line_has_the_arguments_of_both():
         ({"undistracted": "one-shot"}, "undistracted must be 'zero-shot' or 'few-shot', got 'one-shot'"),
         ({"repetitions": 0}, "repetitions must be a whole number of at least 1, got 0"),
         ({"repetitions": 1.0}, "repetitions must be a whole number"),
-        ({"separator": ""}, "separator is ''"),
+        ({"falsehood_separator": ""}, "falsehood_separator is ''"),
         ({"n_shot": 0}, "n_shot must be a whole number"),
     ],
 )
@@ -367,7 +376,7 @@ def toy_folder(tmp_path_factory):
 
 def toy_data(folder, **options):
     return DistractionDataModule(
-        toy.toy_tokenizer(), source=str(folder), **({"trials": 2, "n_shot": 3, "separator": "\n"} | options)
+        toy.toy_tokenizer(), source=str(folder), **({"trials": 2, "n_shot": 3, "falsehood_separator": "\n"} | options)
     )
 
 

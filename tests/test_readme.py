@@ -17,7 +17,7 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys):
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
     capsys.readouterr()
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     exec(examples[0], {})
     asked, edited = capsys.readouterr().out.splitlines()
     assert "->" in asked
@@ -26,7 +26,10 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys):
     assert "'metric': 'faithfulness', 'method': 'LRE'" in capsys.readouterr().out
     assert Path("layers.png").is_file()
     assert Path("report/index.html").is_file()
-    exec(examples[2], {})
+    found = {}
+    exec(examples[2], found)
+    assert found["rows"].column_names[:3] == ["text", "subject", "object"]
+    exec(examples[3], {})
     assert "word sentiment" in capsys.readouterr().out
 
 

@@ -252,15 +252,15 @@ def test_a_message_shows_twenty_problems(read, tmp_path):
 def test_problems_name_the_table_s_own_columns(read):
     columns = {"category": "kind", "template": "q", "relation": "rel"}
     message = read(
-        f"subject,object,rel,kind,q\na,b,one,c\x01,x\nc,d,{'r' * 2000},c,\ne,f,two,c,' {{}}'\ng,h,two,c,\x02\n",
+        f"subject,object,rel,kind,q\na,b,one,,x\nc,d,{'r' * 2000},c,\ne,f,two,c,' {{}}'\ng,h,two,c,\x02\ni,j,one,c\x01,\n",
         columns=columns,
     )
     starts = [
         "'facts.csv' has 4 problems:",
-        "  line 2: kind is 'c\\x01', which has the control character",
         "  line 2: template 'x' must have exactly one {} for the subject, and no other brace",
         "  line 3: rel has 2000 characters, and may have 1000",
         "  line 5: q is '\\x02', which has the control character",
+        "  line 6: kind is 'c\\x01', which has the control character",
     ]
     assert [line[: len(start)] for line, start in zip(message.splitlines(), starts, strict=True)] == starts
 

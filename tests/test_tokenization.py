@@ -104,7 +104,7 @@ HEAD = context("The capital city of {} is", "\n", [(f"the land {i}", city) for i
 ASKED = [f"The capital city of {land} is" for land in ("Italy", "Japan", "'s", "\u0301x", "  of", "日本", "the land 3")]
 TAILS = [*ASKED, *(f"{line} {city}" for line in ASKED for city in CITIES)]
 # Words run together in the first, and most of the second's pieces are longer than a word: no sure place to join at.
-TOKENIZED_WHOLE = {"sentencepiece, one piece of joined words", "added, one piece"}
+TOKENIZED_WHOLE = ("sentencepiece, one piece of joined words", "added, one piece")
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in TOKENIZED_WHOLE])
