@@ -211,7 +211,7 @@ class RelationDataModule(LightningDataModule):
             train_samples={record.relation: [list(pair) for pair in record.train]},
             **{"template": record.template, **record.prompts, **options},
         )
-        again._expected = record.digest
+        again._expected = record
         return again
 
     def prepare_data(self) -> None:
@@ -226,9 +226,9 @@ class RelationDataModule(LightningDataModule):
         if self._relations is not None:
             return
         relations = self.candidates()
+        self._check_named(relations)
         for relation in relations:
             self.draw(relation, self.first_trial)
-        self._check_named(relations)
         if not self.repair:
             _warn_of_mistakes(relations)
         _ = self.tokenizer
@@ -272,13 +272,26 @@ class RelationDataModule(LightningDataModule):
         names = {relation.name for relation in relations}
         for name in self.train_samples.keys() - names:
             raise LREError(f"train_samples are given for {name!r}, which is none of the {len(names)} relations")
-        if self._expected not in (None, relations[0].digest):
+        if self._expected is not None:
+            self._check_expected(self._expected, relations[0])
+
+    def _check_expected(self, record: "PairRecord", relation: Relation) -> None:
+        """Check that a relation is the one of a record."""
+        from lre_lightning.records import BETWEEN_TEMPLATES
+
+        if relation.digest != record.digest:
             raise LREError(
-                f"the relation {relations[0].name!r} has other samples than the one of the record: give the source, "
-                "and the options on its samples, of that fit"
+                f"the relation {relation.name!r} has other samples than the one of the record: give the source, and "
+                "the options on its samples, of that fit"
+            )
+        templates = BETWEEN_TEMPLATES.join(self._templates[relation.name])
+        if templates != record.template:
+            raise LREError(
+                f"the templates of {relation.name!r} are {templates!r}, and those of the record {record.template!r}: "
+                "give the source of that fit"
             )
 
-    _expected: str | None = None
+    _expected: "PairRecord | None" = None
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -343,8 +356,8 @@ class RelationDataModule(LightningDataModule):
                 f"make the pairs 0 to {count - 1}"
             )
         if pair not in self._draws:
-            relation, trial = self.pairs[pair]
-            self._draws[pair] = self.draw(self.relations[relation], trial)
+            relation, trial = divmod(pair, self.trials)
+            self._draws[pair] = self.draw(self.relations[relation], self.first_trial + trial)
             if len(self._draws) > DRAWS_KEPT:
                 self._draws.popitem(last=False)
         return self._draws[pair]
@@ -459,9 +472,9 @@ class RelationDataModule(LightningDataModule):
         return self._made[key]
 
     def _collate(self, share: Share, prompts: Sequence[Prompt], samples: Sequence[int]) -> RelationBatch:
-        relation, trial = self.pairs[share.pair]
-        pad, objects = pad_token(self.tokenizer), self.relations[relation].objects
-        return collate(prompts, relation, trial, samples, pad, share.weights, objects, self.padding_side)
+        relation, trial = divmod(share.pair, self.trials)
+        place = relation, self.first_trial + trial, samples, pad_token(self.tokenizer), share.weights
+        return collate(prompts, *place, self.relations[relation].objects, self.padding_side)
 
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as strings, numbers and lists, with which a checkpoint finds the same data again."""

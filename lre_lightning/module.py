@@ -252,6 +252,8 @@ class LREModule(L.LightningModule):
                 f"layers and ranks are chosen for {len(self.choices)} relations, such as {next(iter(self.choices))!r}, "
                 f"and the data has none of them, but {names[0]!r}: is its source the right one?"
             )
+        if getattr(self._data, "epoch", "pair") != "pair":
+            raise LREError("an LREModule takes one pair an epoch, and the datamodule serves all: leave its epoch out")
         if stage == "fit" and self.selection_trials >= self._data.trials:
             raise LREError(
                 f"{self.selection_trials} trials that choose leave none to report: there are {self._data.trials} of "

@@ -53,6 +53,8 @@ class PromptFormat:
             raise LREError(f"shots must be a whole number of at least 0, or None for all, got {self.shots!r}")
         if self.system is not None and not self.chat:
             raise LREError("system is what a conversation begins with: set chat, or leave system out")
+        if not isinstance(self.system, str | None):
+            raise LREError(f"system must be a text, got {self.system!r}")
 
     def head(self, template: str, context: Sequence[Sample]) -> str:
         """The examples as lines of text, with what stands between them and the question."""

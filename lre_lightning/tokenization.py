@@ -33,7 +33,8 @@ _vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str | None
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[Encoding]:
     """Tokenize texts whole, with nothing added.
 
-    What is written like a control token, such as ``</s>``, is text like any other.
+    What is written like a control token, such as ``</s>``, is text like any other. A space that the tokenizer puts in
+    front stands for no character, and each byte for one, where tokenizers say otherwise.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
@@ -63,6 +64,9 @@ def encode_after(tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequenc
     The normalizers and pre-tokenizers of the library ``tokenizers`` are such (theirs look at runs of like characters
     and the next one), given patterns that are; a pattern that looks for something far ahead is not. Between two
     seams nothing is assumed: a model (BPE, Unigram, WordPiece) sees one piece at a time.
+
+    Nothing of the head is kept for the next call, so that a tokenizer may be changed in between: give all tails, or a
+    batch of them, in one call.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.

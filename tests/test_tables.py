@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from lre_lightning.demo import RELATIONS_DIR
 from lre_lightning.errors import LREError
 from lre_lightning.relations import Sample
-from lre_lightning.sources import tables
+from lre_lightning.sources import data_sets, table_files, tables
 from lre_lightning.sources.json_files import read_folder
 from lre_lightning.sources.schema import InvalidRelation
 from lre_lightning.sources.tables import is_table, read_table
@@ -252,7 +252,8 @@ def test_a_message_shows_twenty_problems(read, tmp_path):
 def test_problems_name_the_table_s_own_columns(read):
     columns = {"category": "kind", "template": "q", "relation": "rel"}
     message = read(
-        f"subject,object,rel,kind,q\na,b,one,,x\nc,d,{'r' * 2000},c,\ne,f,two,c,' {{}}'\ng,h,two,c,\x02\ni,j,one,c\x01,\n",
+        f"subject,object,rel,kind,q\na,b,one,,x\nc,d,{'r' * 2000},c,\ne,f,two,c,' {{}}'\n"
+        "g,h,two,c,\x02\ni,j,one,c\x01,\n",
         columns=columns,
     )
     starts = [
@@ -478,9 +479,10 @@ def test_every_byte_of_a_parquet_file_may_be_wrong(tmp_path):
 
 
 def test_limits(read, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "LARGEST_TABLE", 1000)
-    monkeypatch.setattr(tables, "LONGEST_LINE", 500)
-    monkeypatch.setattr(tables, "MOST_ROWS", 3)
+    monkeypatch.setattr(table_files, "LARGEST_TABLE", 1000)
+    monkeypatch.setattr(table_files, "LONGEST_LINE", 500)
+    for room in (tables, table_files):
+        monkeypatch.setattr(room, "MOST_ROWS", 3)
     header = "subject,object\n"
     assert read(header + "a,b\n" * 500).endswith("it has 2015 bytes or more, and may have 1000: split it")
     assert read(header + "a,b" + "b" * 500).endswith("line 2 has more than 500 bytes")
@@ -780,11 +782,11 @@ def test_what_the_hub_refuses(hub, tmp_path):
 
 
 def test_a_data_set_of_the_hub_may_not_be_too_large(monkeypatch):
-    monkeypatch.setattr(tables, "LARGEST_TABLE", 1000)
+    monkeypatch.setattr(data_sets, "LARGEST_TABLE", 1000)
     files = [SimpleNamespace(rfilename=name, size=600) for name in ("a.csv", "b/c.parquet", "d.bin")]
-    tables._check_size("toy/one", files, tables._patterns({"data_files": ["*.csv"]}))
+    data_sets._check_size("toy/one", files, data_sets._patterns({"data_files": ["*.csv"]}))
     with pytest.raises(LREError, match="have 1200 bytes, and may have 1000: choose some by the option data_files"):
-        tables._check_size("toy/one", files, tables._patterns({}))
+        data_sets._check_size("toy/one", files, data_sets._patterns({}))
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path):

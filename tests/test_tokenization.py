@@ -11,7 +11,8 @@ from itertools import accumulate
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import Prompt, make_prompt
@@ -161,6 +162,30 @@ def test_a_tokenizer_that_is_changed_between_two_calls(make, change):
     after = encode_after(tokenizer, HEAD, TAILS)
     assert after == encode(tokenizer, [HEAD + tail for tail in TAILS])
     assert after != before
+
+
+def grouped_from_the_right():
+    """Digits in groups of three that the number's end decides, so that a tail changes all of a head of digits."""
+    vocabulary = {str(number): number for number in range(1000)} | {"<unk>": 1000}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    pattern = Regex(r"\p{N}{1,3}?(?=(?:\p{N}{3})*(?!\p{N}))")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def counted_from_the_start():
+    """Pieces of five characters, one of which is put in front of the text."""
+    tokenizer = tokenizers.sentencepiece(legacy=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(5)
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [grouped_from_the_right, counted_from_the_start])
+def test_pieces_that_a_far_place_decides(make):
+    tokenizer = make()
+    for head in ("123456789" * 20, HEAD):
+        tails = [*map(str, range(0, 100000, 4321)), *ASKED]
+        assert encode_after(tokenizer, head, tails) == encode(tokenizer, [head + tail for tail in tails])
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,9 @@ def plain_source(source: Source | None) -> Any:
 
 def is_hub_name(source: str, path: Path) -> bool:
     """Say whether a source is a data set of the hub, and not a file or a folder that is there, or is missing."""
-    from lre_lightning.sources import tables
+    from lre_lightning.sources import data_sets
 
-    return not os.path.exists(path) and tables.is_hub_name(source)
+    return not os.path.exists(path) and data_sets.is_hub_name(source)
 
 
 def is_path(item: str) -> bool:
@@ -202,9 +202,9 @@ def is_path(item: str) -> bool:
 
 def is_file_name(item: str) -> bool:
     """Say whether a name ends as files of relations do."""
-    from lre_lightning.sources import tables
+    from lre_lightning.sources import table_files
 
-    return item.endswith(".json") or tables.has_table_suffix(item)
+    return item.endswith(".json") or table_files.has_table_suffix(item)
 
 
 class _Library:

@@ -148,7 +148,7 @@ def _parsed(path: Path) -> Any:
             raise LREError(
                 f"can't read the relation {str(path)!r}: it has {found.st_size} bytes, and may have {LARGEST_FILE}"
             )
-        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=distinct_keys)
     except OSError as error:
         raise LREError(f"can't read the relation {str(path)!r}: {error.strerror or error}") from error
     except LREError:
@@ -157,7 +157,12 @@ def _parsed(path: Path) -> Any:
         raise InvalidRelation(str(path), [f"is not a JSON file in UTF-8: {error}"]) from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads`.
+
+    Raises:
+        ValueError: It has a key twice.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         double, _ = Counter(key for key, _ in pairs).most_common(1)[0]
