@@ -85,7 +85,7 @@ class AttributeLens(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._warned = bool(state_dict["warned"])
+        self._warned = state_dict.get("warned") is True
 
     # When.
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
 
 from lightning import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules.batch import RelationBatch, Side, collate
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from lre_lightning.records import PairRecord
+
+LOGGER = logging.getLogger("lre_lightning")
 
 TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
 """Choices of templates by name."""
@@ -216,7 +219,7 @@ class RelationDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Fetch what is not on this machine; the Trainer calls it in one process of each machine."""
-        prepare(self._given_source)
+        prepare(self._given_source, self.source_options)
 
     def setup(self, stage: str | None = None) -> None:
         """Load the tokenizer and the relations, and check that every relation has samples enough.
@@ -250,8 +253,11 @@ class RelationDataModule(LightningDataModule):
         """Draw a trial of one of the relations.
 
         Raises:
-            LREError: It has too few samples.
+            LREError: It has too few samples, or is none of them.
         """
+        count = len(self.candidates())
+        if relation.name not in self._templates:
+            raise LREError(f"{relation.name!r} is none of the {count} relations")
         train, templates = self.train_samples.get(relation.name), self._templates[relation.name]
         return draw(relation, self.n_shot, trial, self.seed, self.sampling, train, templates)
 
@@ -557,9 +563,10 @@ def _warn_of_mistakes(relations: Sequence[Relation]) -> None:
     """Say, once for all processes, how many certain mistakes the data have."""
     found = [problem for relation in relations for problem in find_problems(relation) if problem.repairable]
     if found:
-        rank_zero_warn(
-            f"the relations have {len(found)} mistakes that the option repair mends, such as in {found[0].relation!r}: "
-            f"{found[0].what}. `lre data --check true` lists all"
+        rank_zero_only(LOGGER.warning)(
+            "the relations have %d mistakes that the option repair mends, such as in %r: %s. `lre data --check true` "
+            "lists all",
+            *(len(found), found[0].relation, found[0].what),
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.tokenization import Encoding, _bytes_apart
+from lre_lightning.tokenization import Encoding, mend_offsets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,12 +100,13 @@ class ChatPrompts:
             return_offsets_mapping=True,
             verbose=False,
         )
-        found = zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        return [(ids, _bytes_apart(self.tokenizer, ids, spans, text)) for text, ids, spans in found]
+        encodings = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return mend_offsets(self.tokenizer, texts, encodings)
 
-    def begins(self, encoding: Encoding) -> bool:
+    def begins(self, text: str, encoding: Encoding) -> bool:
         """Say whether a conversation begins with a control token, so that it needs no other one to start with."""
-        return bool(encoding[0]) and encoding[0][0] in self._controls
+        first = self._controls.get(encoding[0][0]) if encoding[0] else None
+        return first is not None and text.lstrip().startswith(first)  # an unknown word's token may be one too
 
     def _answered(self, messages: list[dict[str, str]], text: str, answer: str) -> tuple[str, int]:
         """The conversation up to the end of the answer, and where that begins: as the chat template shows answers."""

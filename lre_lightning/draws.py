@@ -217,9 +217,7 @@ def _one(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sam
     """The sample of a subject, or of a subject and an object; one that is written just so, if there is."""
     pair = (wanted,) if isinstance(wanted, str) else wanted
     if not isinstance(pair, Sequence) or len(pair) not in (1, 2) or not all(isinstance(part, str) for part in pair):
-        raise LREError(
-            f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]"
-        )
+        raise LREError(f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]")
     asked = Sample(pair[0], pair[-1])
     alike = [s for s in by_name.get(asked.name, []) if len(pair) == 1 or s.object == asked.object]
     found = [sample for sample in alike if sample.subject == asked.subject] or alike

@@ -56,7 +56,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         LREError: If the file cannot be written.
     """
-    part = path.with_name(path.name + ".part")
+    part = _part_of(path)
     try:
         with failures_named(path):
             make_folder(path.parent)
@@ -72,6 +72,16 @@ def written_whole(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink()
         raise
+
+
+def remove_part(path: Path) -> None:
+    """Remove what a process that was killed has left of a file, if it is there and no folder."""
+    with suppress(OSError):
+        _part_of(path).unlink()
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
 
 
 @contextmanager

@@ -186,7 +186,7 @@ def make_prompts(
     encodings = chat.encode([text for question in asked for text in (question.text, question.answered)])
     prompts = []
     for sample, question, (encoding, answer) in zip(samples, asked, _in_pairs(encodings), strict=True):
-        lead = () if chat.begins(encoding) else (start_token(tokenizer),)
+        lead = () if chat.begins(question.text, encoding) else (start_token(tokenizer),)
         mention = _last_mention(template, sample.subject, question.text[: question.end], question.start)
         prompts.append(_prompt(lead, question.text, sample, mention, encoding, answer, question.object_start))
     return prompts

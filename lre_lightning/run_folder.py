@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from typing_extensions import override
 
 from lre_lightning.checkpoint_io import PAIRS_KEY
-from lre_lightning.files import check_writable
+from lre_lightning.files import check_writable, remove_part
 from lre_lightning.locks import FolderLock
 from lre_lightning.rank_zero import on_rank_zero
 
@@ -43,13 +43,17 @@ class RunFolder(Callback):
             LREError: On every rank, if another fit has it.
         """
         if stage == "fit":
-            on_rank_zero(trainer, lambda: self._take(Path(trainer.default_root_dir)))
+            on_rank_zero(trainer, lambda: self._take(trainer))
 
-    def _take(self, folder: Path) -> None:
+    def _take(self, trainer: L.Trainer) -> None:
         if self.begin is not None:
             self.begin()
-        self._lock = FolderLock(folder)
+        self._lock = FolderLock(Path(trainer.default_root_dir))
         self._lock.acquire()
+        for callback in trainer.checkpoint_callbacks:
+            last = _last_of(callback)
+            if last is not None:
+                remove_part(last)  # a fit that was killed after its last pair writes no other
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

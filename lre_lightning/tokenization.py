@@ -212,21 +212,36 @@ def _plain(encoded: "Encoded") -> Encoding:
 def _finished(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
 ) -> list[Encoding]:
-    """Refuse control tokens, and mend what tokenizers say of the characters of two kinds of tokens."""
+    """Refuse control tokens, and mend the characters."""
     controls = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    spaces = {tokenizer.convert_tokens_to_ids(space) for space in SPACES} - {tokenizer.unk_token_id}
-    unigram = isinstance(tokenizer.backend_tokenizer.model, Unigram)
-    finished = []
-    for text, (ids, spans) in zip(texts, encodings, strict=True):
+    finished = list(encodings)
+    for ids, _ in finished:
         if not controls.isdisjoint(ids):
             token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in controls))
             raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
+    return mend_offsets(tokenizer, texts, finished)
+
+
+def mend_offsets(
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
+) -> list[Encoding]:
+    """Mend what tokenizers say of the characters of two kinds of tokens: bytes, and a space that they put in front.
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+        texts: The texts.
+        encodings: What it makes of each of them.
+    """
+    spaces = {tokenizer.convert_tokens_to_ids(space) for space in SPACES} - {tokenizer.unk_token_id}
+    unigram = isinstance(tokenizer.backend_tokenizer.model, Unigram)
+    found = []
+    for text, (ids, spans) in zip(texts, encodings, strict=True):
         mended = _bytes_apart(tokenizer, ids, spans, text) if unigram else spans
         # A space that the tokenizer has put in front is given the first character, which isn't in it.
         if ids and ids[0] in spaces and not text[:1].isspace() and text[:1] not in SPACES:
             mended = [(0, 0), *mended[1:]]
-        finished.append((ids, mended))
-    return finished
+        found.append((ids, mended))
+    return found
 
 
 def _bytes_apart(tokenizer: "PreTrainedTokenizerBase", ids: list[int], spans: list[Span], text: str) -> list[Span]:

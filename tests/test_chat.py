@@ -209,18 +209,37 @@ def test_the_objects_tokens_are_those_that_follow_in_the_conversation(name):
             assert rest.strip() == kind.ends.strip()
 
 
-text = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="▁\ufffd{}"), max_size=8)
+letter = st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="▁\ufffd{}")
+names = st.text(letter, max_size=8).filter(str.strip)
 
 
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=40, deadline=None)
-@given(subject=text.filter(str.strip), example=text.filter(str.strip), template=st.sampled_from(TEMPLATES))
+@given(subject=names, example=names, template=st.sampled_from(TEMPLATES))
 def test_random_unicode_subjects(name, subject, example, template):
     subject = unicodedata.normalize("NFC", subject.strip())
     context = [Sample(example, subject)]
     prompt = make_prompt(make(name), template, Sample(subject, "France"), context, PromptFormat(chat=True))
     if template.count(subject) == 0:  # else the last mention may be the template's own
         check(name, prompt, template, None, context)
+
+
+LINES = """\
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ message.content }}
+{%- else %}{{ (' ' if message.role == 'assistant' else '') + message.content + '\n' }}{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("base", [*tokenizers.LOSSLESS, *tokenizers.OTHERS])
+def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
+    tokenizer = tokenizer_of(Kind(base, LINES, (), "", "\n"))
+    subjects = [subject for subject in SUBJECTS if base != "characters" or max(subject) < "\u0250"]
+    for template in TEMPLATES[:3]:
+        samples = [Sample(subject, subject) for subject in subjects]
+        for context in ((), CONTEXT):
+            expected = make_prompts(tokenizer, template, samples, context)
+            assert make_prompts(tokenizer, template, samples, context, CHAT) == expected
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -148,6 +148,15 @@ def test_killed_from_outside_at_any_time(launch, whole, tmp_path):
     )
 
 
+def test_what_was_half_written_when_a_fit_had_finished_is_removed(launch, whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    part = tmp_path / "run" / "checkpoints" / "last.ckpt.part"
+    part.write_bytes(b"half a checkpoint")
+    assert launch(tmp_path, "--ckpt_path=last").status == 0
+    assert not part.exists()
+    assert results(tmp_path / "run") == results(whole[0])
+
+
 @pytest.mark.parametrize("more", [[], ["--ckpt_path=last"]], ids=["anew", "resumed"])
 def test_there_is_a_checkpoint_before_the_first_pair(launch, whole, tmp_path, more):
     ended = launch(tmp_path, signum=signal.SIGKILL, where="lre_lightning.module:LREModule.training_step")

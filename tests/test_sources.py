@@ -213,12 +213,15 @@ def test_max_samples_as_an_option(sources):
         RelationDataModule(toy.toy_tokenizer(), n_shot=2, max_samples=2)
 
 
-def test_repair_on_request():
+def test_repair_on_request(caplog):
     odd = replace(CAPITALS, samples=(Sample("Colombia ", r"Bogot\u00e1"), *CAPITALS.samples))
     as_it_is = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2)
-    with pytest.warns(UserWarning, match=r"have 2 mistakes that the option repair mends, such as in 'capital'"):
-        as_it_is.setup()
+    as_it_is.setup()
+    assert "have 2 mistakes that the option repair mends, such as in 'capital'" in caplog.text
+    caplog.clear()
     mended = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2, repair=True)
+    mended.setup()
+    assert caplog.text == ""
     assert as_it_is.relations[0].samples[0] == Sample("Colombia ", r"Bogot\u00e1")
     assert mended.relations[0].samples[0] == Sample("Colombia", "Bogotá")
     assert mended.hparams["repair"]

@@ -149,12 +149,28 @@ def is_table(source: str | Path) -> bool:
     return tables.is_table(source)
 
 
-def prepare(source: Source | None) -> None:
-    """Fetch what a source needs from elsewhere: in one process for all of a machine."""
-    if resolve(source) == PAPER:
+def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> None:
+    """Fetch what a source needs from elsewhere: in one process for all of a machine.
+
+    Args:
+        source: See this module.
+        options: As in `load_relations`.
+
+    Raises:
+        LREError: It can't be fetched.
+    """
+    source = resolve(source)
+    if isinstance(source, list | tuple):
+        for part in source:
+            prepare(part, options)
+    elif isinstance(source, str) and source == PAPER:
         from lre_lightning.sources.paper import fetch_paper_relations
 
         fetch_paper_relations()
+    elif isinstance(source, str) and is_hub_name(source, _expanded(source)):
+        from lre_lightning.sources.data_sets import open_hub
+
+        open_hub(source, options or {})
 
 
 def resolve(source: Source | None = None) -> Source:
