@@ -6,7 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
 
@@ -171,7 +171,7 @@ class RelationDataModule(LightningDataModule):
         self.selection = _plain_selection(relations)
         self.exclude = list(exclude or [])
         self.columns, self.source_options = columns, source_options
-        self.where = Where(**where) if isinstance(where, Mapping) else where
+        self.where = _as_where(where) if isinstance(where, Mapping) else where
         self.max_samples, self.repair = max_samples, repair
         self.plain_source = plain_source(source)
         self._given_source = self.plain_source or source
@@ -583,6 +583,14 @@ def _check_templates(template: int | str | Mapping[str, str]) -> None:
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
+
+
+def _as_where(given: Mapping[str, Any]) -> Where:
+    known = [field.name for field in fields(Where)]
+    for name in given:
+        if name not in known:
+            raise LREError(f"where has {name!r}, and relations are chosen for {', '.join(known)}")
+    return Where(**given)
 
 
 def _plain_where(where: Where) -> dict[str, Any]:

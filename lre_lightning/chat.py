@@ -128,11 +128,12 @@ class ChatPrompts:
         """Check that the examples are shown one after another, and what the system says somewhere."""
         place = 0
         for message in self.messages:
-            shown, in_order = message["content"].strip(), message["role"] != "system"
-            found = self._before.find(shown, place if in_order else 0)
+            shown = message["content"].strip()
+            found = self._before.find(shown, place)
             if found < 0:
                 raise _changed(message["content"])
-            place = found + len(shown) if in_order else place
+            if message["role"] != "system":
+                place = found + len(shown)
 
     def _check(self, content: str) -> None:
         for token in self._controls.values():

@@ -236,7 +236,7 @@ def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
     tokenizer = tokenizer_of(Kind(base, LINES, (), "", "\n"))
     subjects = [subject for subject in SUBJECTS if base != "characters" or max(subject) < "\u0250"]
     for template in TEMPLATES[:3]:
-        samples = [Sample(subject, subject) for subject in subjects]
+        samples = [Sample(subject, answer) for subject in subjects for answer in (subject, f" {subject}")]
         for context in ((), CONTEXT):
             expected = make_prompts(tokenizer, template, samples, context)
             assert make_prompts(tokenizer, template, samples, context, CHAT) == expected
@@ -350,6 +350,12 @@ def test_a_chat_template_that_changes_other_messages_is_refused(which):
         make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], form)
 
 
+def test_a_chat_template_that_turns_examples_round_is_refused():
+    tokenizer = changed(CHATML.replace("in messages %", "in (messages[:-1] | reverse | list) + messages[-1:] %"))
+    with pytest.raises(LREError, match="changes the message 'Italy', or leaves it out"):
+        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], CHAT)
+
+
 def test_a_chat_template_that_leaves_examples_out_is_refused():
     tokenizer = changed(CHATML.replace("in messages %", "in messages[-1:] %"))
     assert make_prompt(tokenizer, "{} is", Sample("Paris", "x"), (), CHAT).text.startswith("<|im_start|>user\nParis")
@@ -374,11 +380,16 @@ def test_a_system_message_where_there_is_no_such_role_is_refused():
         make_prompt(make("gemma"), "{} is", Sample("Paris", "x"), (), PromptFormat(chat=True, system="Be brief."))
 
 
-@pytest.mark.parametrize("where", ["subject", "object", "template", "example's subject", "example's object", "system"])
-@pytest.mark.parametrize(("name", "token"), [("chatml", "<|im_end|>"), ("llama 2", "</s>"), ("gemma", "<end_of_turn>")])
-def test_a_control_token_in_a_message_is_refused(name, token, where):
-    if where == "system" and not KINDS[name].system:
-        pytest.skip("there is no such role")
+WHERE = ["subject", "object", "template", "example's subject", "example's object", "system"]
+CONTROLS = {"chatml": "<|im_end|>", "llama 2": "</s>", "gemma": "<end_of_turn>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [(name, where) for name in CONTROLS for where in WHERE if where != "system" or KINDS[name].system],
+)
+def test_a_control_token_in_a_message_is_refused(name, where):
+    token = CONTROLS[name]
     texts = dict.fromkeys(("subject", "object", "example's subject", "example's object", "system"), "word")
     if where in texts:
         texts[where] = f"a {token} b"

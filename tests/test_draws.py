@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -76,6 +77,7 @@ def test_a_draw_depends_on_no_hash_seed():
     run = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         check=True,

@@ -18,6 +18,7 @@ from lre_lightning.prompts import PromptFormat, load_tokenizer, make_prompt, mak
 from lre_lightning.records import BETWEEN_TEMPLATES, read_records, write_records
 from lre_lightning.relations import Relation, Sample
 from lre_lightning.sources import load_relations
+from lre_lightning.sources.selecting import cap
 from tests import tokenizers_fixtures as tokenizers
 from tests.test_chat import LINES
 from tests.test_module import trainer_of
@@ -116,6 +117,7 @@ def test_forms_that_are_none(options, message):
         ({"padding_side": "both"}, "padding_side must be 'right' or 'left', got 'both'"),
         ({"epoch": "every"}, "epoch must be 'pair' or 'all', got 'every'"),
         ({"sampling": "even"}, "sampling must be 'random' or 'balanced', got 'even'"),
+        ({"where": {"domain": "country"}}, "where has 'domain', and relations are chosen for category, domain_name, "),
         ({"template": "few"}, r"template 'few' must have exactly one \{\}"),
         ({"template": {"country capital city": "no slot"}}, r"template 'no slot' must have exactly one \{\}"),
     ],
@@ -469,6 +471,7 @@ FORMS = {
     "all templates": {"template": "all", "shots": 2},
     "own template": {"template": {CAPITALS.name: "The government of {} sits in"}, "sampling": "balanced"},
     "second template": {"template": 1, "separator": "\n\n"},
+    "own samples": {"train_samples": {CAPITALS.name: [s.subject for s in cap(CAPITALS, 16, 0).samples[5:2:-1]]}},
 }
 
 
