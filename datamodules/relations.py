@@ -6,7 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args
 
@@ -38,10 +38,10 @@ from lre_lightning.prompts import (
     make_prompts,
     pad_token,
 )
-from lre_lightning.relations import SLOT, Relation, Sample, check_template
+from lre_lightning.relations import SLOT, Relation, Sample
 from lre_lightning.sources import is_path, leave_out, load_relations, plain_source, prepare
 from lre_lightning.sources.quality import find_problems, repair
-from lre_lightning.sources.selecting import Where, cap
+from lre_lightning.sources.selecting import Where, cap, check_template_choice, choose_templates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from lre_lightning.records import PairRecord
 
 LOGGER = logging.getLogger("lre_lightning")
-
-TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
-"""Choices of templates by name."""
 
 Serving: TypeAlias = Literal["pair", "all"]
 """What an epoch of a fit serves."""
@@ -160,18 +157,20 @@ class RelationDataModule(LightningDataModule):
         check_sampling(sampling)
         _check_choice("padding_side", padding_side, get_args(Side))
         _check_choice("epoch", epoch, get_args(Serving))
-        _check_templates(template)
+        check_template_choice(template)
         self.template, self.texts = template, list(texts or [])
         self.n_shot, self.trials, self.seed, self.batch_size = n_shot, trials, seed, batch_size
         self.form = PromptFormat(separator, shots, chat, system)
         if train_samples is not None and not isinstance(train_samples, Mapping):
             raise LREError(f"train_samples must be lists by relation, got {train_samples!r}")
+        if train_samples and trials > 1:
+            raise LREError(f"with train_samples all {trials} trials would be the same: give trials=1")
         self.sampling, self.train_samples, self.first_trial = sampling, dict(train_samples or {}), first_trial
         self.padding_side, self.epoch, self.pin_memory = padding_side, epoch, pin_memory
         self.selection = _plain_selection(relations)
         self.exclude = list(exclude or [])
         self.columns, self.source_options = columns, source_options
-        self.where = _as_where(where) if isinstance(where, Mapping) else where
+        self.where = Where.of(where) if isinstance(where, Mapping) else where
         self.max_samples, self.repair = max_samples, repair
         self.plain_source = plain_source(source)
         self._given_source = self.plain_source or source
@@ -499,8 +498,8 @@ class RelationDataModule(LightningDataModule):
             "tokenizer_revision": self.tokenizer_revision,
             "trust_remote_code": self.trust_remote_code,
             "columns": self.columns,
-            "source_options": self.source_options,
-            "where": None if self.where is None else _plain_where(self.where),
+            "source_options": _without_secrets(self.source_options),
+            "where": None if self.where is None else self.where.plain(),
             "max_samples": self.max_samples,
             "repair": self.repair,
             **asdict(self.form),
@@ -511,52 +510,6 @@ class RelationDataModule(LightningDataModule):
             "epoch": self.epoch,
             "pin_memory": self.pin_memory,
         }
-
-
-def choose_templates(
-    relations: Sequence[Relation], template: int | str | Mapping[str, str]
-) -> tuple[tuple[Relation, ...], tuple[tuple[str, ...], ...]]:
-    """Choose the templates that prompts are made with.
-
-    Args:
-        relations: The relations.
-        template: As in `RelationDataModule`.
-
-    Returns:
-        The relations that have such templates, of which the first is their own first one, and the templates of each.
-
-    Raises:
-        LREError: None has, or one is given for a relation that is not there.
-    """
-    if isinstance(template, Mapping):
-        for name in template.keys() - {relation.name for relation in relations}:
-            raise LREError(f"a template is given for {name!r}, which is none of the {len(relations)} relations")
-    templates = [(relation, _templates_of(relation, template)) for relation in relations]
-    chosen = [(relation, found) for relation, found in templates if found]
-    if not chosen:
-        most = max(len(relation.templates) for relation in relations)
-        if isinstance(template, int):
-            raise LREError(f"no relation has a template {template}: the most that one has are {most}, from 0 on")
-        raise LREError(f"none of the {len(relations)} relations has a template for {template!r}: give one yourself")
-    replaced = [replace(r, prompt_templates=found) if r.templates[:1] != found else r for r, found in chosen]
-    return tuple(replaced), tuple(found for _, found in chosen)
-
-
-def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -> tuple[str, ...]:
-    if isinstance(template, Mapping):
-        own = template.get(relation.name)
-        return (relation.template if own is None else own,)
-    if isinstance(template, int):
-        if template == 0:
-            return (relation.template,)  # a relation without any is a mistake
-        return relation.templates[template : template + 1]
-    named = {
-        "few-shot": relation.prompt_templates,
-        "zero-shot": relation.zero_shot_templates,
-        "all": relation.templates,
-        "bare": (SLOT,),
-    }
-    return tuple(dict.fromkeys(named[template])) if template in named else (template,)
 
 
 def _warn_of_mistakes(relations: Sequence[Relation]) -> None:
@@ -570,31 +523,13 @@ def _warn_of_mistakes(relations: Sequence[Relation]) -> None:
         )
 
 
-def _check_templates(template: int | str | Mapping[str, str]) -> None:
-    if isinstance(template, Mapping):
-        for given in template.values():
-            check_template(given)
-    elif not isinstance(template, str):
-        check_number("template", template, 0)
-    elif template not in TEMPLATES:
-        check_template(template)
+def _without_secrets(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if options is None else {name: value for name, value in options.items() if name != "token"}
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
-
-
-def _as_where(given: Mapping[str, Any]) -> Where:
-    known = [field.name for field in fields(Where)]
-    for name in given:
-        if name not in known:
-            raise LREError(f"where has {name!r}, and relations are chosen for {', '.join(known)}")
-    return Where(**given)
-
-
-def _plain_where(where: Where) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(where).items()}
 
 
 def _plain_tokenizer(name_or_path: str) -> str:
@@ -610,4 +545,9 @@ def _plain_selection(relations: str | list[str] | None) -> list[str] | None:
     items = [relations] if isinstance(relations, str) else relations
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
         raise LREError(f"relations must be None, a string or a list of strings, got {relations!r}")
-    return [os.path.abspath(os.path.expanduser(item)) if is_path(item) else item for item in items]
+    return [_plain_item(item) for item in items]
+
+
+def _plain_item(item: str) -> str:
+    path = os.path.expanduser(item)
+    return os.path.abspath(path) if is_path(item) and os.path.exists(path) else item

@@ -23,7 +23,6 @@ Pair: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
 
 
-
 class LREStore(MutableMapping[Pair, LRE]):
     """LREs by relation and trial, in files as soon as there is a folder for them.
 

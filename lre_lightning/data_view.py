@@ -19,7 +19,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.prompts import FirstTokenCoverage, Prompt
 from lre_lightning.relations import Relation
 from lre_lightning.sources.quality import Problem, find_problems
-from lre_lightning.tokenization import encode
+from lre_lightning.tokenization import Encoding, encode, mend_offsets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +126,7 @@ def token_texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]
     return texts
 
 
-def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[tuple[int, int]]]:
+def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Encoding:
     try:
         ((ids, offsets),) = encode(tokenizer, [prompt.text])
         if ids == list(prompt.input_ids[-len(ids) :]):
@@ -134,7 +134,8 @@ def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[list[i
     except LREError:
         pass  # a conversation, which has control tokens in it
     encoded = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return encoded["input_ids"], encoded["offset_mapping"]
+    (mended,) = mend_offsets(tokenizer, [prompt.text], [(encoded["input_ids"], encoded["offset_mapping"])])
+    return mended
 
 
 def _print_prompts(

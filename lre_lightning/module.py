@@ -254,9 +254,10 @@ class LREModule(L.LightningModule):
             )
         if getattr(self._data, "epoch", "pair") != "pair":
             raise LREError("an LREModule takes one pair an epoch, and the datamodule serves all: leave its epoch out")
-        if stage == "fit" and self.selection_trials >= self._data.trials:
+        trials = max((trial for _, trial in self._data.pairs), default=0) + 1
+        if stage == "fit" and self.selection_trials >= trials:
             raise LREError(
-                f"{self.selection_trials} trials that choose leave none to report: there are {self._data.trials} of "
+                f"{self.selection_trials} trials that choose leave none to report: there are {trials} of "
                 "each relation; give more trials, or fewer selection_trials"
             )
         self.bank.lres.writes = self.trainer.is_global_zero

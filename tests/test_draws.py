@@ -334,7 +334,12 @@ def test_training_samples_by_relation():
 )
 def test_training_samples_that_do_not_fit_the_relations(wanted, message):
     with pytest.raises(LREError, match=message):
-        data_of(CITIES, THINGS, train_samples=wanted).setup()
+        data_of(CITIES, THINGS, train_samples=wanted, trials=1).setup()
+
+
+def test_named_training_samples_are_for_one_trial():
+    with pytest.raises(LREError, match="with train_samples all 2 trials would be the same: give trials=1"):
+        data_of(CITIES, THINGS, train_samples={"cities": ["city 1"]}, trials=2)
 
 
 def test_each_prompt_of_several_templates_is_asked_in_its_place():

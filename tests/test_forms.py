@@ -471,32 +471,36 @@ FORMS = {
     "all templates": {"template": "all", "shots": 2},
     "own template": {"template": {CAPITALS.name: "The government of {} sits in"}, "sampling": "balanced"},
     "second template": {"template": 1, "separator": "\n\n"},
-    "own samples": {"train_samples": {CAPITALS.name: [s.subject for s in cap(CAPITALS, 16, 0).samples[5:2:-1]]}},
+    "own samples": {
+        "train_samples": {CAPITALS.name: [s.subject for s in cap(CAPITALS, 16, 0).samples[5:2:-1]]},
+        "trials": 1,
+    },
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_trial_is_repeated_from_its_record(name, lm, tmp_path):
-    data = data_of(trials=2, **FORMS[name])
+    data = data_of(**{"trials": 2, **FORMS[name]})
+    last = data.trials - 1
     module = fitted(lm, data, tmp_path / "first")
     write_records(module.records.values(), tmp_path / "records.jsonl")
     records = read_records([tmp_path / "records.jsonl"])
     assert records == list(module.records.values())
-    record = records[1]
-    assert record.trial == 1
+    record = records[last]
+    assert record.trial == last
     assert record.scored
     again = RelationDataModule.of_record(record, source=[CAPITALS], max_samples=16, batch_size=3)
-    assert again.pairs == [(0, 1)]
-    assert prompts_of(again.train_dataloader()) == prompts_of(data.train_dataloader(1))
-    assert prompts_of(again.val_dataloader()) == prompts_of(data.val_dataloader([1]))
+    assert again.pairs == [(0, last)]
+    assert prompts_of(again.train_dataloader()) == prompts_of(data.train_dataloader(last))
+    assert prompts_of(again.val_dataloader()) == prompts_of(data.val_dataloader([last]))
     repeated = fitted(lm, again, tmp_path / "again")
     (found,) = repeated.records.values()
     assert replace(found, template_index=record.template_index) == record
-    lre, before = repeated.lres[CAPITALS.name, 1], module.lres[CAPITALS.name, 1]
+    lre, before = repeated.lres[CAPITALS.name, last], module.lres[CAPITALS.name, last]
     torch.testing.assert_close(lre.weight, before.weight, rtol=1e-5, atol=1e-6)
     # And once more, from the record of the repetition.
     third = RelationDataModule.of_record(found, source=[CAPITALS], max_samples=16)
-    assert prompts_of(third.val_dataloader()) == prompts_of(data.val_dataloader([1]))
+    assert prompts_of(third.val_dataloader()) == prompts_of(data.val_dataloader([last]))
 
 
 def test_a_fit_on_conversations_is_repeated_from_its_record(lm, tmp_path):

@@ -144,6 +144,14 @@ def test_a_table_without_templates_needs_one(tmp_path):
         assert data.relations[0].template == "the {} is"
 
 
+def test_a_relation_of_a_name_like_a_path():
+    odd = [replace(CAPITALS, name="client/server"), replace(CITIES, name="cities.json")]
+    for relation in odd:
+        data = RelationDataModule(toy.toy_tokenizer(), relation.name, odd, n_shot=2)
+        assert data.relations == (relation,)
+        assert data.hparams["relations"] == [relation.name]
+
+
 # What is chosen.
 
 

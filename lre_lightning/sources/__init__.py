@@ -245,12 +245,13 @@ class _Library:
     def find(self, item: str) -> list[Entry]:
         if not isinstance(item, str):
             raise LREError(f"relations must be selected by strings, got {item!r}")
-        if is_path(item):
+        written_as_path = is_path(item)
+        if written_as_path and os.path.exists(_expanded(item)):
             return read_source(item, self.columns, self.options)
         key = _normalise(item)
         named = [(place, r) for place, r in self.entries() if key in (_normalise(r.name), _normalise(Path(place).stem))]
         found = named or [(place, r) for place, r in self.entries() if key == _normalise(r.category)]
-        if not found and item and os.path.exists(item):
+        if not found and item and (written_as_path or os.path.exists(item)):
             found = read_source(item, self.columns, self.options)
         if not found:
             raise LREError(self._unknown(item))

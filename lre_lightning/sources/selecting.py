@@ -1,15 +1,18 @@
-"""Relations and samples chosen by what they are."""
+"""Relations, samples and templates chosen."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations import FunctionType, Relation, Sample
+from lre_lightning.relations import SLOT, FunctionType, Relation, Sample, check_template
+
+TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
+"""Choices of templates by name: all that a relation has of a kind, or ``"{}"``, without relation-specific text."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,23 @@ class Where:
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < 0):
                 raise LREError(f"{name} must be a whole number of at least 0, got {given!r}")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Where:
+        """Make one of plain data.
+
+        Raises:
+            LREError: It has a name that is no attribute, or a value that is out of range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise LREError(f"where has {name!r}, and relations are chosen for {', '.join(known)}")
+        return cls(**given)
+
+    def plain(self) -> dict[str, Any]:
+        """What `of` makes the same of."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def fits(self, relation: Relation) -> bool:
         """Say whether a relation is chosen."""
@@ -106,6 +126,69 @@ def cap(relation: Relation, most: int, seed: int) -> Relation:
 
     chosen = set(sorted(range(len(relation.samples)), key=lambda i: (key(relation.samples[i]), i))[:most])
     return replace(relation, samples=tuple(s for i, s in enumerate(relation.samples) if i in chosen))
+
+
+def choose_templates(
+    relations: Sequence[Relation], template: int | str | Mapping[str, str]
+) -> tuple[tuple[Relation, ...], tuple[tuple[str, ...], ...]]:
+    """Choose the templates that prompts are made with.
+
+    Args:
+        relations: The relations.
+        template: An index into each relation's own distinct templates, few-shot ones first; one of `TEMPLATES`; a
+            template for all; or templates by relation.
+
+    Returns:
+        The relations that have such templates, of which the first is their own first one, and the templates of each.
+
+    Raises:
+        LREError: None has, or one is given for a relation that is not there.
+    """
+    if isinstance(template, Mapping):
+        for name in template.keys() - {relation.name for relation in relations}:
+            raise LREError(f"a template is given for {name!r}, which is none of the {len(relations)} relations")
+    templates = [(relation, _templates_of(relation, template)) for relation in relations]
+    chosen = [(relation, found) for relation, found in templates if found]
+    if not chosen:
+        most = max(len(relation.templates) for relation in relations)
+        if isinstance(template, int):
+            raise LREError(f"no relation has a template {template}: the most that one has are {most}, from 0 on")
+        raise LREError(f"none of the {len(relations)} relations has a template for {template!r}: give one yourself")
+    replaced = [replace(r, prompt_templates=found) if r.templates[:1] != found else r for r, found in chosen]
+    return tuple(replaced), tuple(found for _, found in chosen)
+
+
+def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -> tuple[str, ...]:
+    if isinstance(template, Mapping):
+        own = template.get(relation.name)
+        return (relation.template if own is None else own,)
+    if isinstance(template, int):
+        if template == 0:
+            return (relation.template,)  # a relation without any is a mistake
+        return relation.templates[template : template + 1]
+    named = {
+        "few-shot": relation.prompt_templates,
+        "zero-shot": relation.zero_shot_templates,
+        "all": relation.templates,
+        "bare": (SLOT,),
+    }
+    return tuple(dict.fromkeys(named[template])) if template in named else (template,)
+
+
+def check_template_choice(template: int | str | Mapping[str, str]) -> None:
+    """Check what `choose_templates` is given.
+
+    Raises:
+        LREError: It is no index, name or template.
+    """
+    if isinstance(template, Mapping):
+        for given in template.values():
+            check_template(given)
+    elif not isinstance(template, str):
+        if type(template) is not int or template < 0:
+            raise LREError(f"template must be a whole number of at least 0, got {template!r}")
+    elif template not in TEMPLATES:
+        check_template(template)
 
 
 def _among(name: str, wanted: str | Sequence[str] | None) -> bool:
