@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.tokenization import Encoding, mend_offsets
+from lre_lightning.tokenization import Encoding, encode_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,18 +90,13 @@ class ChatPrompts:
         return Question(text, begins - left_out, begins + len(shown), answered, object_start)
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Tokenize conversations, with nothing added: token ids and the characters that each stands for."""
-        if not texts:
-            return []
-        encoded = self.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        encodings = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        return mend_offsets(self.tokenizer, texts, encodings)
+        """Tokenize conversations, with nothing added: token ids and the characters that each stands for.
+
+        Args:
+            texts: Beginnings of this conversation, which go on in a `Question`.
+        """
+        tails = [text.removeprefix(self._before) for text in texts]
+        return encode_after(self.tokenizer, self._before, tails, controls=True)
 
     def begins(self, text: str, encoding: Encoding) -> bool:
         """Say whether a conversation begins with a control token, so that it needs no other one to start with."""

@@ -19,7 +19,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.prompts import FirstTokenCoverage, Prompt
 from lre_lightning.relations import Relation
 from lre_lightning.sources.quality import Problem, find_problems
-from lre_lightning.tokenization import Encoding, encode, mend_offsets
+from lre_lightning.tokenization import Encoding, encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,9 +133,8 @@ def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Encoding:
             return ids, offsets
     except LREError:
         pass  # a conversation, which has control tokens in it
-    encoded = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    (mended,) = mend_offsets(tokenizer, [prompt.text], [(encoded["input_ids"], encoded["offset_mapping"])])
-    return mended
+    (encoding,) = encode(tokenizer, [prompt.text], controls=True)
+    return encoding
 
 
 def _print_prompts(

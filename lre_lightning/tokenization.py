@@ -30,15 +30,16 @@ SPACES = "▁Ġ"  # what tokenizers write for a space
 _vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str | None, str]]" = WeakKeyDictionary()
 
 
-def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[Encoding]:
+def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool = False) -> list[Encoding]:
     """Tokenize texts whole, with nothing added.
 
-    What is written like a control token, such as ``</s>``, is text like any other. A space that the tokenizer puts in
-    front stands for no character, and each byte for one, where tokenizers say otherwise.
+    What is written like a control token, such as ``</s>``, is text like any other, unless `controls` is set. A space
+    that the tokenizer puts in front stands for no character, and each byte for one, where tokenizers say otherwise.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
         texts: The texts.
+        controls: Whether what is written like a control token is one, as in a conversation.
 
     Returns:
         Token ids and character offsets of each text. They are values: texts that are alike may share them.
@@ -46,10 +47,12 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[E
     Raises:
         LREError: The tokenizer makes a control token of a text nevertheless.
     """
-    return _finished(tokenizer, texts, map(_plain, _tokenize(tokenizer, texts)))
+    return _finished(tokenizer, texts, map(_plain, _tokenize(tokenizer, texts, controls)), controls)
 
 
-def encode_after(tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequence[str]) -> list[Encoding]:
+def encode_after(
+    tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequence[str], controls: bool = False
+) -> list[Encoding]:
     """Tokenize texts that all begin with the same head, which is tokenized once.
 
     Each tail is tokenized after the head's last words only, and what comes before is taken from the head's own
@@ -72,6 +75,7 @@ def encode_after(tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequenc
         tokenizer: A fast Hugging Face tokenizer.
         head: What all texts begin with, such as a context of several lines.
         tails: What follows in each text; the same tail is tokenized once.
+        controls: As in `encode`.
 
     Returns:
         What `encode` gives for ``head + tail``, for each tail.
@@ -80,16 +84,16 @@ def encode_after(tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequenc
         LREError: As `encode`.
     """
     distinct = list(dict.fromkeys(tails))
-    seam = _find_seam(tokenizer, head) if len(distinct) >= FEWEST else None
+    seam = _find_seam(tokenizer, head, controls) if len(distinct) >= FEWEST else None
     found: dict[str, Encoding] = {}
     if seam is not None:
-        windows = _tokenize(tokenizer, [seam.window + tail for tail in distinct])
+        windows = _tokenize(tokenizer, [seam.window + tail for tail in distinct], controls)
         joined = zip(distinct, map(seam.join, windows), strict=True)
         found = {tail: encoding for tail, encoding in joined if encoding is not None}
     rest = [tail for tail in distinct if tail not in found]
-    found |= zip(rest, map(_plain, _tokenize(tokenizer, [head + tail for tail in rest])), strict=True)
+    found |= zip(rest, map(_plain, _tokenize(tokenizer, [head + tail for tail in rest], controls)), strict=True)
     texts = [head + tail for tail in distinct]
-    finished = _finished(tokenizer, texts, [found[tail] for tail in distinct])
+    finished = _finished(tokenizer, texts, [found[tail] for tail in distinct], controls)
     encodings = dict(zip(distinct, finished, strict=True))
     return [encodings[tail] for tail in tails]
 
@@ -122,9 +126,9 @@ class _Seam:
         return self.before[0] + ids[self.at :], self.before[1] + after
 
 
-def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str) -> _Seam | None:
+def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str, controls: bool) -> _Seam | None:
     """Find a seam in the second half of a head."""
-    (whole,) = _tokenize(tokenizer, [head])
+    (whole,) = _tokenize(tokenizer, [head], controls)
     seams = _possible_seams(tokenizer, whole)
     # The window: two flanks and, at either end, two pieces that may come out in another way there.
     if len(seams) < 2 * FLANK + 5:
@@ -134,7 +138,7 @@ def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str) -> _Seam | None:
     longest_added = max(map(len, tokenizer.get_added_vocab()), default=0)
     if shift < len(head) / 2 or len(head) - shift <= longest_added:
         return None
-    (window,) = _tokenize(tokenizer, [head[shift:]])
+    (window,) = _tokenize(tokenizer, [head[shift:]], controls)
     first = len(whole) - _agreed(whole, window, shift)
     agreed = [token for token in seams if token > first][:-2]
     if len(agreed) <= 2 * FLANK:
@@ -191,13 +195,13 @@ def _vocabulary(tokenizer: "PreTrainedTokenizerBase") -> str:
     return known[2]
 
 
-def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> "list[Encoded]":
+def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool) -> "list[Encoded]":
     if not texts:
         return []
     batch = tokenizer(
         list(texts),
         add_special_tokens=False,
-        split_special_tokens=True,
+        split_special_tokens=not controls,
         return_attention_mask=False,
         return_token_type_ids=False,
         verbose=False,
@@ -210,28 +214,22 @@ def _plain(encoded: "Encoded") -> Encoding:
 
 
 def _finished(
-    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding], controls: bool
 ) -> list[Encoding]:
-    """Refuse control tokens, and mend the characters."""
-    controls = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    """Refuse control tokens where there should be none, and mend the characters."""
+    refused = set() if controls else set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     finished = list(encodings)
     for ids, _ in finished:
-        if not controls.isdisjoint(ids):
-            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in controls))
+        if not refused.isdisjoint(ids):
+            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in refused))
             raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
-    return mend_offsets(tokenizer, texts, finished)
+    return _mended(tokenizer, texts, finished)
 
 
-def mend_offsets(
+def _mended(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
 ) -> list[Encoding]:
-    """Mend what tokenizers say of the characters of two kinds of tokens: bytes, and a space that they put in front.
-
-    Args:
-        tokenizer: A fast Hugging Face tokenizer.
-        texts: The texts.
-        encodings: What it makes of each of them.
-    """
+    """Mend what tokenizers say of the characters of two kinds of tokens: bytes, and a space that they put in front."""
     spaces = {tokenizer.convert_tokens_to_ids(space) for space in SPACES} - {tokenizer.unk_token_id}
     unigram = isinstance(tokenizer.backend_tokenizer.model, Unigram)
     found = []

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lre_lightning import tokenization
 from lre_lightning.chat import ChatPrompts
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import PromptFormat, first_token_coverage, make_prompt, make_prompts, start_token
@@ -403,3 +404,27 @@ def test_a_control_token_in_a_message_is_refused(name, where):
 def test_a_conversation_without_questions():
     assert ChatPrompts(make("chatml"), [("Rome is", "Italy")]).encode([]) == []
     assert make_prompts(make("chatml"), "{} is", [], CONTEXT, CHAT) == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_conversations_together_are_those_made_one_by_one(name):
+    """Together their beginning is tokenized once; alone each is tokenized whole."""
+    context = [Sample(f"place {i}", f"{i} <x> é北 Italy") for i in range(8)]
+    samples = [Sample(subject, f"{subject[::-1]} x") for subject in [*SUBJECTS, " a", "\tb", "<|im", "\u0301"]]
+    for template in TEMPLATES:
+        together = make_prompts(make(name), template, samples, context, CHAT)
+        assert together == [make_prompt(make(name), template, sample, context, CHAT) for sample in samples]
+
+
+def test_the_beginning_of_conversations_is_tokenized_once(monkeypatch):
+    tokenizer, seen = make("chatml"), []
+    original = tokenization._tokenize
+
+    def counted(tokenizer, texts, controls):
+        seen.append(sum(map(len, texts)))
+        return original(tokenizer, texts, controls)
+
+    monkeypatch.setattr(tokenization, "_tokenize", counted)
+    context = [Sample(f"place {i}", f"country {i}") for i in range(16)]
+    prompts = make_prompts(tokenizer, "{} is in", [Sample(f"town {i}", "x") for i in range(32)], context, CHAT)
+    assert sum(seen) < 0.4 * 2 * sum(len(prompt.text) for prompt in prompts)
