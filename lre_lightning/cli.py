@@ -39,7 +39,6 @@ from lre_lightning.locks import FolderLock
 from lre_lightning.module import LREModule
 from lre_lightning.rank_zero import RankZeroError, on_rank_zero
 from lre_lightning.run_folder import RunFolder
-from lre_lightning.sources.schema import InvalidRelation
 from lre_lightning.stopping import Stop, command_line
 from lre_lightning.trainer import LRETrainer
 
@@ -533,10 +532,8 @@ def next_command(args: ArgsType) -> str | None:
 
 def message_of(error: BaseException) -> str | None:
     """What to print of an exception; None where it is no mistake of the user's, nor a write that failed."""
-    if isinstance(error, InvalidRelation):
-        return "\n".join(map(printable, error.lines))
     if isinstance(error, LREError):
-        return printable(str(error))
+        return "\n".join(map(printable, getattr(error, "lines", (str(error),))))
     if isinstance(error, MisconfigurationException):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno in NO_ROOM:
