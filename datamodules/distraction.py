@@ -247,7 +247,7 @@ def false_objects(draw: Draw, sample: Sample, seed: int) -> list[str]:
         seed: Seeds the draw.
     """
     relation = draw.relation
-    true = {other.object for other in relation.samples if other.subject.strip() == sample.subject.strip()}
+    true = {other.object for other in relation.samples if other.name == sample.name}
     key = "\x1f".join(["false object", str(seed), relation.name, str(draw.trial), sample.subject, sample.object])
     others = [candidate for candidate in relation.objects if candidate not in true]
     return sorted(others, key=lambda candidate: hashlib.sha256(f"{key}\x1f{candidate}".encode()).digest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.progress import track
 
 from lre_lightning.language_model import LanguageModel
 from lre_lightning.measurements import new_record
-from lre_lightning.records import BETWEEN_TEMPLATES, PairRecord, read_records, write_records
+from lre_lightning.records import PairRecord, read_records, write_records
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset
 from lre_lightning.scoring import encode
@@ -40,14 +41,15 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
     pairs = range(len(data.pairs))
     for pair in track(pairs, "Known facts", console=Console(stderr=True), disable=not Console(stderr=True).is_terminal):
         draw = data.draws(pair)
-        key = (lm.name, draw.relation.name, BETWEEN_TEMPLATES.join(draw.asked_with), len(draw.train), draw.trial)
-        if key not in done:
+        record = replace(new_record(draw, data, len(draw.test_asked), known=0), model=lm.name)
+        key = _key(record)
+        earlier = done.get(key)
+        if earlier is None or (earlier.train, earlier.digest) != (record.train, record.digest):
             known = sum(
                 int(encode(lm, b.prompts, b.input_ids, b.subject_position, b.last_position, lm.layers[-1:]).known.sum())
                 for b in (batch.padded("right") for batch in data.val_dataloader([pair]))
             )
-            record = new_record(draw, data, len(draw.test_asked), known)
-            done[key] = replace(record, model=lm.name)
+            done[key] = replace(record, known=known)
             if path:
                 write_records(done.values(), path)
         records.append(done[key])
@@ -60,5 +62,6 @@ def tables_of(records: Sequence[PairRecord]) -> tuple[Table, ...]:
     return dataset(models), full_dataset(models), first_tokens(models)
 
 
-def _key(record: PairRecord) -> tuple[str, str, str, int, int]:
-    return record.model, record.relation, record.template, record.n_shot, record.trial
+def _key(record: PairRecord) -> tuple[str, str, str, int, int, str]:
+    made = json.dumps(record.prompts, sort_keys=True)
+    return record.model, record.relation, record.template, record.n_shot, record.trial, made

@@ -291,11 +291,13 @@ def test_a_command_line_has_the_arguments_of_both():
         ({"repetitions": 1.0}, "repetitions must be a whole number"),
         ({"falsehood_separator": ""}, "falsehood_separator is ''"),
         ({"n_shot": 0}, "n_shot must be a whole number"),
+        ({"chat": True}, "leave chat out"),
+        ({"template": "all", "source": "demo"}, "have one template, and template 'all' is several"),
     ],
 )
 def test_arguments_that_do_not_fit(options, message):
     with pytest.raises(LREError, match=message):
-        DistractionDataModule(**options)
+        DistractionDataModule(**options).setup()
 
 
 def test_there_is_no_training_data(make):

@@ -10,8 +10,10 @@ import yaml
 
 from lre_lightning.cli import main
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.dataset import count_known
 from lre_lightning.errors import LREError
 from lre_lightning.evaluation import evaluate
+from lre_lightning.language_model import LanguageModel
 from lre_lightning.module import LREModule
 from lre_lightning.records import read_records
 from tests.launcher import Launcher
@@ -246,3 +248,24 @@ def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path
     assert run(monkeypatch, *arguments) == 0
     assert asked == [[2], [3], [4], [5]]
     assert (tmp_path / "dataset_results.jsonl").read_text().splitlines() == lines
+
+
+def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, tmp_path):
+    model, relations = map(str, folders)
+    lm, path = LanguageModel.from_pretrained(model), tmp_path / "known.jsonl"
+
+    def count(**options):
+        asked = []
+        data = RelationDataModule(model, "thing colour", relations, **{"n_shot": 3, "trials": 1} | options)
+        data.val_dataloader = lambda pairs: asked.append(pairs) or RelationDataModule.val_dataloader(data, pairs)
+        (record,) = count_known(lm, data, path)
+        assert record.train == tuple((s.subject, s.object) for s in data.draws(0).train)
+        return bool(asked)
+
+    assert count()
+    assert not count()
+    assert count(seed=1)  # another draw in its place
+    assert not count(seed=1)
+    assert count(shots=1, seed=1)  # other prompts, beside it
+    assert not count(seed=1)
+    assert {record.prompts["shots"] for record in read_records([path])} == {None, 1}
