@@ -438,7 +438,8 @@ class LREModule(L.LightningModule):
             return
         encoded = self._encoded or [self._encode_nothing(layers, self._in_fit and self.baselines)]
         key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
-        trial = EncodedTrial.join(encoded, key, Shared(draw.test_asked, self._mine, self._ranks))
+        shared = Shared(draw.test_asked, self._mine, self._ranks, len(draw.asked_with))
+        trial = EncodedTrial.join(encoded, key, shared)
         record = self._record(draw, int(tested), trial.all_known)
         if candidates and record.known >= len(draw.train):
             if self._in_fit:

@@ -42,8 +42,8 @@ class PairRecord:
         trial: Number of the trial.
         samples: All samples of the relation.
         range_size: Number of its distinct objects.
-        tested: Test samples of this trial.
-        known: Those whose object the LM answers.
+        tested: Test prompts of this trial: one a sample and template.
+        known: Those after which the LM answers the object.
         layers: Layers of the grid; none where the pair was not scored.
         betas: Betas of the grid.
         ranks: Ranks of the grid.

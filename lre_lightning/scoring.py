@@ -55,11 +55,13 @@ class Shared:
         samples: The subjects and objects of all of them.
         mine: Which of them are this process's prompts, in the order of these.
         ranks: The processes.
+        templates: With how many templates each sample is asked for, one after another.
     """
 
     samples: Sequence[Sample | Prompt]
     mine: Sequence[int]
     ranks: Ranks = ALONE
+    templates: int = 1
 
     def everyone(self, rows: Tensor) -> Tensor:
         """The rows of all samples, `(samples, ...)`, of those of this process's prompts; a collective call."""
@@ -111,7 +113,7 @@ class EncodedTrial(Encoded):
         shared = shared or Shared(prompts, range(len(prompts)))
         first = torch.tensor([prompt.object_token for prompt in prompts], dtype=torch.long, device=known.device)
         tokens = shared.everyone(torch.where(known, first + 1, 0)) - 1
-        drawn = draw_targets(shared.samples, tokens.tolist(), key, shared.mine)
+        drawn = draw_targets(shared.samples, tokens.tolist(), key, shared.mine, shared.templates)
         pairs = [pair for pair in enumerate(drawn) if pair[1] is not None]
         edited, targets = torch.tensor(pairs, dtype=torch.long, device=known.device).reshape(-1, 2).T
         return cls(
@@ -264,7 +266,7 @@ def causality_predictions(
 
 
 def draw_targets(
-    samples: Sequence[Sample | Prompt], tokens: Sequence[int], key: str, sources: Sequence[int]
+    samples: Sequence[Sample | Prompt], tokens: Sequence[int], key: str, sources: Sequence[int], templates: int = 1
 ) -> list[int | None]:
     """Draw for known samples another known sample (s', o') whose object has another first token.
 
@@ -275,6 +277,8 @@ def draw_targets(
         tokens: First tokens of the objects of those that the LM knows, negative for the others.
         key: Seed, relation and trial.
         sources: Which samples to draw for.
+        templates: With how many templates each sample is asked for: its target is asked for with the same one, if the
+            LM knows it there.
 
     Returns:
         For each of `sources` the place of its target; None where it is unknown or nothing else is known.
@@ -287,7 +291,7 @@ def draw_targets(
 
     def draw(source: int) -> int | None:
         others = [i for i in candidates if tokens[i] != tokens[source]]
-        return min(others, key=lambda target: digest(source, target), default=None)
+        return min(others, key=lambda target: (digest(source, target), (target - source) % templates), default=None)
 
     return [draw(source) if tokens[source] >= 0 else None for source in sources]
 

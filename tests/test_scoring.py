@@ -210,6 +210,19 @@ def test_targets_do_not_depend_on_the_order_of_samples(prompts):
     assert subjects == {prompts[::-1][i].subject: prompts[::-1][t].subject for i, t in enumerate(backward)}
 
 
+def test_with_several_templates_a_target_is_asked_for_with_the_same_one(prompts):
+    thrice = [prompt for prompt in prompts for _ in range(3)]
+    tokens = [prompt.object_token for prompt in thrice]
+    alone = targets_of(prompts, [True] * len(prompts))
+    targets = draw_targets(thrice, tokens, "key", range(len(thrice)), templates=3)
+    assert targets == [3 * alone[i // 3] + i % 3 for i in range(len(thrice))]
+    tokens[1] = -1  # not known with the second template
+    for source, target in enumerate(draw_targets(thrice, tokens, "key", range(len(thrice)), templates=3)):
+        assert target != 1
+        if targets[source] not in (1, None) and source != 1:
+            assert target == targets[source]
+
+
 def test_without_another_object_there_is_no_target(prompts):
     same = [dataclasses.replace(prompt, object_tokens=(5,)) for prompt in prompts]
     assert targets_of(same, [True] * len(same)) == [None] * len(same)
