@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from lre_lightning.datamodules.batch import RelationBatch
 from lre_lightning.datamodules.loaders import Share
 from lre_lightning.datamodules.relations import RelationDataModule
-from lre_lightning.draws import Draw, check_number
-from lre_lightning.errors import LREError
+from lre_lightning.draws import Draw
+from lre_lightning.errors import LREError, check_number
 from lre_lightning.prompts import Prompt, fill, make_prompts, make_prompts_after
 from lre_lightning.relations import Sample
 

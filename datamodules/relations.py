@@ -21,13 +21,12 @@ from lre_lightning.demo import DEMO
 from lre_lightning.draws import (
     Draw,
     Sampling,
-    check_number,
     check_sampling,
     draw,
     test_prompts,
     train_prompts,
 )
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, check_number
 from lre_lightning.prompts import (
     FirstTokenCoverage,
     Prompt,

@@ -31,8 +31,7 @@ from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.checkpoint_io import WholeCheckpointIO, finished_pairs
 from lre_lightning.checkpoints import printable, read_hyperparameters
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.draws import check_number
-from lre_lightning.errors import LREError, first_line
+from lre_lightning.errors import LREError, check_number, first_line
 from lre_lightning.evaluation import Setting, check_options
 from lre_lightning.files import NotWritten, check_writable, write_whole
 from lre_lightning.locks import FolderLock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,23 +35,22 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
     Raises:
         LREError: If the file is broken.
     """
-    done = {_key(record): record for record in read_records([path])} if path and path.is_file() else {}
+    done = {record.key: record for record in read_records([path])} if path and path.is_file() else {}
     records: list[PairRecord] = []
     pairs = range(len(data.pairs))
     for pair in track(pairs, "Known facts", console=Console(stderr=True), disable=not Console(stderr=True).is_terminal):
         draw = data.draws(pair)
         record = replace(new_record(draw, data, len(draw.test_asked), known=0), model=lm.name)
-        key = _key(record)
-        earlier = done.get(key)
+        earlier = done.get(record.key)
         if earlier is None or (earlier.train, earlier.digest) != (record.train, record.digest):
             known = sum(
                 int(encode(lm, b.prompts, b.input_ids, b.subject_position, b.last_position, lm.layers[-1:]).known.sum())
                 for b in (batch.padded("right") for batch in data.val_dataloader([pair]))
             )
-            done[key] = replace(record, known=known)
+            done[record.key] = replace(record, known=known)
             if path:
                 write_records(done.values(), path)
-        records.append(done[key])
+        records.append(done[record.key])
     return records
 
 
@@ -60,8 +58,3 @@ def tables_of(records: Sequence[PairRecord]) -> tuple[Table, ...]:
     """The tables "dataset", "full-dataset" and "first_token_filter" of records, scored or not."""
     models = by_model(records)
     return dataset(models), full_dataset(models), first_tokens(models)
-
-
-def _key(record: PairRecord) -> tuple[str, str, str, int, int, str]:
-    made = json.dumps(record.prompts, sort_keys=True)
-    return record.model, record.relation, record.template, record.n_shot, record.trial, made

@@ -6,17 +6,15 @@ number of devices, nor on any library's random numbers.
 """
 
 import difflib
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, check_number
 from lre_lightning.prompts import LINES, Prompt, PromptFormat, make_prompts
-from lre_lightning.relations import Relation, Sample
+from lre_lightning.relations import Relation, Sample, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -160,16 +158,6 @@ def test_prompts(
     return [made[place] for place in places]
 
 
-def check_number(name: str, value: int, least: int) -> None:
-    """Check a whole number.
-
-    Raises:
-        LREError: It is not an int, or below the least value allowed.
-    """
-    if type(value) is not int or value < least:
-        raise LREError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
 def check_sampling(sampling: str) -> None:
     """Check a way to draw.
 
@@ -235,5 +223,4 @@ def _one(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sam
 
 
 def _digest(seed: int, relation: str, trial: int, sample: Sample) -> bytes:
-    key = json.dumps([seed, relation, trial, sample.subject, sample.object], separators=(",", ":"))
-    return hashlib.sha256(key.encode("ascii")).digest()
+    return sha256([seed, relation, trial, sample.subject, sample.object]).digest()

@@ -110,6 +110,12 @@ class PairRecord:
     prompts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the record from those of other LMs, prompts, relations and trials."""
+        prompts = self.n_shot, self.template_index, self.template, json.dumps(self.prompts, sort_keys=True)
+        return self.model, *prompts, self.relation, self.trial
+
+    @property
     def scored(self) -> bool:
         """Whether the LM knew enough of the relation's test samples to score its LRE."""
         return bool(self.layers)
@@ -372,10 +378,7 @@ def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
     found: dict[tuple[Any, ...], tuple[PairRecord, Path]] = {}
     for path in [file for given in paths for file in result_files(Path(given))]:
         for record in _read(path):
-            made = json.dumps(record.prompts, sort_keys=True)
-            prompts = (record.model, record.n_shot, record.template_index, record.template, made)
-            key = (*prompts, record.relation, record.trial)
-            kept, other = found.setdefault(key, (record, path))
+            kept, other = found.setdefault(record.key, (record, path))
             if kept != record:
                 raise LREError(
                     f"{str(other)!r} and {str(path)!r} both have trial {record.trial} of {record.relation!r} "

@@ -8,6 +8,7 @@ import hashlib
 import json
 import unicodedata
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -111,8 +112,12 @@ class Relation:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the name and the samples in their order: tells whether these are the same facts."""
-        facts = [self.name, [[sample.subject, sample.object] for sample in self.samples]]
-        return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode("ascii")).hexdigest()
+        return sha256([self.name, [[sample.subject, sample.object] for sample in self.samples]]).hexdigest()
+
+
+def sha256(parts: Sequence[object]) -> "hashlib._Hash":
+    """The SHA-256 of plain data, written as JSON: the same on every machine and for ever."""
+    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode("ascii"))
 
 
 def check_template(template: str) -> None:

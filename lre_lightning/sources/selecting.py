@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from lre_lightning.errors import LREError
-from lre_lightning.relations import SLOT, FunctionType, Relation, Sample, check_template
+from lre_lightning.errors import LREError, check_number
+from lre_lightning.relations import SLOT, FunctionType, Relation, Sample, check_template, sha256
 
 TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
 """Choices of templates by name: all that a relation has of a kind, or ``"{}"``, without relation-specific text."""
@@ -57,9 +55,8 @@ class Where:
             if function not in get_args(FunctionType):
                 raise LREError(f"the function type {function!r} is none of {', '.join(get_args(FunctionType))}")
         for name in ("min_samples", "max_samples", "min_objects", "max_objects"):
-            given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < 0):
-                raise LREError(f"{name} must be a whole number of at least 0, got {given!r}")
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Where:
@@ -115,14 +112,12 @@ def cap(relation: Relation, most: int, seed: int) -> Relation:
     Raises:
         LREError: `most` is no whole number of at least 1.
     """
-    if type(most) is not int or most < 1:
-        raise LREError(f"the number of samples of a relation must be at least 1, got {most!r}")
+    check_number("the number of samples of a relation", most, 1)
     if len(relation.samples) <= most:
         return relation
 
     def key(sample: Sample) -> bytes:
-        parts = json.dumps(["cap", seed, relation.name, sample.subject, sample.object], separators=(",", ":"))
-        return hashlib.sha256(parts.encode("ascii")).digest()
+        return sha256(["cap", seed, relation.name, sample.subject, sample.object]).digest()
 
     chosen = set(sorted(range(len(relation.samples)), key=lambda i: (key(relation.samples[i]), i))[:most])
     return replace(relation, samples=tuple(s for i, s in enumerate(relation.samples) if i in chosen))
@@ -185,8 +180,7 @@ def check_template_choice(template: int | str | Mapping[str, str]) -> None:
         for given in template.values():
             check_template(given)
     elif not isinstance(template, str):
-        if type(template) is not int or template < 0:
-            raise LREError(f"template must be a whole number of at least 0, got {template!r}")
+        check_number("template", template, 0)
     elif template not in TEMPLATES:
         check_template(template)
 
