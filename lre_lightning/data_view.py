@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +17,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.prompts import FirstTokenCoverage, Prompt
 from lre_lightning.relations import Relation
 from lre_lightning.sources.quality import Problem, find_problems
+from lre_lightning.tables import wide_console
 from lre_lightning.tokenization import Encoding, encode
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) 
     Raises:
         LREError: The relations or the tokenizer cannot be used.
     """
-    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
     relations = data.candidates()
     errors = Console(stderr=True)
     found = [
@@ -52,7 +50,8 @@ def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) 
         for relation in track(relations, "Relations", console=errors, disable=not errors.is_terminal)
     ]
     table = relations_table(found)
-    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console = wide_console(table)
+    console.soft_wrap = True
     console.print(table)
     for line in _sums(found):
         console.print(line)
@@ -154,12 +153,13 @@ def _print_prompts(
         console.print(f"  -> {prompt.object!r}, tokens {BOUNDARY.join(tokens)}", style="dim")
 
 
-def _sums(found: Iterable[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> list[str]:
-    rows = list(found)
-    samples = sum(len(relation.samples) for relation, _, _ in rows)
-    first, objects = (sum(getattr(c, name) for _, c, _ in rows) for name in ("unique_first_tokens", "range_size"))
-    kinds = Counter(problem.kind for _, _, problems in rows for problem in problems)
-    lines = [f"{len(rows)} relations, {samples} samples; {first} of {objects} objects have a first token of their own."]
+def _sums(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> list[str]:
+    samples = sum(len(relation.samples) for relation, _, _ in found)
+    first, objects = (sum(getattr(c, name) for _, c, _ in found) for name in ("unique_first_tokens", "range_size"))
+    kinds = Counter(problem.kind for _, _, problems in found for problem in problems)
+    lines = [
+        f"{len(found)} relations, {samples} samples; {first} of {objects} objects have a first token of their own."
+    ]
     if kinds:
         lines.append("Odd: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + ".")
     return lines

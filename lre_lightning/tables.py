@@ -25,14 +25,21 @@ def results_table(summaries: Iterable[RelationSummary]) -> Table:
     return table
 
 
+def wide_console(table: Table) -> Console:
+    """Standard output, as wide as the terminal or a table that is wider, with texts printed as they are."""
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    return console
+
+
 def print_results(summaries: Iterable[RelationSummary]) -> None:
     """Print the table of results, and below it the relations that were not scored.
 
     The table is never cut to the terminal's width: lines that are too long run on, and no figure is lost.
     """
     found = list(summaries)
-    table, console = results_table(found), Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
-    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    table = results_table(found)
+    console = wide_console(table)
     console.print(table)
     unscored = [summary.relation for summary in found if not summary.trials]
     if unscored:

@@ -1,15 +1,14 @@
 """Loading from the hub: real requests to a local HTTP server that answers as the hub does."""
 
 import hashlib
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
+from tests.servers import Handler, serving
 from tests.toy import write_toy_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -31,13 +30,7 @@ def hub(tmp_path):
     folder = write_toy_model(tmp_path / "repository")
     requests = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.answer(body=False)
-
-        def do_GET(self):
-            self.answer(body=True)
-
+    class Hub(Handler):
         def answer(self, body):
             requests.append(self.path)
             start = "/toy/lm/resolve/"
@@ -59,16 +52,8 @@ def hub(tmp_path):
             if body:
                 self.wfile.write(content)
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Hub) as address:
+        yield address, requests
 
 
 def load(tmp_path, address, name, revision="v1", device_map=None, **changes):

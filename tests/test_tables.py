@@ -4,14 +4,12 @@ import contextlib
 import csv
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +29,7 @@ from lre_lightning.sources import data_sets, table_files, tables
 from lre_lightning.sources.json_files import read_folder
 from lre_lightning.sources.schema import InvalidRelation
 from lre_lightning.sources.tables import is_table, read_table
+from tests.servers import Handler, serving
 
 PLAIN = ("subject", "object", "relation", "category", "domain", "range", "template", "zero_shot_template", "symmetric")
 OTHER = ("head", "tail", "rel", "kind", "from what", "to,what", 'the "template"', "zs\n", "both ways")
@@ -594,13 +593,7 @@ def hub(tmp_path):
     root = tmp_path / "repositories"
     requests = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.answer(body=False)
-
-        def do_GET(self):
-            self.answer(body=True)
-
+    class Hub(Handler):
         def answer(self, body):
             requests.append(self.path)
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
@@ -643,16 +636,8 @@ def hub(tmp_path):
             if body:
                 self.wfile.write(content)
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", root / "toy", requests
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Hub) as address:
+        yield address, root / "toy", requests
 
 
 def put(folder, **files):

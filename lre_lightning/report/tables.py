@@ -169,19 +169,17 @@ def print_table(table: Table) -> None:
     """Print a table, its caption above it; it is never cut to the terminal's width."""
     from rich import box
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table as Printed
 
-    printed, console = Printed(box=box.SIMPLE_HEAD), Console(markup=False, emoji=False, highlight=False)
+    from lre_lightning.tables import wide_console
+
+    printed = Printed(box=box.SIMPLE_HEAD)
     for number, column in enumerate(table.columns):
         printed.add_column(column, justify="left" if table.is_text(number) else "right", no_wrap=True)
     for row in to_text(table):
         printed.add_row(*row)
-    console.print(f"\n{table.caption}")
-    console.width = max(
-        console.width, Measurement.get(console, console.options.update(max_width=1000), printed).maximum
-    )
-    console.print(printed)
+    Console(markup=False, emoji=False, highlight=False).print(f"\n{table.caption}")
+    wide_console(printed).print(printed)
 
 
 def write_table(table: Table, folder: Path) -> None:
