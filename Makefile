@@ -39,21 +39,25 @@ demo: $(STAMP) ## fit the demo model's relations in lre_runs/demo, anew each tim
 test: $(STAMP) ## run the tests
 	"$(PY)" -m pytest $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff: check and formatting
+# mypy and import-linter know a module by its path, and cannot follow the hook that maps datamodules/ and callbacks/ in
+# an editable install. So they look at links to the sources, laid out under the installed names.
+VIEW = .mypy_cache/view
+.PHONY: view
+view:
+	@rm -rf "$(VIEW)" && mkdir -p "$(VIEW)/lre_lightning"
+	@ln -s "$(CURDIR)"/lre_lightning/* "$(CURDIR)/datamodules" "$(CURDIR)/callbacks" "$(VIEW)/lre_lightning/"
+	@ln -s "$(CURDIR)/scripts" "$(CURDIR)/cli.py" "$(VIEW)/"
+
+lint: $(STAMP) view ## ruff (rules and formatting), and which room imports which
 	"$(PY)" -m ruff check .
 	"$(PY)" -m ruff format --check .
+	@cd "$(VIEW)" && PYTHONPATH=. "$(abspath $(dir $(PY)))/lint-imports" --config "$(CURDIR)/pyproject.toml" --no-cache
 
 format: $(STAMP) ## ruff: mend what it can and format
 	"$(PY)" -m ruff check --fix .
 	"$(PY)" -m ruff format .
 
-# mypy knows a module by its path, and cannot follow the hook that maps datamodules/ and callbacks/ in an editable
-# install. So it looks at links to the sources, laid out under the installed names; errors name the real files.
-VIEW = .mypy_cache/view
-types: $(STAMP) ## mypy, strict
-	@rm -rf "$(VIEW)" && mkdir -p "$(VIEW)/lre_lightning"
-	@ln -s "$(CURDIR)"/lre_lightning/* "$(CURDIR)/datamodules" "$(CURDIR)/callbacks" "$(VIEW)/lre_lightning/"
-	@ln -s "$(CURDIR)/scripts" "$(CURDIR)/cli.py" "$(VIEW)/"
+types: $(STAMP) view ## mypy, strict
 	@cd "$(VIEW)" && \
 	  "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
 	  | sed -E 's#^lre_lightning/(datamodules|callbacks)/#\1/#'

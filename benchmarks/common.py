@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.language_model import LanguageModel
+from lre_lightning.models.language_model import LanguageModel
 
 T = TypeVar("T")
 

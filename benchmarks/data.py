@@ -20,10 +20,10 @@ from unittest.mock import patch
 
 from benchmarks.common import table, timed
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.prompts import Prompt
-from lre_lightning.relations import Relation, Sample
-from lre_lightning.sources.json_files import write_relations
-from lre_lightning.tokenization import Encoding, encode
+from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.prompts.tokenization import Encoding, encode
+from lre_lightning.relations.json_files import write_relations
+from lre_lightning.relations.relation import Relation, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,7 +122,7 @@ def main() -> None:
 
     name = str(TOKENIZER) if TOKENIZER.is_dir() else "demo"
     seconds, found = prompts_of(relations[:20], name)
-    with patch("lre_lightning.prompts.encode_after", encode_whole):
+    with patch("lre_lightning.prompts.prompt.encode_after", encode_whole):
         whole, prompts = prompts_of(relations[:20], name)
     assert found == prompts, "prompts are not those that are tokenized whole"
     rows = [

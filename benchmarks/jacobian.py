@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CONTEXT, Products, Prompt, demo_prompts, gpt2_small, random_prompts, table, timed
-from lre_lightning.caches import share_cache
-from lre_lightning.hooks import observe, replace
-from lre_lightning.jacobian import prompt_jacobian
-from lre_lightning.language_model import LanguageModel, Layer
+from lre_lightning.grid import Layer
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models.caches import share_cache
+from lre_lightning.models.hooks import observe, replace
+from lre_lightning.models.language_model import LanguageModel
 
 FLOOR_PROMPTS = 4
 """How many times the floor is measured; it is that of the first prompt."""

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CONTEXT, SUFFIX, table
-from lre_lightning import jacobian
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.estimation import LREEstimator
-from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
-from lre_lightning.language_model import LanguageModel
-from lre_lightning.module import LREModule
-from lre_lightning.sources import load_relations
+from lre_lightning.lre import jacobian
+from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.relations.sources import load_relations
+from lre_lightning.training.module import LREModule
 
 GIBIBYTE = 2**30
 CHUNKS = 2

@@ -19,15 +19,23 @@ from torch import Tensor
 
 from benchmarks.common import CONTEXT, DEMO_RELATION, demo_prompts, gpt2_small, random_prompts, table, timed
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.datamodules.batch import collate
-from lre_lightning.estimation import LREEstimator
-from lre_lightning.hooks import replace
-from lre_lightning.inverse import LowRankInverse
-from lre_lightning.jacobian import prompt_jacobian
-from lre_lightning.language_model import LanguageModel, Layer
-from lre_lightning.lre import LRE, Origin
-from lre_lightning.prompts import Prompt
-from lre_lightning.scoring import Encoded, EncodedTrial, causality_predictions, encode, faithfulness_predictions, score
+from lre_lightning.grid import Layer
+from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.models.hooks import replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.scoring.scores import (
+    Encoded,
+    EncodedTrial,
+    causality_predictions,
+    encode,
+    faithfulness_predictions,
+    score,
+)
 
 BETAS = tuple(step / 4 for step in range(21))
 SUBJECTS, DEMO_SUBJECTS = 200, 16

@@ -16,11 +16,11 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from typing_extensions import override
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.language_model import LanguageModel
-from lre_lightning.lens import FirstTrials, Lens, read_lenses
-from lre_lightning.lens_files import write_lenses
-from lre_lightning.prompts import encode_text
-from lre_lightning.protocols import HasLREs
+from lre_lightning.lens.files import write_lenses
+from lre_lightning.lens.lens import FirstTrials, Lens, read_lenses
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.prompt import encode_text
+from lre_lightning.training.protocols import HasLREs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,13 +30,13 @@ class AttributeLens(Callback):
     """Shows what the hidden states of some texts say about attributes, at every layer and token.
 
     At the end of chosen epochs, of fit, and of validate alone, each text is read through the LRE of each relation and
-    through the logit lens (`lre_lightning.lens.read_lenses`), and written:
+    through the logit lens (`lre_lightning.lens.lens.read_lenses`), and written:
 
     - to TensorBoard, where the trainer has that logger, as the image ``attribute_lens/<number of the text>``;
     - as ``<dirpath>/text<number>.png``;
     - as ``<dirpath>/lenses.html``, a page that shows the likeliest tokens of each cell, and ``lenses.json``.
 
-    Files are those of the last time. Works with any LightningModule that is a `lre_lightning.protocols.HasLREs`; the
+    Files are those of the last time. Works with any LightningModule that is a `HasLREs`; the
     tokenizer is the datamodule's `tokenizer`, else the module's. On several devices the ranks share the texts, and the
     first one writes.
 

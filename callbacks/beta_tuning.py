@@ -14,17 +14,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lre_lightning.errors import LREError
-from lre_lightning.protocols import HasRecords
-from lre_lightning.records import PairRecord
-from lre_lightning.report.analysis import (
-    BetaScores,
-    best_beta,
-    beta_scores,
-    categories,
-    counted,
-    most_faithful_beta,
-)
+from lre_lightning.records.record import PairRecord
+from lre_lightning.report.analysis import BetaScores, best_beta, beta_scores, categories, counted, most_faithful_beta
 from lre_lightning.report.figures import plot_beta
+from lre_lightning.training.protocols import HasRecords
 
 Criterion = Literal["correlation", "faithfulness"]
 
@@ -36,7 +29,7 @@ class BetaTuning(Callback):
     goes to TensorBoard: a figure, and scalars over beta in hundredths. Trials that only serve to choose layer and rank
     choose beta too, where there are any.
 
-    Works with any LightningModule that is a `lre_lightning.protocols.HasRecords`. In training on several devices
+    Works with any LightningModule that is a `HasRecords`. In training on several devices
     the choice of rank zero holds for all; records are expected to be of all devices' samples.
 
     Args:

@@ -11,16 +11,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.files import written_whole
 from lre_lightning.report.analysis import counted
 from lre_lightning.report.figures import plot_layers, plot_relations
+from lre_lightning.storage.files import written_whole
 
 
 class ResultsFigures(Callback):
     """Draws the results at the end of a fit: by relation, and by layer.
 
     They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard where the trainer has that logger.
-    Works with any LightningModule that has `records`, a mapping whose values are `lre_lightning.records.PairRecord`.
+    Works with any LightningModule that has `records`, a mapping whose values are `PairRecord`.
 
     Args:
         dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.

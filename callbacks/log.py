@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from lre_lightning.callbacks.progress import FitProgress, duration, printable
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.protocols import HasRecords
-from lre_lightning.records import PairRecord
-from lre_lightning.results import Spread, summarize
+from lre_lightning.records.record import PairRecord
+from lre_lightning.records.summary import Spread, summarize
+from lre_lightning.training.protocols import HasRecords
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -33,7 +33,7 @@ class RelationLog(Callback):
     mean faithfulness and causality there, how long the relation took, and how long the rest of the fit takes, as
     `lre_lightning.callbacks.progress.FitProgress` estimates it. On several devices rank zero writes.
 
-    Works with any LightningModule that is a `lre_lightning.protocols.HasRecords`, and any datamodule that has `pairs`,
+    Works with any LightningModule that is a `HasRecords`, and any datamodule that has `pairs`,
     a list of (relation index, trial), and `relations`.
 
     Args:

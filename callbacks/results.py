@@ -10,20 +10,20 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.rank_zero import on_rank_zero
-from lre_lightning.records import append_records, write_records
-from lre_lightning.results import append_csv, summarize, write_csv
-from lre_lightning.tables import print_results
+from lre_lightning.records.record import append_records, write_records
+from lre_lightning.records.summary import append_csv, summarize, write_csv
+from lre_lightning.report.console import print_results
+from lre_lightning.runs.processes import on_rank_zero
 
 
 class ResultsTable(Callback):
     """Prints the table of results at the end of fit and validate, and keeps all results in two files.
 
     ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for
-    `lre_lightning.records.read_records` and for reports; ``fit_results.csv`` has the scores of each relation and trial
-    at the chosen layer, beta and rank, with the columns `lre_lightning.results.COLUMNS`. They grow with every pair of a
+    `read_records` and for reports; ``fit_results.csv`` has the scores of each relation and trial
+    at the chosen layer, beta and rank, with the columns `COLUMNS`. They grow with every pair of a
     fit; a fit that is resumed begins them anew with what its checkpoint holds. Works with any LightningModule that has
-    `records`, a mapping whose values are `lre_lightning.records.PairRecord`.
+    `records`, a mapping whose values are `PairRecord`.
 
     Args:
         dirpath: Folder for the files; the trainer's `default_root_dir` if None.

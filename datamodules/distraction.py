@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.batch import RelationBatch
 from lre_lightning.datamodules.loaders import Share
 from lre_lightning.datamodules.relations import RelationDataModule
-from lre_lightning.draws import Draw
 from lre_lightning.errors import LREError, check_number
-from lre_lightning.prompts import Prompt, fill, make_prompts, make_prompts_after
-from lre_lightning.relations import Sample
+from lre_lightning.prompts.batch import RelationBatch
+from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after
+from lre_lightning.prompts.trials import Draw
+from lre_lightning.relations.relation import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

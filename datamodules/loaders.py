@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lre_lightning.datamodules.batch import RelationBatch
+from lre_lightning.prompts.batch import RelationBatch
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.batch import RelationBatch, Side, collate
 from lre_lightning.datamodules.loaders import Share, loader, share_test, share_train
 from lre_lightning.demo import DEMO
-from lre_lightning.draws import (
-    Draw,
-    Sampling,
-    check_sampling,
-    draw,
-    test_prompts,
-    train_prompts,
-)
 from lre_lightning.errors import LREError, check_number
-from lre_lightning.prompts import (
+from lre_lightning.prompts.batch import RelationBatch, Side, collate
+from lre_lightning.prompts.prompt import (
     FirstTokenCoverage,
     Prompt,
     PromptFormat,
@@ -37,15 +29,16 @@ from lre_lightning.prompts import (
     make_prompts,
     pad_token,
 )
-from lre_lightning.relations import SLOT, Relation, Sample
-from lre_lightning.sources import is_path, leave_out, load_relations, plain_source, prepare
-from lre_lightning.sources.quality import find_problems, repair
-from lre_lightning.sources.selecting import Where, cap, check_template_choice, choose_templates
+from lre_lightning.prompts.trials import Draw, Sampling, check_sampling, draw, test_prompts, train_prompts
+from lre_lightning.relations.quality import find_problems, repair
+from lre_lightning.relations.relation import SLOT, Relation, Sample
+from lre_lightning.relations.selection import Where, cap, check_template_choice, choose_templates
+from lre_lightning.relations.sources import is_path, leave_out, load_relations, plain_source, prepare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from lre_lightning.records import PairRecord
+    from lre_lightning.records.record import PairRecord
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -72,11 +65,11 @@ class RelationDataModule(LightningDataModule):
 
     Args:
         tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
-        relations: Names, categories or paths of relations; None for all. See `lre_lightning.sources.load_relations`.
+        relations: Names, categories or paths of relations; None for all. See `load_relations`.
         source: Where relations come from, and names and categories are looked up: ``"demo"``, ``"paper"``, a file or
             folder, a data set's name on the Hub, a `datasets.Dataset`, `Relation` values, or a list of such. By default
             what the environment variable ``LRE_RELATIONS_DIR`` names, else the bundled ones. See
-            `lre_lightning.sources`.
+            `lre_lightning.relations.sources`.
         exclude: Names of relations to leave out of those.
         n_shot: Number n of training samples of a trial.
         trials: Number of trials of each relation. The paper has 24.
@@ -93,7 +86,7 @@ class RelationDataModule(LightningDataModule):
         source_options: Options of `datasets.load_dataset` for a data set, as in ``{"split": "train"}``.
         where: What relations are chosen for: domain, range, function type, size.
         max_samples: The most samples that a relation keeps, by a seeded choice.
-        repair: Whether to mend what is certainly a mistake in the data: see `lre_lightning.sources.quality`.
+        repair: Whether to mend what is certainly a mistake in the data: see `lre_lightning.relations.quality`.
         shots: Number of examples before the question; None for all: n - 1 in training, n in validation.
         separator: What stands between two lines of a prompt.
         chat: Whether prompts are conversations in the tokenizer's chat template.
@@ -281,7 +274,7 @@ class RelationDataModule(LightningDataModule):
 
     def _check_expected(self, record: "PairRecord", relation: Relation) -> None:
         """Check that a relation is the one of a record."""
-        from lre_lightning.records import BETWEEN_TEMPLATES
+        from lre_lightning.records.record import BETWEEN_TEMPLATES
 
         if relation.digest != record.digest:
             raise LREError(

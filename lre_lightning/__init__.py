@@ -7,24 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lre_lightning.architectures import Parts
     from lre_lightning.errors import LREError
-    from lre_lightning.estimation import LREEstimator
-    from lre_lightning.jacobian import PromptJacobian, prompt_jacobian
-    from lre_lightning.language_model import LanguageModel
-    from lre_lightning.lre import LRE, Origin
-    from lre_lightning.module import LREModule
+    from lre_lightning.lre.estimator import LREEstimator
+    from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
+    from lre_lightning.lre.lre import LRE, Origin
+    from lre_lightning.models.language_model import LanguageModel
+    from lre_lightning.models.parts import Parts
+    from lre_lightning.training.module import LREModule
 
 _ROOMS = {
-    "LRE": "lre",
+    "LRE": "lre.lre",
     "LREError": "errors",
-    "LREEstimator": "estimation",
-    "LREModule": "module",
-    "LanguageModel": "language_model",
-    "Origin": "lre",
-    "Parts": "architectures",
-    "PromptJacobian": "jacobian",
-    "prompt_jacobian": "jacobian",
+    "LREEstimator": "lre.estimator",
+    "LREModule": "training.module",
+    "LanguageModel": "models.language_model",
+    "Origin": "lre.lre",
+    "Parts": "models.parts",
+    "PromptJacobian": "lre.jacobian",
+    "prompt_jacobian": "lre.jacobian",
 }
 
 __version__ = "0.1.0"

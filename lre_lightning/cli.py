@@ -28,21 +28,22 @@ from typing_extensions import override
 
 from lre_lightning.callbacks import RelationLog, RelationProgressBar, ResultsFigures, ResultsTable
 from lre_lightning.callbacks.log import log_to_console
-from lre_lightning.checkpoint_io import WholeCheckpointIO, finished_pairs
-from lre_lightning.checkpoints import printable, read_hyperparameters
+from lre_lightning.commands.evaluate import Setting, check_options
+from lre_lightning.commands.trainer import LRETrainer
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number, first_line
-from lre_lightning.evaluation import Setting, check_options
-from lre_lightning.files import NotWritten, check_writable, write_whole
-from lre_lightning.locks import FolderLock
-from lre_lightning.module import LREModule
-from lre_lightning.rank_zero import RankZeroError, on_rank_zero
-from lre_lightning.run_folder import RunFolder
-from lre_lightning.stopping import Stop, command_line
-from lre_lightning.trainer import LRETrainer
+from lre_lightning.runs.checkpoint_io import WholeCheckpointIO, finished_pairs
+from lre_lightning.runs.checkpoints import read_hyperparameters
+from lre_lightning.runs.folder import RunFolder
+from lre_lightning.runs.processes import RankZeroError, on_rank_zero
+from lre_lightning.runs.stopping import Stop, command_line
+from lre_lightning.storage.files import NotWritten, check_writable, write_whole
+from lre_lightning.storage.locks import FolderLock
+from lre_lightning.storage.plain import printable
+from lre_lightning.training.module import LREModule
 
 if TYPE_CHECKING:
-    from lre_lightning.lens import Lens
+    from lre_lightning.lens.lens import Lens
 
 DEFAULT_ROOT_DIR = "lre_runs"
 FIT, EVALUATE, DATASET, PREDICT = "fit", "evaluate", "dataset", "predict"
@@ -306,8 +307,8 @@ class LRECommandLine(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Predict, and write the lenses as pictures, as a page and as data."""
-        from lre_lightning.lens import print_lenses
-        from lre_lightning.lens_files import write_lenses
+        from lre_lightning.lens.files import write_lenses
+        from lre_lightning.lens.lens import print_lenses
 
         grids = cast("list[list[Lens]]", self.trainer.predict(**kwargs))
         folder = Path(self.trainer.default_root_dir) / "lenses"
@@ -361,8 +362,8 @@ def show_data(options: Any) -> None:
     Raises:
         LREError: If they cannot be used, or the folder cannot be written to.
     """
-    from lre_lightning.data_view import print_data
-    from lre_lightning.sources.json_files import write_relations
+    from lre_lightning.commands.data import print_data
+    from lre_lightning.relations.json_files import write_relations
 
     check_number("prompts", options.prompts, 0)
     given = options.data.as_dict()

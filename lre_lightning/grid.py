@@ -1,11 +1,19 @@
-"""The grid of hyperparameters that LREs are scored on: betas and ranks (layers are the LM's to check)."""
+"""The grid that LREs are scored on: layers, betas and ranks, and checks of their values. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 from lre_lightning.errors import LREError
+from lre_lightning.storage.plain import whole
+
+Layer: TypeAlias = int | Literal["emb"]
+"""``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
+
+MOST_LAYERS, WIDEST = 10_000, 2**16
+"""Layers and width of an LM, at most."""
 
 DEFAULT_BETAS = tuple(step / 4 for step in range(21))
 MAX_DEFAULT_RANK = 256
@@ -41,3 +49,26 @@ def check_ranks(ranks: Sequence[int], largest: int, what: str = "the width of th
     if not ranks:
         raise LREError("no rank is given: name at least one, such as 8")
     return tuple(sorted(set(ranks)))
+
+
+def layer_of(value: object, what: str) -> Layer:
+    """A layer: ``"emb"`` or the index of a block.
+
+    Raises:
+        LREError: If it is something else.
+    """
+    return "emb" if value == "emb" and isinstance(value, str) else whole(value, what, most=MOST_LAYERS)
+
+
+def place_of(layer: Layer) -> int:
+    """Where a layer is in the order of an LM's layers: the embedding comes before block 0."""
+    return -1 if layer == "emb" else layer
+
+
+def rank_of(value: object, what: str) -> int:
+    """A rank.
+
+    Raises:
+        LREError: If it is something else.
+    """
+    return whole(value, what, 1, WIDEST)

@@ -5,10 +5,10 @@ import torch
 
 from benchmarks import jacobian, scoring
 from benchmarks.common import Products
-from lre_lightning.jacobian import prompt_jacobian
-from lre_lightning.language_model import LanguageModel
-from lre_lightning.prompts import Prompt
-from tests.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.prompt import Prompt
+from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
 
 PROMPTS = [(torch.arange(14) * step % VOCAB, 10) for step in (5, 11)]
 

@@ -8,9 +8,9 @@ import torch
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.demo import MODEL_DIR
-from lre_lightning.language_model import LanguageModel
-from lre_lightning.module import LREModule
-from lre_lightning.scoring import encode
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.scoring.scores import encode
+from lre_lightning.training.module import LREModule
 
 LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object superclass"], "company CEO"
 

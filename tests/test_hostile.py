@@ -30,28 +30,28 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from lre_lightning.bank import LREBank, file_of
-from lre_lightning.checkpoints import STATE, read_checkpoint, read_hyperparameters
 from lre_lightning.cli import main
 from lre_lightning.errors import LREError
-from lre_lightning.language_model import LanguageModel
-from lre_lightning.lens import Lens
-from lre_lightning.lens_drawing import lens_page
-from lre_lightning.lre import LRE, Origin
-from lre_lightning.module import LREModule
-from lre_lightning.prompts import fill, make_prompts
-from lre_lightning.records import PairRecord, read_records, rows
-from lre_lightning.relations import SLOT, check_template
+from lre_lightning.lens.drawing import lens_page
+from lre_lightning.lens.lens import Lens
+from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.prompt import fill, make_prompts
+from lre_lightning.records.record import PairRecord, read_records, rows
+from lre_lightning.records.summary import summarize, write_csv
+from lre_lightning.relations.json_files import read_json
+from lre_lightning.relations.relation import SLOT, check_template
+from lre_lightning.relations.sources import load_relations
 from lre_lightning.report import figures
+from lre_lightning.report.console import print_results
 from lre_lightning.report.page import draw, inline
 from lre_lightning.report.sections import Picture
 from lre_lightning.report.tables import full_dataset, hyperparameters, to_csv, to_latex, to_text
-from lre_lightning.results import summarize, write_csv
-from lre_lightning.sources import load_relations
-from lre_lightning.sources.json_files import read_json
-from lre_lightning.tables import print_results
-from tests import tokenizers_fixtures as tokenizers
-from tests.toy import LAYERS, WIDTH, relation_json, toy_model, toy_tokenizer, write_toy_model
+from lre_lightning.runs.checkpoints import STATE, read_checkpoint, read_hyperparameters
+from lre_lightning.training.bank import LREBank, file_of
+from lre_lightning.training.module import LREModule
+from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.toy import LAYERS, WIDTH, relation_json, toy_model, toy_tokenizer, write_toy_model
 
 EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))
 MEMORY = 2**31  # bytes that reading a small file may take beyond what the process has

@@ -9,13 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lre_lightning.errors import LREError
-from lre_lightning.metrics.functional import (
-    Average,
-    _check_average,
-    _check_count,
-    _success_compute,
-    _success_update,
-)
+from lre_lightning.metrics.functional import Average, _check_average, _check_count, _success_compute, _success_update
 
 
 class _SuccessRate(Metric):

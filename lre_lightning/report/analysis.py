@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lre_lightning.errors import LREError
-from lre_lightning.language_model import Layer
-from lre_lightning.records import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, PairRecord
-from lre_lightning.relations import SLOT
-from lre_lightning.results import Spread, spread
+from lre_lightning.grid import Layer
+from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, PairRecord
+from lre_lightning.records.summary import Spread, spread
+from lre_lightning.relations.relation import SLOT
 
 LARGEST_RATIO = 1e9
 

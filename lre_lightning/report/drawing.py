@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lre_lightning.language_model import Layer
-from lre_lightning.results import Spread
+from lre_lightning.grid import Layer
+from lre_lightning.records.summary import Spread
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

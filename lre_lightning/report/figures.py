@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from lre_lightning.errors import LREError
-from lre_lightning.language_model import Layer
-from lre_lightning.records import PairRecord
+from lre_lightning.grid import Layer
+from lre_lightning.records.record import PairRecord
+from lre_lightning.records.summary import Spread, spread
 from lre_lightning.report import analysis
 from lre_lightning.report.analysis import ModelResults, Score
 from lre_lightning.report.drawing import (
@@ -47,7 +48,6 @@ from lre_lightning.report.drawing import (
     styles_of,
     text,
 )
-from lre_lightning.results import Spread, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -442,7 +442,7 @@ def plot_beta(records: Sequence[PairRecord]) -> Figure:
 def plot_scatter(records: Sequence[PairRecord], title: str = "") -> Figure:
     """Faithfulness against causality, a dot for each relation (fig:faith_vs_edit).
 
-    After `lre_lightning.selection.reselect` by faithfulness it is the paper's fig:scatter_faith. Dots are filled where
+    After `reselect` by faithfulness it is the paper's fig:scatter_faith. Dots are filled where
     the LM knows 30 test samples or more, on average over trials; the relations farthest from the diagonal are named.
 
     Args:

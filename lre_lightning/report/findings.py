@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence, Sized
 
-from lre_lightning.records import PairRecord
+from lre_lightning.records.record import PairRecord
+from lre_lightning.records.selection import reselect
 from lre_lightning.report import analysis
 from lre_lightning.report.analysis import Score
 from lre_lightning.report.tables import Row, Table, lm_of
-from lre_lightning.selection import reselect
 
 
 def findings(records: Sequence[PairRecord], bare: Sequence[PairRecord] = ()) -> Table:

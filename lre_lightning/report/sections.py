@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lre_lightning.records import PairRecord
+from lre_lightning.records.record import PairRecord
+from lre_lightning.records.selection import Criterion, reselect
 from lre_lightning.report import analysis, figures, tables
 from lre_lightning.report.analysis import ModelResults
 from lre_lightning.report.findings import findings
 from lre_lightning.report.tables import Table, to_text
-from lre_lightning.selection import Criterion, reselect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,14 +13,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
-from lre_lightning.files import write_whole
-from lre_lightning.language_model import Layer
-from lre_lightning.records import CAUSALITY_BASELINES, PairRecord
+from lre_lightning.grid import Layer
+from lre_lightning.records.record import CAUSALITY_BASELINES, PairRecord
+from lre_lightning.records.selection import Criterion, reselect
+from lre_lightning.records.summary import Spread
 from lre_lightning.report import analysis
 from lre_lightning.report.analysis import BetaScores, ModelResults, Score
 from lre_lightning.report.drawing import number_of, short_names
-from lre_lightning.results import Spread
-from lre_lightning.selection import Criterion, reselect
+from lre_lightning.storage.files import write_whole
 
 Cell = str | int | float | Spread | None
 Row = tuple[Cell, ...]
@@ -171,7 +171,7 @@ def print_table(table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as Printed
 
-    from lre_lightning.tables import wide_console
+    from lre_lightning.report.console import wide_console
 
     printed = Printed(box=box.SIMPLE_HEAD)
     for number, column in enumerate(table.columns):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lre_lightning.datamodules import collate
-from lre_lightning.prompts import make_prompts
-from lre_lightning.relations import Sample
+from lre_lightning.prompts.prompt import make_prompts
+from lre_lightning.relations.relation import Sample
 from scripts.demo_model.data import Row
 from scripts.demo_model.recipe import Recipe
 from scripts.demo_model.world import Relation

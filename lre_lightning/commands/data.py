@@ -1,0 +1,165 @@
+"""What relations hold and how an LM sees them, for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from lre_lightning.errors import LREError
+from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt
+from lre_lightning.prompts.tokenization import Encoding, encode
+from lre_lightning.prompts.trials import test_prompts
+from lre_lightning.relations.quality import Problem, find_problems
+from lre_lightning.relations.relation import Relation
+from lre_lightning.report.console import wide_console
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from lre_lightning.datamodules import RelationDataModule
+
+BOUNDARY, LINE_END = "│", "↵"
+OPEN, CLOSE = "⟦", "⟧"
+SUBJECT = "bold reverse"
+MOST_GROUPS = 5
+"""How many groups of objects that share a first token are shown."""
+
+
+def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) -> None:
+    """Print the relations with their counts, and what else is asked for.
+
+    Args:
+        data: The relations, with a tokenizer.
+        prompts: How many prompts of each relation to show.
+        check: Whether to list what is odd in the data.
+
+    Raises:
+        LREError: The relations or the tokenizer cannot be used.
+    """
+    relations = data.candidates()
+    errors = Console(stderr=True)
+    found = [
+        (relation, data.coverage(relation), find_problems(relation))
+        for relation in track(relations, "Relations", console=errors, disable=not errors.is_terminal)
+    ]
+    table = relations_table(found)
+    console = wide_console(table)
+    console.soft_wrap = True
+    console.print(table)
+    for line in _sums(found):
+        console.print(line)
+    if check:
+        for relation, _, problems in found:
+            for problem in problems:
+                console.print(f"{relation.name}: {problem.what}" + (" (repair)" if problem.repairable else ""))
+    if prompts:
+        for relation, coverage, _ in found:
+            _print_prompts(console, data, relation, coverage, prompts)
+
+
+def relations_table(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> Table:
+    """Build the table: one line a relation."""
+    table = Table(title="Relations", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("relation", "category", "domain", "range", "function"):
+        table.add_column(name, no_wrap=True)
+    for name in ("samples", "subjects", "objects", "first tokens", "templates", "to repair", "to note"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for relation, coverage, problems in found:
+        repairable = sum(problem.repairable for problem in problems)
+        table.add_row(
+            relation.name,
+            relation.category,
+            relation.domain_name,
+            relation.range_name,
+            relation.function,
+            str(len(relation.samples)),
+            str(len({sample.name for sample in relation.samples})),
+            str(coverage.range_size),
+            f"{coverage.unique_first_tokens} ({coverage.fraction:.0%})",
+            f"{len(relation.prompt_templates)} + {len(relation.zero_shot_templates)}",
+            str(repairable or "-"),
+            str(len(problems) - repairable or "-"),
+        )
+    return table
+
+
+def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Text:
+    """A prompt as the LM sees it: tokens between `BOUNDARY`, the subject's tokens between `OPEN` and `CLOSE`."""
+    start, end = prompt.subject_span
+    pieces = token_texts(prompt, tokenizer)
+    text = Text()
+    for place, piece in enumerate(pieces):
+        if place == start:
+            text.append(OPEN)
+        elif place:
+            text.append(CLOSE if place == end else BOUNDARY, "dim")
+        text.append(piece.replace("\n", f"{LINE_END}\n"), SUBJECT if start <= place < end else "")
+    if end == len(pieces):
+        text.append(CLOSE)
+    return text
+
+
+def token_texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The characters of a prompt's text that each of its tokens stands for.
+
+    Characters between two tokens, such as a space that a tokenizer leaves out, belong to the second. A token that is
+    not in the text, or is a part of a character, is shown as the tokenizer names it.
+    """
+    names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(prompt.input_ids))]
+    ids, offsets = _encoded(prompt, tokenizer)
+    lead = len(names) - len(ids)
+    texts = names[:lead]
+    last = 0
+    following = [*(first for first, _ in offsets[1:]), len(prompt.text)]
+    for (first, end), after, name in zip(offsets, following, names[lead:], strict=True):
+        whole = last <= first and last < end <= after
+        texts.append(prompt.text[last:end] if whole else name)
+        last = max(last, end)
+    return texts
+
+
+def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Encoding:
+    try:
+        ((ids, offsets),) = encode(tokenizer, [prompt.text])
+        if ids == list(prompt.input_ids[-len(ids) :]):
+            return ids, offsets
+    except LREError:
+        pass  # a conversation, which has control tokens in it
+    (encoding,) = encode(tokenizer, [prompt.text], controls=True)
+    return encoding
+
+
+def _print_prompts(
+    console: Console, data: RelationDataModule, relation: Relation, coverage: FirstTokenCoverage, count: int
+) -> None:
+    console.print(f"\n{relation.name}", style="bold")
+    for group in coverage.collisions[:MOST_GROUPS]:
+        console.print(f"one first token: {', '.join(map(repr, group))}")
+    if len(coverage.collisions) > MOST_GROUPS:
+        console.print(f"and {len(coverage.collisions) - MOST_GROUPS} more groups")
+    draw = data.draw(relation, data.first_trial)
+    chosen = range(min(count, len(draw.test_asked)))
+    for prompt in test_prompts(draw, data.tokenizer, list(chosen), data.form):
+        console.print()
+        console.print(prompt_text(prompt, data.tokenizer))
+        tokens = [str(name) for name in data.tokenizer.convert_ids_to_tokens(list(prompt.object_tokens))]
+        console.print(f"  -> {prompt.object!r}, tokens {BOUNDARY.join(tokens)}", style="dim")
+
+
+def _sums(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> list[str]:
+    samples = sum(len(relation.samples) for relation, _, _ in found)
+    first, objects = (sum(getattr(c, name) for _, c, _ in found) for name in ("unique_first_tokens", "range_size"))
+    kinds = Counter(problem.kind for _, _, problems in found for problem in problems)
+    lines = [
+        f"{len(found)} relations, {samples} samples; {first} of {objects} objects have a first token of their own."
+    ]
+    if kinds:
+        lines.append("Odd: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + ".")
+    return lines

@@ -1,0 +1,1 @@
+"""From Jacobians to LREs: the sweep over layers, the estimator, the frozen LRE, its inverse and its file."""

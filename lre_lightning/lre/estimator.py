@@ -1,0 +1,102 @@
+"""The estimator: sums of Jacobians and biases over the training examples of one relation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.lre.jacobian import PromptJacobian
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.runs.processes import Ranks
+
+
+class LREEstimator:
+    """Accumulates W = E[do/ds] and b = E[o - (do/ds) s] at several layers (Equation 3 of the paper).
+
+    Sums are kept in more digits than the LM has, in float64 or, for an LM in 16 bits, in float32, where those of a few
+    numbers are all but exact: the means depend neither on the order of the examples nor on how these were shared out
+    over processes. What is accumulated here is not what is applied: `weight` and `bias` of a layer go into a frozen
+    `lre_lightning.LRE`.
+
+    Args:
+        layers: The layers to accumulate.
+
+    Example:
+        >>> import torch
+        >>> from lre_lightning.lre.jacobian import PromptJacobian
+        >>> estimator = LREEstimator([0])
+        >>> estimator.update(PromptJacobian({0: 2 * torch.eye(2)}, {0: torch.ones(2)}, torch.tensor([3.0, 5.0])))
+        >>> estimator.weight(0).diagonal().tolist(), estimator.bias(0).tolist()
+        ([2.0, 2.0], [1.0, 3.0])
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = tuple(layers)
+        self.count = 0
+        self._sums: dict[Layer, Tensor] = {}  # W and, as one column more, b
+        self._dtype = torch.float32
+
+    def update(self, example: PromptJacobian) -> None:
+        """Add one example's Jacobian and bias at every layer."""
+        self.count += 1
+        for layer in self.layers:
+            bias = example.bias(layer)
+            self._dtype = bias.dtype
+            with torch.inference_mode(False):
+                if layer not in self._sums:
+                    self._sums[layer] = _zeros(len(bias), example.object.dtype, bias.device)
+                self._sums[layer][:, :-1] += example.jacobian[layer]
+                self._sums[layer][:, -1] += bias
+
+    def add_up(self, ranks: Ranks, lm: LanguageModel) -> None:
+        """Add up the examples of all processes; every process has to call this, also one without an example.
+
+        Args:
+            ranks: The processes.
+            lm: The LM that the examples are of.
+        """
+        (count,) = ranks.sum(torch.tensor([self.count]))
+        self.count, self._dtype = int(count), torch.promote_types(lm.dtype, torch.float32)
+        sums = [
+            self._sums[layer] if layer in self._sums else _zeros(lm.hidden_size, lm.dtype, lm.device)
+            for layer in self.layers
+        ]
+        self._sums = dict(zip(self.layers, ranks.sum(*sums), strict=True))
+
+    def means(self) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """Every layer with its W and b, which are then forgotten, so that memory does not hold all of them twice."""
+        for layer in self.layers:
+            weight, bias = self.weight(layer), self.bias(layer)
+            del self._sums[layer]
+            yield layer, weight, bias
+
+    def weight(self, layer: Layer) -> Tensor:
+        """W at `layer`, `(hidden, hidden)`, float32, or float64 where the LM itself runs in it.
+
+        Raises:
+            LREError: If nothing has been accumulated, or not at this layer.
+        """
+        return (self._sum(layer)[:, :-1] / self.count).to(self._dtype)
+
+    def bias(self, layer: Layer) -> Tensor:
+        """B at `layer`, `(hidden,)`, float32, or float64 where the LM itself runs in it.
+
+        Raises:
+            LREError: If nothing has been accumulated, or not at this layer.
+        """
+        return (self._sum(layer)[:, -1] / self.count).to(self._dtype)
+
+    def _sum(self, layer: Layer) -> Tensor:
+        if layer not in self._sums:
+            raise LREError(f"no example has been accumulated at layer {layer!r}; the layers are {self.layers}")
+        return self._sums[layer]
+
+
+def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where examples of an LM in `dtype` are added up; MPS has no float64."""
+    wide = torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
+    return torch.zeros(hidden, hidden + 1, dtype=wide, device=device)

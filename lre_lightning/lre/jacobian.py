@@ -1,0 +1,192 @@
+"""The Jacobian do/ds of an LM's decoding of a prompt, at every layer, from one reverse sweep.
+
+Four things make it cheap, and none changes the result (Section 3.1 of the paper defines it; the tests compare every
+element with the plain computation over the whole prompt):
+
+* Tokens before the subject's last token do not depend on s. Their keys and values are computed once, without a graph.
+* The gradient of o with respect to the subject position *as a node of the graph at a layer* is that layer's Jacobian,
+  so one set of `hidden` vector-Jacobian products yields all layers.
+* Cotangents go in chunks: the suffix is repeated over the lanes of a batch, run forward once, and every ordinary
+  backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes.
+* What equal lanes have in common is not computed for each: they attend to one prefix, to which no backward pass goes
+  on (`caches.py`), and an activation has one slope for all of them (`activations.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.models.activations import one_slope_for_all_lanes
+from lre_lightning.models.caches import share_cache
+from lre_lightning.models.hooks import replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.memory import busy_rows, free_memory, slim_graph
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
+"""How many numbers, those of a hidden state times the lanes, keep a device busy."""
+
+
+@dataclass(frozen=True, eq=False)
+class PromptJacobian:
+    """First-order behaviour of the LM around one prompt.
+
+    Attributes:
+        jacobian: do/ds by layer, each `(hidden, hidden)`: row i is the gradient of o_i.
+        subject: s by layer, each `(hidden,)`.
+        object: o, `(hidden,)`: output of the last block at the prompt's last token, before the final norm.
+
+    All are in the LM's dtype, on the LM's device, without a graph.
+    """
+
+    jacobian: dict[Layer, Tensor]
+    subject: dict[Layer, Tensor]
+    object: Tensor
+
+    def bias(self, layer: Layer) -> Tensor:
+        """O - (do/ds) s at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider (Equation 3)."""
+        wide = torch.promote_types(self.object.dtype, torch.float32)
+        return self.object.to(wide) - self.jacobian[layer].to(wide) @ self.subject[layer].to(wide)
+
+
+def prompt_jacobian(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    subject_position: int,
+    layers: Sequence[Layer] | None = None,
+    chunk_size: int | None = None,
+) -> PromptJacobian:
+    """Compute do/ds at every requested layer for one prompt.
+
+    Args:
+        lm: The language model.
+        input_ids: The prompt's token ids `(positions,)`, int64, without padding.
+        subject_position: Index of the subject's last token.
+        layers: The layers wanted; all if None.
+        chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it. If None, what fits into
+            half of the free memory of the LM's devices, and no more than keeps them busy; as much as fits where weights
+            are offloaded, since they are loaded again for every chunk.
+
+    Raises:
+        LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, the chunk
+            size is below 1, a Jacobian is not finite, or memory does not even hold a chunk of one.
+    """
+    if not 0 <= subject_position < len(input_ids):
+        raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
+    if chunk_size is not None and chunk_size < 1:
+        raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
+    lm.check_ids(input_ids)
+    chosen = lm.check_layers(layers)
+    with torch.inference_mode(False):
+        ids = input_ids.to(lm.device, copy=True)
+        cache = lm.prefix_cache(ids[:subject_position])
+        suffix = ids[subject_position:]
+        wanted = chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
+        sweeps = math.ceil(lm.hidden_size / wanted)
+        result = lm.chunk_sizes.run(
+            "rows of a Jacobian",
+            math.ceil(lm.hidden_size / sweeps),
+            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), cache, chosen),
+        )
+    _check_finite(result, lm)
+    return result
+
+
+def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> PromptJacobian:
+    nodes, output = _suffix_graph(lm, suffixes, cache, layers)
+    rows = _sweep(output, [nodes[layer] for layer in layers], lm.hidden_size)
+    return PromptJacobian(
+        jacobian={layer: found.to(lm.device) for layer, found in zip(layers, rows, strict=True)},
+        subject={layer: nodes[layer][0, 0].detach().clone().to(lm.device) for layer in layers},
+        object=output[0].detach().clone().to(lm.device),
+    )
+
+
+def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
+    """How many lanes half of the free memory holds, each with a graph and as much again for a backward pass."""
+    most = lm.hidden_size if lm.offloaded else busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 32)
+    free = min((found for device in lm.devices if (found := free_memory(device)) is not None), default=None)
+    if free is None:
+        return most
+    prefix = 0 if cache is None else cache.get_seq_length()
+    shape = (len(suffix), prefix // 64, layers[0])
+    if shape not in lm.lane_bytes:
+        lm.lane_bytes[shape] = max(1, _graph_bytes(lm, suffix[None], cache, layers))
+    return max(1, min(most, free // (4 * lm.lane_bytes[shape])))
+
+
+def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
+    """Bytes of what the graph keeps for a backward pass, the LM's own weights excepted."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+
+    _suffix_graph(lm, suffixes, cache, layers, note)
+    return sum(kept.values())
+
+
+def _suffix_graph(
+    lm: LanguageModel,
+    suffixes: Tensor,
+    cache: Cache | None,
+    layers: tuple[Layer, ...],
+    note: Callable[[Tensor], None] | None = None,
+) -> tuple[dict[Layer, Tensor], Tensor]:
+    """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
+
+    The graph starts at the first requested layer; `note` is called with what it keeps.
+    """
+    nodes: dict[Layer, Tensor] = {}
+
+    def start_graph(hidden: Tensor) -> Tensor:
+        nodes[layers[0]] = hidden.detach().requires_grad_(True)
+        return nodes[layers[0]]
+
+    with torch.enable_grad(), ExitStack() as stack:
+        stack.enter_context(slim_graph(lm.offloaded, note))
+        stack.enter_context(one_slope_for_all_lanes(lm, *suffixes.shape))
+        stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
+        wanted = [*layers[1:], lm.num_layers - 1]
+        found = lm.hidden_states(suffixes, wanted, share_cache(cache))
+    output = found[lm.num_layers - 1]
+    nodes |= {layer: found[layer] for layer in layers[1:]}
+    return nodes, output[:, -1]
+
+
+def _sweep(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
+    """Rows of do/dnode at the suffix's first position, for each node, `(hidden, hidden)`."""
+    lanes = output.shape[0]
+    jacobians = [torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for node in nodes]
+    for start in range(0, hidden, lanes):
+        count = min(lanes, hidden - start)
+        cotangents = torch.zeros_like(output)
+        cotangents[torch.arange(count), start + torch.arange(count)] = 1
+        last = start + lanes >= hidden
+        gradients = torch.autograd.grad(output, nodes, cotangents, retain_graph=not last)
+        for jacobian, gradient in zip(jacobians, gradients, strict=True):
+            jacobian[start : start + count] = gradient[:count, 0]
+    return jacobians
+
+
+def _check_finite(result: PromptJacobian, lm: LanguageModel) -> None:
+    for layer, jacobian in result.jacobian.items():
+        if not torch.isfinite(jacobian).all():
+            raise LREError(
+                f"the Jacobian at layer {layer} of {lm.name} is not finite in {str(lm.dtype).removeprefix('torch.')}: "
+                "load the LM in bfloat16 or float32"
+            )

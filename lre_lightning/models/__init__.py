@@ -1,0 +1,1 @@
+"""A causal LM: loading, its parts, hooks, caches, memory, hidden states and patched runs."""

@@ -1,0 +1,67 @@
+"""Pointwise activations between equal lanes: one slope for all of them.
+
+An activation such as GPT-2's, written out as a polynomial within a tanh, takes ten passes over memory in a backward
+pass, and the models spend as much time there as in their matrix products. Where the lanes of a batch are equal its
+slope is computed once, on one lane, and a backward pass is one product with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lre_lightning.models.hooks import overridden
+
+
+@contextmanager
+def one_slope_for_all_lanes(model: nn.Module, lanes: int, positions: int) -> Iterator[None]:
+    """Within the context, activations of `(lanes, positions, width)` are computed on the first lane alone.
+
+    Args:
+        model: Its activations are found by their classes, transformers' and torch's.
+        lanes: Size of the batch that runs within the context; its prompts must be equal.
+        positions: Number of tokens of each.
+    """
+
+    def shared(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def run(inputs: Tensor) -> Tensor:
+            if inputs.shape[:-1] != (lanes, positions):  # not one row a token: an expert's share of them, say
+                return forward(inputs)
+            output: Tensor = _SharedSlope.apply(inputs, forward)  # type: ignore[no-untyped-call]
+            return output
+
+        return run
+
+    modules = [module for module in model.modules() if isinstance(module, _pointwise())]
+    with overridden({module: shared(module.forward) for module in modules}):
+        yield
+
+
+class _SharedSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            lane = inputs[:1].detach().requires_grad_(True)
+            output = function(lane)
+            (slope,) = torch.autograd.grad(output.sum(), lane)
+        ctx.save_for_backward(slope)
+        return output.detach().expand_as(inputs).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0] * slope, None
+
+
+@cache
+def _pointwise() -> tuple[type[nn.Module], ...]:
+    """The classes of activations that treat every element alike."""
+    from transformers.activations import ACT2CLS
+
+    named: list[Any] = [found[0] if isinstance(found, tuple) else found for found in ACT2CLS.values()]
+    return (*named, nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid)

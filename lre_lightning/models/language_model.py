@@ -1,0 +1,363 @@
+"""A decoder-only Hugging Face LM behind the few operations that LREs need.
+
+Token ids in; hidden states at any layer, the decoder head D and logits out. Prompts are padded on the right and
+attention is causal, so that no attention mask or position ids are ever needed: a real token never sees a pad.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.models import parts as architectures
+from lre_lightning.models.caches import growing_cache
+from lre_lightning.models.hooks import is_offloaded, observe, placement_hooks, replace, runs_on, skip, weights_at_hand
+from lre_lightning.models.loading import DeviceMap, Quantization, check_loaded, load_model, multiply_dequantized
+from lre_lightning.models.memory import ChunkSizes
+from lre_lightning.models.parts import Parts
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+LOGIT_BYTES = 2**27
+"""How many bytes of logits exist at a time where only their argmax is wanted."""
+
+
+class LanguageModel(nn.Module):
+    """A frozen decoder-only LM: its layers, its decoder head D, its hidden states.
+
+    An LM on several devices, offloaded or quantized stays where and as it is: `to`, `cuda`, and Lightning with them,
+    do not move it, and a cast is an error.
+
+    Args:
+        model: A causal LM as `AutoModelForCausalLM` loads it, or your own with its `parts`. It is put in eval mode and
+            frozen, and stays so. Layers of bitsandbytes multiply by their dequantized weights from then on, without
+            rounding what they are given.
+        name: What the LM is called in results and in the origin of its LREs.
+        revision: Revision of the LM on the hub, where it came from there.
+        parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
+
+    Raises:
+        LREError: If `model` is not a supported decoder-only LM, or its weights are not loaded.
+
+    Example:
+        >>> from lre_lightning import LanguageModel
+        >>> lm = LanguageModel.from_pretrained("demo")
+        >>> lm.layers[:2], lm.layers[-1] == lm.num_layers - 1
+        (('emb', 0), True)
+    """
+
+    def __init__(
+        self, model: nn.Module, name: str | None = None, revision: str | None = None, *, parts: Parts | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
+        self.revision = revision
+        self.eval()
+        self.chunk_sizes = ChunkSizes()
+        self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
+        self.offloaded = tuple(module for module in model.modules() if is_offloaded(module))
+        places = [getattr(hook, "execution_device", None) for hook in placement_hooks(model)]
+        self._places = {torch.device(place) for place in places if place is not None}
+        self._stays = multiply_dequantized(model) or bool(places)
+        check_loaded(model, self.name)
+        self._parts = parts or architectures.find_parts(model)
+        self._form = architectures.check_parts(model, self._parts)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        device_map: DeviceMap | None = None,
+        max_memory: dict[int | str, int | str] | None = None,
+        offload_folder: str | None = None,
+        quantization: Quantization | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """Load an LM from a hub name or a local folder (``"demo"`` is the bundled one).
+
+        Args:
+            name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it.
+            dtype: One of ``"auto"`` (as stored), ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``.
+            attn_implementation: As in transformers: ``"sdpa"``, ``"eager"``, …; the model's default if None.
+            device_map: Where the LM's parts go (needs accelerate): ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
+                ``"sequential"`` over all devices, then the CPU, then the disk; one device, such as ``"cuda:1"`` or
+                ``"disk"``; or a device by the names of modules, with ``""`` for all that is not named. An LM on more
+                than one device, or offloaded, stays there; one on a single device is moved by Lightning.
+            max_memory: How much of each device ``"auto"`` and the like may fill: ``{0: "20GiB", "cpu": "60GiB"}``.
+            offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
+            quantization: ``"8bit"`` or ``"4bit"`` (NF4) weights (needs bitsandbytes), which are multiplied in `dtype`.
+            revision: Branch, tag or commit on the hub.
+            trust_remote_code: Run code that comes with the model. Off unless asked for.
+
+        Raises:
+            LREError: If there is no such model, it is not a supported decoder-only LM, or an argument is out of range.
+        """
+        options = {
+            "revision": revision,
+            "trust_remote_code": trust_remote_code,
+            "attn_implementation": attn_implementation,
+            "offload_folder": offload_folder,
+        }
+        model = load_model(name_or_path, dtype, options, device_map, max_memory, quantization)
+        return cls(model, name=name_or_path, revision=revision)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder blocks."""
+        return len(self._parts.blocks)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer: ``"emb"``, 0, …, `num_layers` - 1."""
+        return ("emb", *range(self.num_layers))
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return self._form.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the unembedding scores."""
+        return int(self._unembedding_weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in, and where hidden states come together if blocks lie on several devices."""
+        return runs_on(self._parts.embedding)
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """All devices on which the LM computes."""
+        return self._places or {self.device}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the hidden states."""
+        return self._unembedding_weight.dtype
+
+    @property
+    def _config(self) -> Any:
+        config: Any = getattr(self.model, "config", None)
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    @property
+    def _unembedding_weight(self) -> Tensor:
+        weight = self._parts.unembedding.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the unembedding's values in float32: tells one LM from another, whatever its folder is called.
+
+        Loading weights in a dtype that rounds them changes it.
+        """
+        digest = hashlib.sha256(str(tuple(self._unembedding_weight.shape)).encode())
+        with weights_at_hand(self._parts.unembedding):
+            for rows in self._unembedding_weight.detach().split(4096):
+                digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode: an LM under study does not train, and dropout would change every number."""
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the LM, unless it stays where and as it is.
+
+        Raises:
+            LREError: If an LM that stays is cast.
+        """
+        if not self._stays:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        elif fn(torch.empty(0, dtype=self.dtype)).dtype != self.dtype:
+            raise LREError(f"{self.name} is quantized or on several devices, and cannot be cast: load it in the dtype")
+        return self
+
+    def check_layers(self, layers: Iterable[Layer] | None) -> tuple[Layer, ...]:
+        """Return `layers` in the LM's order, all of them if None.
+
+        Raises:
+            LREError: If one of them is not a layer of this LM, or there is none.
+        """
+        if layers is None:
+            return self.layers
+        chosen = list(layers)
+        for layer in chosen:
+            if layer not in self.layers:
+                raise LREError(
+                    f"layer {layer!r} is out of range: {self.name} has the layers 'emb' and 0 to {self.num_layers - 1}"
+                )
+        if not chosen:
+            raise LREError("no layer is given: name at least one, such as 'emb' or 0")
+        return tuple(layer for layer in self.layers if layer in chosen)
+
+    def check_ids(self, input_ids: Tensor) -> None:
+        """Check that token ids `(..., positions)` can go into this LM.
+
+        Raises:
+            LREError: If a token id has no embedding, or there are more positions than the LM was made for.
+        """
+        weight: Any = self._parts.embedding.weight
+        embeddings, longest = weight.shape[0], architectures.context_length(self._config)
+        if input_ids.numel() and not 0 <= int(input_ids.max()) < embeddings:
+            raise LREError(
+                f"token id {int(input_ids.max())} is out of range: {self.name} has {embeddings} token embeddings; "
+                "make prompts with its own tokenizer"
+            )
+        if longest is not None and input_ids.shape[-1] > longest:
+            raise LREError(
+                f"a prompt of {input_ids.shape[-1]} tokens is too long: {self.name} is made for {longest}; lower n_shot"
+            )
+
+    def module_at(self, layer: Layer) -> nn.Module:
+        """The module whose output is the hidden state at `layer`."""
+        return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
+
+    def forward(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Run the LM up to the output of its last decoder block.
+
+        Args:
+            input_ids: Token ids `(batch, positions)`, int64, padded on the right.
+            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+
+        Returns:
+            Output of the last block before the final norm, `(batch, positions, hidden)`.
+        """
+        last = self.num_layers - 1
+        return self.hidden_states(input_ids, [last], cache)[last]
+
+    def hidden_states(
+        self, input_ids: Tensor, layers: Sequence[Layer], cache: Cache | None = None
+    ) -> dict[Layer, Tensor]:
+        """Run the LM and return the hidden states at `layers`.
+
+        Args:
+            input_ids: Token ids `(batch, positions)`, int64, padded on the right.
+            layers: The layers whose outputs are wanted.
+            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+
+        Returns:
+            Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, with their graph where there is one,
+            each on the device of its layer.
+        """
+        found: dict[Layer, Tensor] = {}
+
+        def keep(layer: Layer) -> Any:
+            return lambda hidden: found.__setitem__(layer, hidden)
+
+        with ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(observe(self.module_at(layer), keep(layer)))
+            self._parts.backbone(input_ids=input_ids, past_key_values=cache, use_cache=cache is not None)
+        return found
+
+    def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Run the LM from the output of `layer` on.
+
+        Args:
+            layer: Where to start.
+            hidden: The hidden states at `layer`, `(batch, positions, hidden)`.
+            input_ids: The token ids `(batch, positions)`, int64, padded on the right.
+            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+
+        Returns:
+            Output of the last block before the final norm, `(batch, positions, hidden)`.
+        """
+        below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
+        with skip(below, self._form.items), replace(self.module_at(layer), lambda _: hidden):
+            return self.forward(input_ids, cache)
+
+    @torch.no_grad()
+    def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
+        """Compute the keys and values of a prefix once, without a graph.
+
+        Args:
+            prefix_ids: Token ids `(positions,)`; they may be none.
+
+        Returns:
+            The cache of one prompt, or None for an empty prefix. Runs change the cache that they are given: hand
+            them `share_cache(cache)`.
+        """
+        if prefix_ids.numel() == 0:
+            return None
+        return self._cache_of(prefix_ids[None])
+
+    @torch.no_grad()
+    def extend_cache(self, cache: Cache | None, input_ids: Tensor) -> Cache:
+        """Compute the keys and values of prefixes that go on from a shorter one.
+
+        Args:
+            cache: What `prefix_cache` returned; None if there is nothing before.
+            input_ids: The tokens that follow, `(prefixes, positions)`, int64.
+
+        Returns:
+            The cache of `prefixes` prompts, to be handed to runs by `share_cache`.
+        """
+        if cache is None:
+            return self._cache_of(input_ids)
+        grown = growing_cache(cache)
+        self._parts.backbone(input_ids=input_ids, past_key_values=grown, use_cache=True)
+        return grown
+
+    def _cache_of(self, input_ids: Tensor) -> Cache:
+        cache: Cache = self._parts.backbone(input_ids=input_ids, use_cache=True).past_key_values
+        return cache
+
+    def decode(self, hidden: Tensor) -> Tensor:
+        """The decoder head D: final norm, unembedding, logit scale and soft cap (Section 3.2, `D`).
+
+        Args:
+            hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`, in any floating dtype.
+
+        Returns:
+            Logits `(..., vocab)` in the LM's dtype.
+        """
+        return architectures.decode(self._parts, hidden.to(runs_on(self._parts.unembedding), self.dtype))
+
+    def logit_rows(self, count: int) -> int:
+        """How many of `count` hidden states to decode at a time: as many as make 128 MiB of logits, at least one."""
+        return min(count, max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize)))
+
+    def unembedding(self, token_ids: Tensor) -> Tensor:
+        """Rows of the decoder head's matrix, `(..., hidden)`, for token ids `(...)`."""
+        with weights_at_hand(self._parts.unembedding):
+            weight = self._unembedding_weight
+            return weight[token_ids.to(weight.device)]
+
+    def predict(self, hidden: Tensor, chunk_size: int | None = None) -> Tensor:
+        """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.
+
+        Args:
+            hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`.
+            chunk_size: How many of them are decoded at a time; as many as make 128 MiB of logits if None.
+
+        Returns:
+            Token ids `(...)`, int64, on the device of `hidden`.
+        """
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        if not len(flat):
+            return torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
+        wanted = min(len(flat), chunk_size) if chunk_size else self.logit_rows(len(flat))
+
+        def decode(size: int) -> Tensor:
+            return torch.cat([self.decode(rows).argmax(-1) for rows in flat.split(size)])
+
+        found = self.chunk_sizes.run("decoded hidden states", wanted, decode)
+        return found.reshape(hidden.shape[:-1]).to(hidden.device)

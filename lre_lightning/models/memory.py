@@ -1,0 +1,172 @@
+"""How much is computed at a time: what fits into the memory of a device, and what to do when it did not.
+
+And what a graph keeps in memory: not the weights that an offloaded LM has elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lre_lightning.errors import LREError
+from lre_lightning.models.hooks import weights_at_hand
+
+T = TypeVar("T")
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what memory a container may use."""
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of memory that a device has left for this process; None where it does not say."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory())
+    if device.type == "cpu":
+        import psutil
+
+        return int(min(psutil.virtual_memory().available, _container_memory()))
+    return None
+
+
+def _container_memory() -> float:
+    """Bytes that this process's container has left; infinite outside of one."""
+    try:
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):  # there is no container, or its limit is "max"
+        return float("inf")
+    return limit - used + (int(cached[1]) if cached else 0)
+
+
+def busy_rows(device: torch.device, width: int, numbers: Mapping[str, int], least: int) -> int:
+    """How many rows at a time keep a device busy; more of them only take memory.
+
+    Args:
+        device: The device.
+        width: Numbers in a row.
+        numbers: How many numbers keep a device busy, by its type; ``"other"`` is for types that are not named.
+        least: Fewer rows than this never do.
+    """
+    return max(least, numbers[device.type if device.type in numbers else "other"] // width)
+
+
+class ChunkSizes:
+    """Chunk sizes for the kinds of work done on one LM, made smaller where memory ran out.
+
+    Example:
+        >>> sizes = ChunkSizes()
+        >>> sizes.run("rows", 8, lambda chunk_size: chunk_size)
+        8
+    """
+
+    def __init__(self) -> None:
+        self._largest: dict[str, int] = {}
+
+    def run(self, what: str, wanted: int, work: Callable[[int], T]) -> T:
+        """Return ``work(chunk_size)``, with `wanted` or, where memory does not hold that, half of it, and so on.
+
+        What was found to fit is where later work of this kind begins. A warning says so, once.
+
+        Args:
+            what: The kind of work, in the plural, as users know it.
+            wanted: The chunk size to begin with.
+            work: Does all of the work with the chunk size that it is given.
+
+        Raises:
+            LREError: If memory does not even hold a chunk of one.
+        """
+        size = begun = min(wanted, self._largest.get(what, wanted))
+        while True:
+            try:
+                result = work(size)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if size == 1:
+                    raise LREError(
+                        f"out of memory, even for {what} one at a time: load the LM in bfloat16 or float16, or use a "
+                        f"device with more memory ({str(error).splitlines()[0]})"
+                    ) from error
+            else:
+                break
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            size = (size + 1) // 2
+        if size < begun:
+            if what not in self._largest:
+                warnings.warn(f"out of memory for {wanted} {what} at a time: going on with {size}", stacklevel=3)
+            self._largest[what] = size
+        return result
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, one of its libraries, or the allocator of the CPU had too little memory."""
+    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+
+
+@dataclass(frozen=True)
+class _Reloaded:
+    """A weight of an offloaded module, or a view of it, that a graph does not keep."""
+
+    module: nn.Module
+    name: str
+    size: Sequence[int]
+    stride: Sequence[int]
+    offset: int
+
+    def load(self) -> Tensor:
+        with weights_at_hand(self.module):
+            weight = self.module.get_parameter(self.name).detach()
+        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
+
+
+@contextmanager
+def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | None = None) -> Iterator[None]:
+    """Within the context, graphs do not keep the weights of offloaded modules: backward passes load them again.
+
+    Without this, a graph through an LM that is larger than a device would hold all of the LM on it.
+
+    Args:
+        offloaded: The modules whose weights are brought in for each run.
+        note: Called with all that is kept.
+    """
+    running: list[nn.Module] = []
+
+    def keep(tensor: Tensor) -> Tensor | _Reloaded:
+        start = tensor.untyped_storage().data_ptr()
+        for name, weight in running[-1].named_parameters() if running else ():
+            if not weight.is_meta and weight.untyped_storage().data_ptr() == start:
+                offset = int(tensor.storage_offset() - weight.storage_offset())
+                return _Reloaded(running[-1], name, tensor.size(), tensor.stride(), offset)
+        if note is not None:
+            note(tensor)
+        return tensor
+
+    def restore(kept: Tensor | _Reloaded) -> Tensor:
+        return kept.load() if isinstance(kept, _Reloaded) else kept
+
+    def begin(module: nn.Module, *_: Any) -> None:
+        running.append(module)
+
+    def end(*_: Any) -> None:
+        running.pop()
+
+    with ExitStack() as stack:
+        for module in offloaded:
+            stack.callback(module.register_forward_pre_hook(begin).remove)
+            stack.callback(module.register_forward_hook(end).remove)
+        if offloaded or note is not None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, restore))
+        yield

@@ -1,0 +1,1 @@
+"""From samples to tokens: templates, chat, positions of subject and object, trials, batches."""

@@ -1,0 +1,168 @@
+"""Batches of prompts of one relation and trial."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lre_lightning.prompts.prompt import Prompt
+
+Side: TypeAlias = Literal["right", "left"]
+"""Where padding is."""
+
+
+@dataclass(frozen=True, eq=False)
+class RelationBatch:
+    """Prompts of one relation and trial, padded to the longest.
+
+    Padded on the right, no real token sees the padding under causal attention, so that position ids and attention need
+    no correction; padded on the left, give the LM `attention_mask` and `position_ids`.
+
+    Attributes:
+        input_ids: Tokens, start token first, ``(batch, sequence)``, int64.
+        attention_mask: 1 for a token, 0 for padding, ``(batch, sequence)``, int64.
+        subject_position: Index of the last token of the subject's last mention, ``(batch,)``, int64.
+        last_position: Index of the prompt's last token, ``(batch,)``, int64.
+        object_token: The right object's first token, ``(batch,)``, int64.
+        relation: Index into the datamodule's `relations`, ``(batch,)``, int64; the same in the whole batch.
+        trial: Number of the trial, ``(batch,)``, int64; the same in the whole batch.
+        sample: Index into `Draw.train_asked` or `Draw.test_asked`, which with one template are the trial's training
+            and test samples, ``(batch,)``, int64.
+        weight: 1, or 0 for a copy that only gives every process equally many training prompts, ``(batch,)``, float32.
+        object: The right object's index in the relation's `objects`, ``(batch,)``, int64; -1 where that is not known.
+        prompts: The prompts themselves, in the same order.
+
+    >>> long = Prompt("Paris is in", "Paris", "France", (0, 7, 8, 9), (1, 2), (5,))
+    >>> short = Prompt("Bonn is", "Bonn", "big", (0, 3, 4), (1, 2), (6,))
+    >>> batch = collate([long, short], relation=2, trial=0, samples=[4, 5])
+    >>> batch.input_ids.tolist(), batch.last_position.tolist(), batch.sample.tolist()
+    ([[0, 7, 8, 9], [0, 3, 4, 0]], [3, 2], [4, 5])
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    subject_position: Tensor
+    last_position: Tensor
+    object_token: Tensor
+    relation: Tensor
+    trial: Tensor
+    sample: Tensor
+    weight: Tensor
+    object: Tensor
+    prompts: tuple[Prompt, ...]
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return len(self.prompts)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """The place of each token in its prompt, from 0, and 0 for padding, ``(batch, sequence)``, int64."""
+        return (self.attention_mask.cumsum(1) - 1).clamp(min=0) * self.attention_mask
+
+    def to(self, *args: Any, **kwargs: Any) -> "RelationBatch":
+        """Return the batch on another device; the arguments are those of `torch.Tensor.to`."""
+        return self._map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def pin_memory(self) -> "RelationBatch":
+        """Return the batch in page-locked memory, from where it is copied to a GPU faster."""
+        return self._map(Tensor.pin_memory)
+
+    def padded(self, side: Side) -> "RelationBatch":
+        """Return the batch with its padding on one side."""
+        shift = self._shift(side)
+        if not shift.any():
+            return self
+        places = torch.arange(self.input_ids.shape[1], device=shift.device) - shift[:, None]
+        places = places % self.input_ids.shape[1]
+        return replace(
+            self,
+            input_ids=self.input_ids.gather(1, places),
+            attention_mask=self.attention_mask.gather(1, places),
+            subject_position=self.subject_position + shift,
+            last_position=self.last_position + shift,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The batch as rows of plain data without padding, such as `datasets.Dataset.from_list` takes.
+
+        A row has the columns ``text``, ``subject``, ``object``, ``input_ids``, ``subject_chars`` and ``subject_span``
+        (first and one past the last), ``object_tokens``, ``relation``, ``trial``, ``sample`` and ``weight``.
+        """
+        numbers = zip(
+            self.relation.tolist(), self.trial.tolist(), self.sample.tolist(), self.weight.tolist(), strict=True
+        )
+        return [
+            {
+                "text": prompt.text,
+                "subject": prompt.subject,
+                "object": prompt.object,
+                "input_ids": list(prompt.input_ids),
+                "subject_chars": list(prompt.subject_chars),
+                "subject_span": list(prompt.subject_span),
+                "object_tokens": list(prompt.object_tokens),
+                "relation": relation,
+                "trial": trial,
+                "sample": sample,
+                "weight": weight,
+            }
+            for prompt, (relation, trial, sample, weight) in zip(self.prompts, numbers, strict=True)
+        ]
+
+    def _shift(self, side: Side) -> Tensor:
+        """By how many places each prompt is to move to the right, ``(batch,)``, int64."""
+        lengths = self.attention_mask.sum(1)
+        first = self.last_position - lengths + 1
+        return (self.input_ids.shape[1] - lengths if side == "left" else torch.zeros_like(lengths)) - first
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "RelationBatch":
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {name: function(v) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
+
+
+def collate(
+    prompts: Sequence[Prompt],
+    relation: int,
+    trial: int,
+    samples: Sequence[int],
+    pad_id: int = 0,
+    weights: Sequence[float] | None = None,
+    objects: Sequence[str] = (),
+    padding_side: Side = "right",
+) -> RelationBatch:
+    """Put prompts of one relation and trial in a batch.
+
+    Args:
+        prompts: At least one.
+        relation: The relation's index.
+        trial: The trial's number.
+        samples: Each prompt's index in the trial's training or test prompts.
+        pad_id: Token to pad with.
+        weights: Each prompt's weight; 1 by default.
+        objects: The relation's distinct objects.
+        padding_side: ``"right"`` or ``"left"``.
+
+    Returns:
+        The batch, on the CPU.
+    """
+    size, length = len(prompts), max(len(prompt.input_ids) for prompt in prompts)
+    rows = [prompt.input_ids + (pad_id,) * (length - len(prompt.input_ids)) for prompt in prompts]
+    last = torch.tensor([prompt.last_position for prompt in prompts])
+    places = {name: place for place, name in enumerate(objects)}
+    batch = RelationBatch(
+        input_ids=torch.tensor(rows),
+        attention_mask=(torch.arange(length) <= last[:, None]).long(),
+        subject_position=torch.tensor([prompt.subject_position for prompt in prompts]),
+        last_position=last,
+        object_token=torch.tensor([prompt.object_token for prompt in prompts]),
+        relation=torch.full((size,), relation),
+        trial=torch.full((size,), trial),
+        sample=torch.tensor(list(samples)),
+        weight=torch.tensor([1.0] * size if weights is None else list(weights), dtype=torch.float32),
+        object=torch.tensor([places.get(prompt.object, -1) for prompt in prompts]),
+        prompts=tuple(prompts),
+    )
+    return batch.padded(padding_side)

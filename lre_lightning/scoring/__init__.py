@@ -1,0 +1,1 @@
+"""What one trial measures: faithfulness, causality, baselines and line integrals."""

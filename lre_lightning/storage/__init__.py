@@ -1,0 +1,1 @@
+"""Whole files, locks, page templates, and plain data checked before use."""

@@ -1,0 +1,92 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from lre_lightning.errors import LREError
+from lre_lightning.storage.files import failures_named, make_folder, write_whole
+
+
+class FolderLock:
+    """Keeps a folder for one process, for as long as the process lives or until it is released.
+
+    The operating system holds the lock, and lets go of it however the process ends: nothing is left to clean up.
+
+    Args:
+        folder: The folder; it is made where it is not there.
+        job: What the folder is kept for; other jobs may run in it meanwhile.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lock = FolderLock(Path(folder))
+    ...     lock.acquire()
+    ...     try:
+    ...         FolderLock(Path(folder)).acquire()
+    ...     except LREError as error:
+    ...         print("is in use by process" in str(error))
+    ...     lock.release()
+    True
+    """
+
+    def __init__(self, folder: Path, job: str = "fit") -> None:
+        self.folder, self.job = folder, job
+        self._path = folder / f".{job}.lock"
+        self._owner = folder / f".{job}.lock.owner"
+        self._lock: FileLock | None = None
+
+    def acquire(self) -> None:
+        """Take the folder, unless this object has it already.
+
+        Raises:
+            LREError: If another process has it, or nothing can be written there.
+        """
+        if self._lock is not None:
+            return
+        with failures_named(self.folder):
+            make_folder(self.folder)
+        self._lock = self._taken()
+        now = datetime.now().isoformat(" ", "minutes")
+        write_whole(self._owner, f"process {os.getpid()} on {socket.gethostname()} since {now}")
+
+    def look(self) -> None:
+        """Check that no other process has the folder, without taking or making it.
+
+        Raises:
+            LREError: If another process has it.
+        """
+        if self._lock is None and self._path.exists():
+            self._taken().release()
+
+    def _taken(self) -> FileLock:
+        lock = FileLock(self._path)
+        with failures_named(self._path):
+            try:
+                lock.acquire(timeout=0)
+            except NotImplementedError:
+                warnings.warn(f"{str(self.folder)!r} cannot be locked: start no other {self.job} there", stacklevel=2)
+            except Timeout as error:
+                raise LREError(
+                    f"{str(self.folder)!r} is in use by {self._who()}: wait until that has ended or stop it, or give "
+                    "another folder (default_root_dir)"
+                ) from error
+        return lock
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            self._owner.unlink(missing_ok=True)
+            lock.release()
+
+    def _who(self) -> str:
+        with suppress(OSError):
+            return self._owner.read_text(encoding="utf-8")
+        return "another process"

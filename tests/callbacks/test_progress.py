@@ -1,0 +1,488 @@
+"""Watching a fit: the time it still takes, the lines of its log, and the bar in a terminal."""
+
+import logging
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.utilities import rank_zero_only
+
+from lre_lightning.callbacks import RelationLog, RelationProgressBar
+from lre_lightning.callbacks.log import log_to_console, relation_line
+from lre_lightning.callbacks.progress import FitProgress
+from lre_lightning.errors import LREError
+from lre_lightning.records.record import PairRecord
+from lre_lightning.training.module import LREModule
+from tests.helpers.toy import write_toy_model, write_toy_relations
+from tests.training.test_module import GRID, data_of, trainer_of
+
+ODD = "odd\nname\x1b[2J\u2028end"
+ESCAPED = r"odd\nname\x1b[2J\u2028end"
+PAIRS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("lre_lightning.callbacks.progress.monotonic", clock)
+    return clock
+
+
+class Takes(Callback):
+    """Lets every pair take some seconds; comes before the callbacks that look at the clock."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def on_validation_start(self, trainer, pl_module):
+        self.clock.now += self.seconds
+
+
+class Fails(Callback):
+    """Stops a fit in one of its epochs."""
+
+    def __init__(self, epoch, exception):
+        self.epoch, self.exception = epoch, exception
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.current_epoch == self.epoch:
+            raise self.exception
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("toy")
+    return str(write_toy_model(root / "model")), str(write_toy_relations(root / "relations"))
+
+
+@pytest.fixture
+def fit(folders, clock, tmp_path):
+    """Fit the toy, each pair in some seconds; return its Trainer."""
+
+    def call(*callbacks, seconds=10, ckpt_path=None, **options):
+        trainer = trainer_of(tmp_path / "run", [Takes(clock, seconds), *callbacks], **options)
+        trainer.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders), ckpt_path=ckpt_path)
+        return trainer
+
+    return call
+
+
+def lines_of(folder):
+    """The lines of a log without their times, which are those of a clock on the wall."""
+    text = (folder / "fit.log").read_bytes().decode()
+    assert text.endswith("\n")
+    split = [line.split(" ", 1) for line in text.splitlines()]
+    for stamp, _ in split:
+        assert datetime.fromisoformat(stamp).tzinfo is not None
+        assert abs(datetime.now().astimezone() - datetime.fromisoformat(stamp)).total_seconds() < 600
+    return [line for _, line in split]
+
+
+def stamped(text):
+    """The lines that begin with a time."""
+    return [line for line in text.splitlines() if re.match(r"\d{4}-\d\d-\d\dT", line)]
+
+
+# The estimate.
+
+
+def advance(progress, clock, *seconds):
+    finished = []
+    for taken in seconds:
+        clock.now += taken
+        finished.append(progress.finish_pair())
+    return finished
+
+
+def test_the_estimate_is_the_mean_time_of_a_pair_for_each_that_is_left(clock):
+    progress = FitProgress("abc", PAIRS)
+    clock.now += 100
+    assert progress.left() is None
+    assert advance(progress, clock, 20) == [None]
+    assert progress.left() == 120 * 5
+    assert advance(progress, clock, 30, 3, 7) == [0, None, 1]
+    assert progress.left() == 40 * 2
+    assert progress.times_of(1) == [3, 7]
+    assert advance(progress, clock, 0, 2) == [None, 2]
+    assert (progress.left(), progress.elapsed) == (0, 162)
+
+
+def test_a_resumed_fit_counts_its_own_pairs_alone(clock):
+    progress = FitProgress("abc", PAIRS, first=3)
+    assert progress.left() is None
+    advance(progress, clock, 50)
+    assert (progress.left(), progress.elapsed, progress.times_of(0), progress.times_of(1)) == (100, 50, [], [50])
+
+
+def test_the_time_left_shrinks_within_a_pair_but_not_below_that_of_the_pairs_after_it(clock):
+    progress = FitProgress("abc", PAIRS)
+    advance(progress, clock, 10)
+    clock.now += 4
+    assert progress.left() == 46
+    clock.now += 400
+    assert progress.left() == 40
+
+
+def test_a_fit_that_ends_early_has_no_time_left_then(clock):
+    progress = FitProgress("abc", PAIRS, stop=3)
+    advance(progress, clock, 10)
+    assert (progress.left(), progress.name) == (20, "2/6 a, trial 1")
+    advance(progress, clock, 10, 10)
+    assert (progress.left(), progress.name) == (0, "3/6 pairs")
+
+
+# The log.
+
+
+def test_a_fit_writes_a_line_a_relation_to_its_file_and_the_logger(fit, folders, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="lre_lightning")
+    fit(RelationLog())
+    everything = "faithfulness 1.00, causality 1.00"
+    lines = [
+        f"fit of {folders[0]!r}: relations 3, trials 2, pairs 6, devices 1 x cpu",
+        f"relation 1 of 3, 'half colour': scored 2 of 2 trials, known 10, layer emb, beta 1, rank 16, {everything}, "
+        "took 20 s, left 40 s",
+        f"relation 2 of 3, 'thing colour': scored 2 of 2 trials, known 20, layer emb, beta 1, rank 16, {everything}, "
+        "took 20 s, left 20 s",
+        "relation 3 of 3, 'wrong colour': scored 0 of 2 trials, known 0, took 20 s, left 0 s",
+        "fit ended after 1 min 0 s: pairs 6 of 6, scored 2 of 3 relations",
+    ]
+    assert lines_of(tmp_path / "run") == lines
+    records = [record for record in caplog.records if record.name == "lre_lightning"]
+    assert [(record.levelname, record.getMessage()) for record in records] == [("INFO", line) for line in lines]
+
+
+def test_a_resumed_fit_adds_to_the_file(fit, tmp_path):
+    fit(RelationLog(), seconds=500, max_epochs=3).save_checkpoint(tmp_path / "part.ckpt")
+    before = lines_of(tmp_path / "run")
+    assert before[-1] == "fit ended after 25 min 0 s: pairs 3 of 6, scored 2 of 3 relations"
+    assert len(before) == 3
+    fit(RelationLog(), ckpt_path=tmp_path / "part.ckpt").save_checkpoint(tmp_path / "whole.ckpt")
+    lines = lines_of(tmp_path / "run")
+    assert lines[:3] == before
+    assert lines[3].endswith("pairs 6, devices 1 x cpu, resumed at pair 4 of 6")
+    assert re.search("'thing colour': scored 2 of 2 .*, took 10 s for 1 of its trials, left 20 s$", lines[4])
+    assert lines[5].endswith("took 20 s, left 0 s")
+    assert lines[6:] == ["fit ended after 30 s: pairs 6 of 6, scored 2 of 3 relations"]
+    fit(RelationLog(), ckpt_path=tmp_path / "whole.ckpt")
+    assert lines_of(tmp_path / "run")[7:] == ["fit ended after 0 s: pairs 6 of 6, scored 2 of 3 relations"]
+
+
+@pytest.mark.parametrize(
+    ("exception", "expected", "said"),
+    [
+        (RuntimeError("no\x1b[31m memory\nat all"), RuntimeError, r"RuntimeError: no\x1b[31m memory"),
+        (KeyboardInterrupt(), SystemExit, "KeyboardInterrupt"),
+    ],
+)
+def test_a_fit_that_is_stopped_says_how_far_it_came_and_why(fit, tmp_path, monkeypatch, exception, expected, said):
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning would leave Ctrl-C ignored for good
+    log = RelationLog()
+    with pytest.raises(expected):
+        fit(log, Fails(3, exception))
+    last = f"fit stopped after 30 s at 4/6 thing colour, trial 1: {said}"
+    assert lines_of(tmp_path / "run")[2:] == [last]
+    fit(log)
+    assert lines_of(tmp_path / "run")[3:][-1] == "fit ended after 1 min 0 s: pairs 6 of 6, scored 2 of 3 relations"
+
+
+def test_an_error_before_the_first_pair_or_outside_a_fit_is_not_the_logs(fit, folders, tmp_path):
+    log = RelationLog()
+    fit(log, max_epochs=1)
+    lines = lines_of(tmp_path / "run")
+    with pytest.raises(LREError, match="there is no LRE to validate"):
+        trainer_of(tmp_path / "run", [log]).validate(LREModule(folders[0]), data_of(folders))
+    with pytest.raises(LREError, match="6 trials that choose leave none"):
+        trainer_of(tmp_path / "run", [log]).fit(LREModule(folders[0], selection_trials=6), data_of(folders))
+    assert lines_of(tmp_path / "run") == lines
+
+
+def record(trial, faithful, causal, **changes):
+    """A record of relation b, whose numbers all differ."""
+    scores = {"faithful": ((1, 2), (3, faithful)), "causal": ((4, 5), (causal, 6)), "known": 10, "edited": 8}
+    place = {"layers": (0, 7), "betas": (1.0, 2.25), "ranks": (4, 8), "layer": 7, "beta": 2.25, "rank": 4}
+    return PairRecord("b", "factual", trial, samples=30, range_size=4, tested=22, **scores | place | changes)
+
+
+def test_a_line_has_the_means_of_the_relations_own_trials(clock):
+    progress = FitProgress(["a", "b"], [(0, 0), (1, 0), (1, 1), (1, 2), (0, 1)])
+    advance(progress, clock, 1, 61, 0, 59.5)
+    unscored = PairRecord("b", "factual", 2, samples=30, range_size=4, tested=22, known=3)
+    other = PairRecord("a", "factual", 0, samples=30, range_size=4, tested=22, known=9)
+    assert relation_line(progress, 1, [record(0, 9, 2), other, record(1, 6, 8), unscored]) == (
+        "relation 2 of 2, 'b': scored 2 of 3 trials, known 7.7, layer 7, beta 2.25, rank 4, faithfulness 0.75, "
+        "causality 0.62, took 2 min 0 s, left 30 s"
+    )
+    line = relation_line(progress, 1, [record(0, 9, 0, edited=0), record(1, 0, 0, reported=False)])
+    assert "scored 2 of 3 trials, known 10, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality -, took" in line
+
+
+class Tally(BoringModel):
+    """Someone's own module: it trains, and has counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = {}
+
+    def set_beta(self, betas):
+        pass
+
+    def on_train_epoch_end(self):
+        pass
+
+    def on_validation_end(self):
+        name, trial = ["first", "second"][self.current_epoch % 2], self.current_epoch // 2
+        kept = record(trial, 9, 2, model="own")
+        self.records[name, trial] = PairRecord(**kept.plain() | {"relation": name})
+
+
+class Turns(BoringDataModule):
+    """Someone's own data, whose relations take turns."""
+
+    pairs = ((0, 0), (1, 0), (0, 1), (1, 1))
+
+    @property
+    def relations(self):
+        return [SimpleNamespace(name=name) for name in ("first", "second")]
+
+
+@pytest.mark.parametrize(
+    ("ends", "seconds"), [({"max_epochs": 6}, 30), ({"max_epochs": -1, "max_steps": 4}, 20)], ids=["late", "by steps"]
+)
+def test_works_with_modules_and_data_of_ones_own(clock, tmp_path, ends, seconds):
+    """Their Trainer may go on after the last pair."""
+    options = {"limit_train_batches": 1, "limit_val_batches": 1, **ends}
+    trainer = trainer_of(tmp_path, [Takes(clock, 5), RelationLog(str(tmp_path / "logs"))], **options)
+    trainer.fit(Tally(), datamodule=Turns())
+    begin, first, second, end = lines_of(tmp_path / "logs")
+    assert begin == "fit of 'Tally': relations 2, trials 2, pairs 4, devices 1 x cpu"
+    assert re.match("relation 1 of 2, 'first': scored 2 of 2 trials, known 10, .*, took 10 s, left 5 s", first)
+    assert re.match("relation 2 of 2, 'second': scored 2 of 2 trials, known 10, .*, took 10 s, left 0 s", second)
+    assert end == f"fit ended after {seconds} s: pairs 4 of 4, scored 2 of 2 relations"
+
+
+class Odd(Turns):
+    """Data with names that would not stay on their line."""
+
+    @property
+    def relations(self):
+        return [SimpleNamespace(name=name) for name in ("first", ODD)]
+
+
+def test_names_stay_on_their_line(clock, tmp_path):
+    module = Tally()
+    module.lm = SimpleNamespace(name="lm\r")
+    options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4}
+    for callbacks in ([], [Fails(3, RuntimeError("now"))]):
+        trainer = trainer_of(tmp_path, [RelationLog(), *callbacks], **options)
+        with nullcontext() if not callbacks else pytest.raises(RuntimeError, match="now"):
+            trainer.fit(module, datamodule=Odd())
+    lines = lines_of(tmp_path)
+    assert len(lines) == 4 + 3
+    assert lines[0].startswith(r"fit of 'lm\r': ")
+    assert lines[2].startswith(f"relation 2 of 2, '{ESCAPED}': scored 0 of 2 trials, took")
+    assert lines[-1] == f"fit stopped after 0 s at 4/4 {ESCAPED}, trial 1: RuntimeError: now"
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "message"),
+    [
+        (BoringModel, Turns, "RelationLog needs a module with `records` and `set_beta`, which BoringModel has not"),
+        (Tally, BoringDataModule, "RelationLog needs a datamodule with `pairs` and `relations`"),
+        (Tally, lambda: None, "RelationLog needs a datamodule with `pairs` and `relations`"),
+    ],
+)
+def test_what_it_cannot_log_is_refused(tmp_path, module, data, message):
+    with pytest.raises(LREError, match=message):
+        trainer_of(tmp_path, [RelationLog()]).fit(module(), datamodule=data())
+
+
+def test_nothing_is_refused_where_there_is_nothing_to_log(tmp_path):
+    trainer = trainer_of(tmp_path, [RelationLog()], limit_val_batches=1)
+    trainer.validate(BoringModel(), BoringDataModule(), verbose=False)
+    assert not (tmp_path / "fit.log").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_work(fit, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LREError, match="file' cannot be written: Not a directory; a file is where a folder should be"):
+        fit(RelationLog(str(tmp_path / "file")), max_epochs=1)
+
+
+def test_a_file_that_cannot_be_written_ends_no_fit(fit, tmp_path, caplog):
+    (tmp_path / "log" / "fit.log").mkdir(parents=True)
+    trainer = fit(RelationLog(str(tmp_path / "log")), max_epochs=1)
+    assert trainer.current_epoch == 1
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert all(re.match("a line of the log is lost: .*Is a directory: .*fit.log", warning) for warning in warnings)
+
+
+def test_only_rank_zero_writes(fit, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, logger="lre_lightning")
+    log = RelationLog()
+    begin = log.on_train_start
+
+    def as_another_rank(*args):
+        monkeypatch.setattr(rank_zero_only, "rank", 1)
+        begin(*args)
+
+    log.on_train_start = as_another_rank
+    fit(log)
+    assert not (tmp_path / "run" / "fit.log").exists()
+    assert not [record for record in caplog.records if record.name == "lre_lightning"]
+
+
+SCRIPT = """
+import sys, torch
+from lre_lightning.callbacks import RelationLog, RelationProgressBar
+from lre_lightning.callbacks.log import log_to_console
+from tests.training.test_module import trainer_of
+from tests.callbacks.test_progress import Tally, Turns
+torch.set_num_threads(1)
+log_to_console(True)
+options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4}
+trainer = trainer_of(sys.argv[1], [RelationLog()], devices=2, strategy="ddp_fork", **options)
+trainer.fit(Tally(), datamodule=Turns())
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_log(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    lines = lines_of(tmp_path)
+    assert [line.split(" ")[0] for line in lines] == ["fit", "relation", "relation", "fit"]
+    assert "devices 2 x cpu" in lines[0]
+    assert stamped(result.stderr) == stamped((tmp_path / "fit.log").read_text())
+
+
+def test_the_console_has_the_lines_where_it_is_told_to(fit, tmp_path, capsys):
+    level = logging.getLogger("lre_lightning").level
+    try:
+        log_to_console(True)
+        log_to_console(True)
+        fit(RelationLog(), max_epochs=1)
+        assert stamped(capsys.readouterr().err) == stamped((tmp_path / "run" / "fit.log").read_text())
+        log_to_console(False)
+        fit(RelationLog(), max_epochs=1)
+        assert stamped(capsys.readouterr().err) == []
+    finally:
+        log_to_console(False)
+        logging.getLogger("lre_lightning").setLevel(level)
+
+
+# The bar.
+
+
+@contextmanager
+def terminal():
+    """Make standard output a terminal of 120 columns, and collect the states that its lines had."""
+    pty, fcntl, termios = (pytest.importorskip(name, reason="needs Unix") for name in ("pty", "fcntl", "termios"))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    read, states = [], []
+    reader = threading.Thread(target=lambda: read.extend(iter(lambda: read_from(ours), b"")))
+    reader.start()
+    try:
+        with os.fdopen(theirs, "w", encoding="utf-8") as stream, redirect_stdout(stream):
+            yield states
+    finally:
+        reader.join(timeout=60)
+        os.close(ours)
+    states += [state.strip() for state in re.split(r"[\r\n]+|\x1b\[A", b"".join(read).decode()) if state.strip()]
+
+
+def read_from(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody can write to it any more
+        return b""
+
+
+def bars_of(states):
+    """The bar of a fit in its different states: what is left of it, its share, and what is right of it but the time."""
+    found = [re.fullmatch(r"(.*): +(\d+)%\|.*\| \[\d\d:\d\d(?:, )?(.*)\]", state) for state in states]
+    return list(dict.fromkeys(match.groups() for match in found if match))
+
+
+def test_the_bar_shows_pair_relation_trial_and_the_time_left(fit):
+    with terminal() as states:
+        fit(RelationProgressBar(), enable_progress_bar=True)
+    bars = bars_of(states)
+    assert bars[:6] == [
+        ("Training", "0", ""),
+        ("1/6 half colour, trial 0", "0", "now=estimating"),
+        ("1/6 half colour, trial 0", "0", "now=scoring"),
+        ("2/6 half colour, trial 1", "17", "left=50 s"),
+        ("2/6 half colour, trial 1", "17", "left=50 s, now=estimating"),
+        ("2/6 half colour, trial 1", "17", "left=40 s, now=scoring"),
+    ]
+    assert ("4/6 thing colour, trial 1", "50", "left=30 s, now=estimating") in bars
+    assert bars[-2:] == [("6/6 wrong colour, trial 1", "83", "now=scoring"), ("6/6 pairs", "100", "")]
+
+
+def test_the_bar_of_a_resumed_fit_begins_where_that_begins(fit, tmp_path):
+    fit(seconds=500, max_epochs=3).save_checkpoint(tmp_path / "part.ckpt")
+    with terminal() as states:
+        fit(RelationProgressBar(), enable_progress_bar=True, ckpt_path=tmp_path / "part.ckpt")
+    bars = bars_of(states)
+    assert bars[1] == ("4/6 thing colour, trial 1", "50", "now=estimating")
+    assert ("5/6 wrong colour, trial 0", "67", "left=20 s, now=estimating") in bars
+
+
+def test_the_bar_of_a_fit_that_was_stopped_stays_behind(fit, folders, tmp_path):
+    trainer = fit(max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "part.ckpt")
+    callbacks = [RelationProgressBar(), Fails(0, RuntimeError("now"))]
+    again = trainer_of(tmp_path, callbacks, enable_progress_bar=True)
+    with terminal() as states:
+        with pytest.raises(RuntimeError, match="now"):
+            again.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders))
+        print("stopped")
+        again.validate(LREModule(folders[0], **GRID), data_of(folders), tmp_path / "part.ckpt", verbose=False)
+    assert any(state.startswith("Validation DataLoader 0: 100%") for state in states)
+    assert "stopped" in states  # on a line of its own
+    assert not any("scoring" in state for state in states)
+
+
+def test_with_other_data_it_is_lightnings_own(tmp_path):
+    options = {"limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 2, "enable_progress_bar": True}
+    with terminal() as states:
+        trainer_of(tmp_path, [RelationProgressBar()], **options).fit(BoringModel(), datamodule=BoringDataModule())
+    assert any(re.match(r"Epoch 1: +50%\|.*\| 1/2 \[", state) for state in states)
+    assert not any("now=" in state or "left=" in state for state in states)
+
+
+def test_where_there_is_no_terminal_there_is_no_bar(fit, folders, tmp_path, capfd):
+    trainer = fit(RelationProgressBar(), enable_progress_bar=True)
+    trainer.validate(trainer.lightning_module, data_of(folders), verbose=False)
+    assert capfd.readouterr().out == ""
+
+
+def test_bar_and_log_can_be_sent_to_another_process(fit):
+    bar, log = RelationProgressBar(), RelationLog()
+    with terminal():
+        fit(bar, log, enable_progress_bar=True, max_epochs=1)
+    assert pickle.loads(pickle.dumps(bar)).refresh_rate == bar.refresh_rate
+    assert pickle.loads(pickle.dumps(log)).dirpath is None

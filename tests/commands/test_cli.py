@@ -1,0 +1,281 @@
+"""The command line as a user meets it: the main job, and one clear error for each mistake."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lre_lightning.cli import main
+from lre_lightning.records.record import read_records, rows
+from lre_lightning.training.module import LREModule
+from tests.helpers.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
+
+QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("toy")
+    return write_toy_model(root / "model"), write_toy_relations(root / "relations")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command line in a folder of its own; return its status, its output and its errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+
+    def call(*args):
+        try:
+            status = main([*args[:1], *QUICK, *args[1:]])
+        except SystemExit as exit_:
+            status = exit_.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def options(folders, *more):
+    model, relations = folders
+    return [
+        f"--model.name_or_path={model}",
+        f"--data.source={relations}",
+        "--data.n_shot=4",
+        "--data.trials=2",
+        "--model.betas=[1.0]",
+        "--model.beta=1.0",
+        "--model.ranks=[16]",
+        *more,
+    ]
+
+
+def table_of(output):
+    """The lines of the table of results that hold a relation, in one form of white space."""
+    return [" ".join(line.split()) for line in output.splitlines() if line.startswith(" ") and "colour" in line]
+
+
+def test_fit_then_validate_last_prints_the_same_numbers(run, folders, tmp_path):
+    status, output, _ = run("fit", *options(folders))
+    table = table_of(output)
+    assert status == 0
+    assert len(table) == 3
+    assert "1.00 ± 0.00" in table[0]
+    assert "not scored" in table[2]
+    assert "Not scored, because the LM knows too few of their facts: wrong colour." in output
+    status, output, error = run("validate", "--ckpt_path=last")
+    assert (status, table_of(output)) == (0, table), error
+    run_folder = tmp_path / "lre_runs"
+    assert (run_folder / "checkpoints" / "last.ckpt").exists()
+    assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 6
+    assert len(rows(read_records([run_folder]))) == 4 * (2 + 1) * 2  # pairs, layers, one beta and one rank
+    assert {path.name for path in (run_folder / "figures").iterdir()} == {"layers.png", "relations.png"}
+    assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()
+    versions = sorted((run_folder / "lightning_logs").iterdir())
+    config = yaml.safe_load((versions[0] / "config.yaml").read_text())
+    assert config["model"]["beta"] == 1.0
+    scalars = read_scalars(versions[0])
+    assert scalars["faithfulness/thing colour"] == [1.0, 1.0]
+    assert scalars["known/wrong colour"] == [0.0, 0.0]
+
+
+def test_a_run_that_was_moved_is_validated_from_its_checkpoint(run, folders):
+    _, output, _ = run("fit", *options(folders))
+    Path("lre_runs").rename("moved")
+    status, again, error = run("validate", "--ckpt_path=moved/checkpoints/last.ckpt")
+    assert (status, table_of(again)) == (0, table_of(output)), error
+
+
+def test_baselines_templates_and_choices_from_the_command_line(run, folders):
+    choices = "--model.choices={'thing colour': {'layer': 1, 'rank': 3}}"
+    more = ["--data.template={}", choices, "--model.baselines=true", "--model.line_integrals=2"]
+    status, output, error = run("fit", *options(folders, *more))
+    assert status == 0, error
+    found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
+    chosen, searched = found["thing colour", 1], found["half colour", 1]
+    assert (chosen.layers, chosen.layer, chosen.rank, chosen.ranks) == (("emb", 1), 1, 3, (3, 16))
+    assert (searched.layers, searched.ranks) == (("emb", 0, 1), (16,))
+    assert chosen.template == "{}"
+    assert chosen.template_index is None
+    assert chosen.faithful_baselines["identity"] == (20, 20)
+    assert len(chosen.line_integrals) == 2
+    status, again, error = run("validate", "--ckpt_path=last")
+    assert (status, table_of(again)) == (0, table_of(output)), error
+
+
+def read_scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert set(events.Tags()["images"]) == {"results/relations", "results/layers"}
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_explicit_options_win_over_those_of_the_checkpoint(run, folders):
+    run("fit", *options(folders))
+    status, output, _ = run("validate", "--ckpt_path=last", "--data.relations=[thing_colour]", "--data.trials=1")
+    assert status == 0
+    assert len(table_of(output)) == 1
+    assert "1.00" in table_of(output)[0]
+    assert "±" not in output
+
+
+def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders):
+    _, output, _ = run("fit", *options(folders))
+    results = Path("lre_runs/fit_results.csv")
+    before = results.read_text()
+    status, again, error = run("fit", *options(folders, "--ckpt_path=last"))
+    assert (status, table_of(again)) == (0, table_of(output)), error
+    assert results.read_text() == before
+
+
+def test_a_checkpoint_is_written_after_every_pair(run, folders, monkeypatch):
+    found = []
+    start = LREModule.on_train_epoch_start
+
+    def look(module):
+        checkpoint = Path("lre_runs/checkpoints/last.ckpt")
+        state = torch.load(checkpoint, weights_only=True)["state_dict"] if checkpoint.exists() else None
+        found.append(len(state["bank._extra_state"]["records"]) if state else 0)
+        start(module)
+
+    monkeypatch.setattr(LREModule, "on_train_epoch_start", look)
+    run("fit", *options(folders))
+    assert found == [0, 1, 2, 3, 4, 5]
+    assert [path.name for path in Path("lre_runs/checkpoints").iterdir()] == ["last.ckpt"]
+
+
+def test_last_without_a_checkpoint_yet(run, folders):
+    status, output, _ = run("fit", *options(folders, "--ckpt_path=last"))
+    assert status == 0
+    assert "No checkpoint in" in output
+    assert len(table_of(output)) == 3
+
+
+def test_no_warning_and_no_tip_is_printed(run, folders, recwarn):
+    _, output, error = run("fit", *options(folders))
+    noise = [line for line in (output + error).splitlines() if "arning" in line or "Tip" in line or "💡" in line]
+    assert not noise
+    assert [str(warning.message) for warning in recwarn.list] == []
+
+
+def write_relation(folder, change):
+    data = relation_json("odd")
+    change(data)
+    folder.mkdir(exist_ok=True)
+    path = folder / "odd.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def drop(key):
+    return lambda data: data.pop(key)
+
+
+def put(key, value):
+    return lambda data: data.__setitem__(key, value)
+
+
+RELATION_MISTAKES = {
+    "no samples key": (drop("samples"), "samples"),
+    "no templates": (drop("prompt_templates"), "prompt_templates"),
+    "no slot": (put("prompt_templates", ["the colour of it is"]), "{}"),
+    "empty subject": (put("samples", [{"subject": "", "object": "red"}]), "subject"),
+    "too few": (lambda data: data["samples"].__delitem__(slice(4, None)), "n_shot=4"),
+}
+
+
+@pytest.mark.parametrize("mistake", RELATION_MISTAKES)
+def test_mistakes_in_a_relation_file(run, folders, tmp_path, mistake):
+    change, named = RELATION_MISTAKES[mistake]
+    path = write_relation(tmp_path / "relations", change)
+    assert_one_error(run("fit", *options(folders, f"--data.relations=[{path}]")), named)
+
+
+def assert_one_error(result, *named):
+    status, _, error = result
+    assert status == 2
+    assert "Traceback" not in error
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, error
+    for name in named:
+        assert str(name) in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--data.relations=[thing_color]", ["thing_color", "thing colour"]),
+        ("--model.layers=[5]", ["layer 5 is out of range", "0 to 1"]),
+        ("--model.ranks=[99]", ["rank 99 is out of range", "1 to 16"]),
+        ("--model.name_or_path=./nowhere", ["./nowhere", "does not exist"]),
+        ("--data.n_shot=0", ["n_shot", "0"]),
+        ("--data.source=./nowhere", ["nowhere"]),
+        ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
+        ("--data.template=1", ["no relation has a template 1"]),
+        ("--data.template={} of {}", ["exactly one {} for the subject"]),
+        ("--model.selection_trials=2", ["2 trials that choose leave none to report"]),
+        ("--model.choices={'thing colour': {'layer': 7, 'rank': 1}}", ["the choice for 'thing colour'", "layer 7"]),
+        ("--trainer.devices=0", ["devices='0'"]),
+        ("--trainer.devices=-3", ["devices", "should be an int > 0"]),
+        ("--trainer.strategy=fsdp", ["fsdp", "requires a GPU"]),
+        ("--trainer.strategy=nonsense", ["invalid strategy name", "nonsense"]),
+        ("--trainer.gradient_clip_val=1", ["gradient clipping is not supported"]),
+    ],
+)
+def test_options_out_of_range(run, folders, option, named):
+    assert_one_error(run("fit", *options(folders, option)), *named)
+
+
+def test_a_model_that_is_not_a_decoder_only_lm(run, folders, tmp_path):
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=len(toy_tokenizer()),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        is_decoder=False,
+    )
+    folder = tmp_path / "bert"
+    transformers.BertLMHeadModel(config).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    assert_one_error(run("fit", *options((folder, folders[1]))), "BertLMHeadModel is not supported")
+
+
+def test_a_tokenizer_without_offsets(run, folders, tmp_path):
+    folder = write_toy_model(tmp_path / "slow")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(["<unk>", *OBJECTS])}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CTRLTokenizer"}))
+    assert_one_error(run("fit", *options((folder, folders[1]))), "CTRLTokenizer", "fast tokenizer")
+
+
+def test_validate_with_nothing_to_validate(run, folders):
+    assert_one_error(run("validate", *options(folders)), "there is no LRE to validate")
+    assert_one_error(run("validate", *options(folders, "--ckpt_path=last")), "there is no checkpoint in")
+
+
+def test_checkpoints_that_do_not_fit(run, folders, tmp_path):
+    run("fit", *options(folders))
+    last = Path("lre_runs/checkpoints/last.ckpt")
+    other = write_toy_model(tmp_path / "other", seed=1)
+    assert_one_error(run("validate", "--ckpt_path=last", f"--model.name_or_path={other}"), "was estimated from", other)
+    whole = last.read_bytes()
+    for size in (0, 100, len(whole) // 2):
+        last.write_bytes(whole[:size])
+        assert_one_error(run("validate", "--ckpt_path=last"), "last.ckpt", "cannot be read")
+
+
+def test_unknown_options_are_argparse_errors(run, folders):
+    status, _, error = run("fit", *options(folders, "--model.layer=3"))
+    assert status == 2
+    assert "Traceback" not in error

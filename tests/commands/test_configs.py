@@ -1,0 +1,138 @@
+"""The bundled configurations: they parse, resolve, and build with an LM of the right depth and random weights."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lre_lightning.cli import CONFIGS, main
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.relations.sources import load_relations
+from lre_lightning.training.module import LREModule
+
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def configuration(name, small):
+    """The LM's configuration in its published shape, or as deep and narrow."""
+    from transformers import GPT2Config, GPTJConfig, GPTNeoXConfig, LlamaConfig
+
+    def llama(width, layers, heads, **shape):
+        narrow = {"hidden_size": 64 * heads // 8, "intermediate_size": 64, "vocab_size": 64} if small else {}
+        return LlamaConfig(
+            **{"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, **shape, **narrow}
+        )
+
+    return {
+        "gpt2_xl": lambda: GPT2Config(
+            n_layer=48, n_head=25, n_embd=800 if small else 1600, vocab_size=64 if small else 50257
+        ),
+        "gptj": lambda: GPTJConfig(
+            n_layer=28,
+            n_head=16,
+            n_embd=256 if small else 4096,
+            rotary_dim=8 if small else 64,
+            vocab_size=64 if small else 50400,
+        ),
+        "llama_13b": lambda: llama(5120, 40, 40, intermediate_size=13824, vocab_size=32000),
+        "llama3_8b": lambda: llama(4096, 32, 32, num_key_value_heads=8, intermediate_size=14336, vocab_size=128256),
+        "pythia": lambda: GPTNeoXConfig(
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            hidden_size=512 if small else 4096,
+            intermediate_size=64 if small else 16384,
+            vocab_size=64 if small else 50432,
+        ),
+    }[name]()
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """What --print_config says for a subcommand and a named configuration."""
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+
+    def call(*args):
+        with pytest.raises(SystemExit) as exit_:
+            main([*args, "--print_config"])
+        assert exit_.value.code in (0, None)
+        return yaml.safe_load(capsys.readouterr().out)
+
+    return call
+
+
+def test_there_is_one_for_each_lm_of_the_paper_and_more():
+    assert NAMES == ["gpt2_xl", "gptj", "llama3_8b", "llama_13b", "pythia"]
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "evaluate", "dataset"])
+@pytest.mark.parametrize("name", NAMES)
+def test_resolves_in_every_subcommand(printed, name, subcommand):
+    given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    config = printed(subcommand, "--config", name)
+    for section in ("model", "data"):
+        assert {key: config[section][key] for key in given[section]} == given[section]
+    assert config["model"]["baselines"] is (subcommand == "evaluate")
+
+
+def test_the_settings_are_the_papers(printed):
+    for name, n, beta in (("gpt2_xl", 8, 2.25), ("gptj", 8, 2.25), ("llama_13b", 5, 8.0)):
+        config = printed("fit", f"--config={name}")
+        assert (config["data"]["n_shot"], config["data"]["trials"], config["model"]["beta"]) == (n, 24, beta)
+    choices = printed("fit", "--config=gptj")["model"]["choices"]
+    assert len(choices) == 46
+    assert choices["country capital city"] == {"layer": 3, "rank": 68}
+    assert choices["name gender"] == {"layer": "emb", "rank": 17}
+
+
+def test_options_win_over_a_named_configuration(printed):
+    config = printed("fit", "--config", "gptj", "--model.choices=null", "--data.trials=2")
+    assert (config["model"]["choices"], config["data"]["trials"], config["model"]["beta"]) == (None, 2, 2.25)
+
+
+def test_a_file_of_that_name_is_taken_first(printed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("gptj").write_text("data: {trials: 5}\n")
+    assert printed("fit", "--config", "gptj")["data"]["trials"] == 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_published_shape_has_the_layers_and_ranks(name):
+    """On the meta device, where weights take no memory."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration(name, small=False))
+    given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
+    width, layers = model.get_input_embeddings().weight.shape[1], model.config.num_hidden_layers
+    for choice in given.get("choices", {}).values():
+        assert choice["layer"] == "emb" or choice["layer"] < layers
+        assert choice["rank"] <= width
+    assert max(given.get("ranks", [1])) <= width
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_builds_with_random_weights_of_the_same_depth(printed, name):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = printed("evaluate", f"--config={name}", "--model.ranks=null")
+    lm = LanguageModel(AutoModelForCausalLM.from_config(configuration(name, small=True)).eval(), name=name)
+    module = LREModule(**{**config["model"], "name_or_path": lm})
+    assert len(module.layers) == lm.num_layers + 1
+    assert module.beta in module.betas
+    RelationDataModule("demo", **{key: value for key, value in config["data"].items() if key != "tokenizer"})
+
+
+@pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="needs LRE_RELATIONS_DIR: the 47 relations")
+def test_gptj_has_a_choice_for_every_relation_that_it_knows():
+    names = {relation.name for relation in load_relations(source=os.environ["LRE_RELATIONS_DIR"])}
+    given = yaml.safe_load((CONFIGS / "gptj.yaml").read_text())["model"]["choices"]
+    assert names - set(given) == {"univ degree gender"}
+    assert not set(given) - names
+    exclude = yaml.safe_load((CONFIGS / "llama_13b.yaml").read_text())["data"]["exclude"]
+    assert set(exclude) <= names

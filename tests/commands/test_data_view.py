@@ -1,0 +1,188 @@
+"""`lre data`: relations with their counts, and prompts with their tokens."""
+
+import json
+import os
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lre_lightning.cli import main
+from lre_lightning.commands.data import BOUNDARY, CLOSE, LINE_END, OPEN, prompt_text, token_texts
+from lre_lightning.errors import LREError
+from lre_lightning.prompts.prompt import PromptFormat, make_prompt
+from lre_lightning.relations.relation import Sample
+from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.toy import relation_json
+
+CONTEXT = (Sample("Rome", "Italy"), Sample("Milan", "Italy"))
+SUBJECTS = ["Paris", "New York City", "São Paulo", "北京 😀", "Cafe\u0301", "i", "x" * 30]
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path):
+    """GPT-2-like, with the toy's relations beside it."""
+    tokenizers.byte_level(bos=tokenizers.START, post=tokenizers.around(tokenizers.START)).save_pretrained(
+        tmp_path / "tokenizer"
+    )
+    return tmp_path / "tokenizer"
+
+
+def relations_in(folder, *relations):
+    folder.mkdir(parents=True)
+    for number, relation in enumerate(relations):
+        (folder / f"{number}.json").write_text(json.dumps(relation, ensure_ascii=False))
+    return folder
+
+
+def run(capsys, *args):
+    status = main(["data", *map(str, args)])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    assert err == ""
+    return out
+
+
+CITIES = relation_json("city in country", category="factual") | {
+    "prompt_templates": ["{} is in the country of", "{} lies in"],
+    "prompt_templates_zs": [],
+    "properties": {"relation_type": "factual", "domain_name": "city", "range_name": "country", "symmetric": False},
+    "samples": [
+        {"subject": "Doha 2", "object": "Quito"},
+        {"subject": "Rome", "object": "Italy"},
+        {"subject": "Milan", "object": "Italy"},
+        {"subject": "Tokyo ", "object": "Japan"},
+        {"subject": "New York", "object": "York"},
+        {"subject": "Doha", "object": "Qatar"},
+    ],
+}
+
+
+def test_the_table_counts(capsys, tmp_path, tokenizer_dir):
+    folder = relations_in(tmp_path / "relations", CITIES, relation_json("thing colour"))
+    out = run(capsys, "--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2)
+    lines = {line.split("  ")[0].strip(): line.split() for line in out.splitlines() if line.startswith(" ")}
+    assert lines["city in country"][3:] == [
+        *("factual", "city", "country", "many-to-one", "6", "6", "5", "4", "(80%)", "2", "+", "0", "1", "1"),
+    ]
+    assert lines["thing colour"][2:7] == ["factual", "thing", "colour", "many-to-one", "24"]
+    assert re.search(r"2 relations, 30 samples; [5-8] of 9 objects have a first token of their own\.", out)
+    assert "Odd: 1 white space, 1 object in prompt." in out
+
+
+def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
+    folder = relations_in(tmp_path / "relations", CITIES)
+    options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2]
+    out = run(capsys, *options, "--check", "true")
+    assert "city in country: samples[3].subject is 'Tokyo ', with stray white space; repaired it is 'Tokyo'" in out
+    assert "samples[4] has its object in its subject: 'New York' and 'York'" in out
+    out = run(capsys, *options, "--data.repair", "true", "--out", tmp_path / "mended")
+    assert f"1 relations written to {tmp_path / 'mended'}" in out
+    mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())
+    assert mended["samples"][3] == {"subject": "Tokyo", "object": "Japan"}
+    assert mended["samples"][:3] == CITIES["samples"][:3]
+    assert "Odd: 1 object in prompt." in run(capsys, "--data.source", tmp_path / "mended", *options[2:])
+
+
+def test_prompts_as_the_model_sees_them(capsys, tmp_path, tokenizer_dir):
+    folder = relations_in(tmp_path / "relations", CITIES)
+    options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2, "--prompts", 2]
+    out = run(capsys, *options)
+    shown = out[out.index("\ncity in country\n") :].split("\n\n")
+    assert shown[0].splitlines()[1:] == ["city in country", "one first token: 'Quito', 'Qatar'"]
+    assert len(shown) == 3
+    for prompt in shown[1:]:
+        first, second, asked, answer = prompt.rstrip().splitlines()
+        assert first.startswith(f"<s>{BOUNDARY}")
+        assert first.endswith(LINE_END)
+        assert second.endswith(LINE_END)
+        assert asked.startswith(OPEN)
+        assert asked.endswith(f"{BOUNDARY} of")
+        assert answer.startswith("  -> '")
+    plain = out.replace(BOUNDARY, "").replace(OPEN, "").replace(CLOSE, "")
+    assert " is in the country of" in plain
+
+
+def test_relations_that_are_too_small_are_shown_too(capsys, tmp_path, tokenizer_dir):
+    folder = relations_in(tmp_path / "relations", CITIES)
+    options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir]  # n_shot is 8
+    assert "city in country" in run(capsys, *options)
+    assert main(["data", *map(str, options), "--prompts", "1"]) == 2
+    assert "has 6 distinct subjects, but n_shot=8 needs" in capsys.readouterr().err
+
+
+def test_relations_by_name(capsys):
+    out = run(capsys, "country currency", "person sport", "--data.source", "demo")
+    assert "2 relations, 168 samples" in out
+    out = run(capsys, "--data.source", "demo", "--data.where.function", "one-to-one", "--data.where.min_samples", 50)
+    assert "country capital city" in out
+    assert "person sport" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["contry currency"], "no relation, category or path 'contry currency': did you mean 'country currency'"),
+        (["--prompts", "-1"], "prompts must be a whole number of at least 0, got -1"),
+        (["--data.source", "/no/where"], "no such file or folder of relations: '/no/where'"),
+        (["--data.where.function", "injective"], "injective"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, options, message):
+    try:
+        status = main(["data", *options])
+    except SystemExit as stopped:  # the parser's own
+        status = stopped.code
+    assert status == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+# Tokens of prompts.
+
+
+@pytest.mark.parametrize("name", [*tokenizers.LOSSLESS, *tokenizers.OTHERS])
+def test_no_character_of_a_prompt_is_lost(name):
+    tokenizer = tokenizers.make(name)
+    for subject in SUBJECTS:
+        for form in (PromptFormat(), PromptFormat(separator="; ", shots=1)):
+            prompt = make_prompt(tokenizer, "The {} is", Sample(subject, "x"), CONTEXT, form)
+            check(tokenizer, prompt)
+
+
+def check(tokenizer, prompt):
+    pieces = token_texts(prompt, tokenizer)
+    names = tokenizer.convert_ids_to_tokens(list(prompt.input_ids))
+    assert len(pieces) == len(names)
+    assert pieces[0] == names[0]
+    text = prompt_text(prompt, tokenizer).plain
+    assert text.count(OPEN) == text.count(CLOSE) == 1
+    inside = text[text.index(OPEN) + 1 : text.index(CLOSE)]
+    assert inside == BOUNDARY.join(pieces[slice(*prompt.subject_span)])
+    if prompt.text.isascii():  # no character is several tokens
+        assert "".join(pieces[1:]) == prompt.text
+        assert prompt.subject in inside.replace(BOUNDARY, "")
+    else:
+        last = "".join(pieces[prompt.subject_span[1] :])
+        assert last.endswith(" is")
+
+
+@settings(max_examples=40, deadline=None)
+@given(subject=st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.strip))
+def test_any_subject_is_shown(subject):
+    for name in ("byte-level", "sentencepiece, legacy", "qwen", "wordpiece"):
+        tokenizer = tokenizers.make(name)
+        try:
+            prompt = make_prompt(tokenizer, "The {} is", Sample(unicodedata.normalize("NFC", subject), "x"), CONTEXT)
+        except LREError:
+            continue
+        assert len(token_texts(prompt, tokenizer)) == len(prompt.input_ids)
+
+
+@pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set")
+def test_the_papers_relations(capsys):
+    out = run(capsys, "--data.source", os.environ["LRE_RELATIONS_DIR"])
+    assert "47 relations, 11089 samples" in out

@@ -1,0 +1,271 @@
+"""The whole evaluation from the command line: its fits, its report, killed and resumed, shared out and merged."""
+
+import json
+import shutil
+import signal
+import sys
+
+import pytest
+import yaml
+
+from lre_lightning.cli import main
+from lre_lightning.commands.dataset import count_known
+from lre_lightning.commands.evaluate import evaluate
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.records.record import read_records
+from lre_lightning.training.module import LREModule
+from tests.helpers.launcher import Launcher
+from tests.helpers.toy import relation_json, write_toy_model
+
+SMALL = ["--data.n_shot=3", "--data.trials=2", "--model.betas=[0, 1, 2]", "--model.ranks=[4, 16]"]
+QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
+FITS = ["main", "n1", "n2", "template1", "bare"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The toy, and three relations: two that it knows, of which one has a second template, and one that it does not."""
+    root = tmp_path_factory.mktemp("toy")
+    relations = [
+        relation_json("thing colour")
+        | {"prompt_templates": ["colour {}"], "prompt_templates_zs": ["colour colour {}"]},
+        relation_json("half colour", count=14, category="bias"),
+        relation_json("wrong colour", shift=1),
+    ]
+    (root / "relations").mkdir()
+    for relation in relations:
+        (root / "relations" / f"{relation['name']}.json").write_text(json.dumps(relation))
+    return write_toy_model(root / "model"), root / "relations"
+
+
+def command(folders, root, *more):
+    model, relations = folders
+    places = [
+        f"--model.name_or_path={model}",
+        f"--data.source={relations}",
+        f"--trainer.default_root_dir={root}",
+    ]
+    return ["evaluate", *QUICK, *SMALL, *places, *more]
+
+
+def run(monkeypatch, *args):
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    return main([str(argument) for argument in args])
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="module")
+def evaluated(folders, tmp_path_factory):
+    root = tmp_path_factory.mktemp("evaluation") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert run(monkeypatch, *command(folders, root)) == 0
+    return root
+
+
+def test_every_fit_has_a_folder_and_records_of_its_kind(evaluated):
+    assert sorted(path.parent.name for path in evaluated.rglob("fit_results.jsonl")) == sorted(FITS)
+    records = {name: read_records([evaluated / name]) for name in FITS}
+    assert {record.n_shot for record in records["n1"]} == {1}
+    assert {record.n_shot for record in records["n2"]} == {2}
+    assert {record.template for record in records["bare"]} == {"{}"}
+    assert {(r.relation, r.template) for r in records["template1"]} == {("thing colour", "colour colour {}")}
+    assert {record.relation for record in records["main"]} == {"thing colour", "half colour", "wrong colour"}
+    for name in FITS[1:]:
+        assert "wrong colour" not in {record.relation for record in records[name]}
+
+
+def test_the_main_fit_measures_everything_and_the_others_its_layer_and_rank(evaluated):
+    scored = [record for record in read_records([evaluated / "main"]) if record.scored]
+    assert len(scored) == 4
+    for record in scored:
+        assert set(record.faithful_baselines) == {"linear regression", "translation", "identity"}
+        assert len(record.line_integrals) == 10
+        assert record.layers == ("emb", 0, 1)
+    chosen = {record.relation: (record.layer, record.rank) for record in scored}
+    for name in ("n1", "n2", "template1"):
+        for record in read_records([evaluated / name]):
+            assert (record.layer, record.rank) == chosen[record.relation]
+            assert record.layers == (record.layer,)
+            assert record.faithful_baselines == {}
+
+
+def test_ends_in_a_report(evaluated):
+    page = (evaluated / "report" / "index.html").read_text()
+    for relation in ("thing colour", "half colour", "wrong colour"):
+        assert relation in page
+    assert list((evaluated / "report" / "tables").glob("*.csv"))
+    assert list((evaluated / "report" / "tables").glob("*.tex"))
+
+
+def test_a_second_call_changes_nothing(evaluated, folders, tmp_path, monkeypatch):
+    before = {path: path.read_bytes() for path in evaluated.rglob("*") if path.suffix in (".jsonl", ".csv", ".tex")}
+    assert run(monkeypatch, *command(folders, evaluated)) == 0
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_another_option_is_not_mixed_into_a_finished_evaluation(evaluated, folders, monkeypatch, capsys):
+    assert run(monkeypatch, *command(folders, evaluated, "--data.seed=1")) == 2
+    assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("fit", "pairs"), [("main", 1), ("n2", 11)])
+def test_an_evaluation_that_is_killed_goes_on(launch, evaluated, folders, tmp_path, fit, pairs):
+    """Killed without warning in the second pair of one of its fits."""
+    root = tmp_path / "run"
+    args = command(folders, root)
+    where = "lre_lightning.training.module:LREModule.on_validation_start"
+    assert launch(tmp_path, args=args, signum=signal.SIGKILL, where=where, turn=pairs).status == -signal.SIGKILL
+    assert len(read_records([root / fit])) == 1
+    ended = launch(tmp_path, args=args)
+    assert ended.status == 0, ended.error
+    assert ended.pairs[0] == 1
+    for name in FITS:
+        for file in ("fit_results.jsonl", "fit_results.csv"):
+            assert (root / name / file).read_bytes() == (evaluated / name / file).read_bytes()
+
+
+def test_relations_shared_out_over_jobs_merge_into_one_report(evaluated, folders, tmp_path, monkeypatch):
+    jobs = [tmp_path / "a", tmp_path / "b"]
+    for root, names in zip(jobs, ("[thing colour, wrong colour]", "[half colour]"), strict=True):
+        assert run(monkeypatch, *command(folders, root, f"--data.relations={names}")) == 0
+    assert run(monkeypatch, "report", *jobs, "--out", tmp_path / "merged") == 0
+    for table in sorted((evaluated / "report" / "tables").glob("*.csv")):
+        assert (tmp_path / "merged" / "tables" / table.name).read_text() == table.read_text(), table.name
+
+
+def test_each_fit_can_be_run_again_by_its_own_config(evaluated, folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "run"
+    arguments = [a for a in command(folders, root, "--n_shots=[2]") if a != "--trainer.logger=false"]
+    assert run(monkeypatch, *arguments) == 0
+    (config,) = (root / "n2").rglob("config.yaml")
+    assert yaml.safe_load(config.read_text())["data"]["n_shot"] == 2
+    before = read_records([root / "n2"])
+    shutil.rmtree(root / "n2" / "checkpoints")
+    assert run(monkeypatch, "fit", "--config", config) == 0
+    assert read_records([root / "n2"]) == before
+
+
+def test_what_to_vary_can_be_chosen(folders, tmp_path, monkeypatch):
+    assert run(monkeypatch, *command(folders, tmp_path, "--n_shots=[]", "--templates=false", "--bare=false")) == 0
+    assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
+
+
+def test_what_the_main_fit_leaves_out_or_does_not_report_the_others_do_not_either(folders, tmp_path, monkeypatch):
+    options = ["--n_shots=[2]", "--templates=false", "--data.exclude=[half colour]", "--model.selection_trials=1"]
+    assert run(monkeypatch, *command(folders, tmp_path, *options)) == 0
+    for name in ("main", "n2", "bare"):
+        records = read_records([tmp_path / name])
+        assert "half colour" not in {record.relation for record in records}
+        assert {(record.trial, record.reported) for record in records} == {(0, False), (1, True)}
+
+
+def test_nothing_to_vary_where_the_lm_knows_nothing(folders, tmp_path, monkeypatch):
+    assert run(monkeypatch, *command(folders, tmp_path, "--data.relations=[wrong colour]")) == 0
+    assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
+    assert "not scored" in (tmp_path / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--n_shots=[0]", "n 0 is out of range: it must be a whole number of at least 1"),
+        ("--data.template=1", "goes through the templates itself: leave template 1 out"),
+        ("--data.exclude=[thing color]", "no relation, category or path 'thing color': did you mean 'thing colour'"),
+        ("--model.selection_trials=2", "2 trials that choose leave none to report: there are 2 of each relation"),
+        (
+            "--model.choices={capital: {layer: 0, rank: 4}}",
+            "layers and ranks are chosen for 1 relations, such as 'capital'",
+        ),
+    ],
+)
+def test_mistakes_are_named(folders, tmp_path, monkeypatch, capsys, option, message):
+    assert run(monkeypatch, *command(folders, tmp_path, option)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_from_python(folders, tmp_path):
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def make_trainer(setting):
+        checkpoint = ModelCheckpoint(tmp_path / setting.name, filename="last", enable_version_counter=False)
+        options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        return L.Trainer(
+            max_epochs=-1,
+            reload_dataloaders_every_n_epochs=1,
+            default_root_dir=tmp_path / setting.name,
+            callbacks=[checkpoint],
+            num_sanity_val_steps=0,
+            **options,
+        )
+
+    model, relations = map(str, folders)
+    module = LREModule(model, betas=[1.0], ranks=[16], baselines=True)
+    data = RelationDataModule(model, source=relations, n_shot=3, trials=1)
+    records = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
+    assert {(record.n_shot, record.template_index) for record in records} == {(3, 0), (1, 0), (3, None)}
+    again = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
+    assert again == records
+    with pytest.raises(LREError, match=r"n 'x' is out of range"):
+        evaluate(module, data, make_trainer, n_shots=["x"])
+
+
+def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path, monkeypatch, capsys):
+    model, relations = folders
+    places = [
+        f"--model.name_or_path={model}",
+        f"--data.source={relations}",
+        "--data.n_shot=3",
+        "--data.trials=2",
+    ]
+    arguments = ["dataset", "--trainer.accelerator=cpu", *places, f"--trainer.default_root_dir={tmp_path}"]
+    assert run(monkeypatch, *arguments) == 0
+    counted = read_records([tmp_path / "dataset_results.jsonl"])
+    fitted = {(r.relation, r.trial): r for r in read_records([evaluated / "main"])}
+    assert len(counted) == len(fitted) == 6
+    for record in counted:
+        other = fitted[record.relation, record.trial]
+        assert (record.known, record.tested, record.first_tokens) == (other.known, other.tested, other.first_tokens)
+    assert "thing colour" in capsys.readouterr().out
+    assert {path.suffix for path in (tmp_path / "dataset").iterdir()} == {".csv", ".tex"}
+    lines = (tmp_path / "dataset_results.jsonl").read_text().splitlines()
+    (tmp_path / "dataset_results.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    asked = []
+    whole = RelationDataModule.val_dataloader
+    monkeypatch.setattr(
+        RelationDataModule, "val_dataloader", lambda self, pairs=None: asked.append(pairs) or whole(self, pairs)
+    )
+    assert run(monkeypatch, *arguments) == 0
+    assert asked == [[2], [3], [4], [5]]
+    assert (tmp_path / "dataset_results.jsonl").read_text().splitlines() == lines
+
+
+def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, tmp_path):
+    model, relations = map(str, folders)
+    lm, path = LanguageModel.from_pretrained(model), tmp_path / "known.jsonl"
+
+    def count(**options):
+        asked = []
+        data = RelationDataModule(model, "thing colour", relations, **{"n_shot": 3, "trials": 1} | options)
+        data.val_dataloader = lambda pairs: asked.append(pairs) or RelationDataModule.val_dataloader(data, pairs)
+        (record,) = count_known(lm, data, path)
+        assert record.train == tuple((s.subject, s.object) for s in data.draws(0).train)
+        return bool(asked)
+
+    assert count()
+    assert not count()
+    assert count(seed=1)  # another draw in its place
+    assert not count(seed=1)
+    assert count(shots=1, seed=1)  # other prompts, beside it
+    assert not count(seed=1)
+    assert {record.prompts["shots"] for record in read_records([path])} == {None, 1}

@@ -1,0 +1,151 @@
+"""`predict`: what an LM knows about the subjects of texts, without a line of code."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lre_lightning.cli import main, read_texts
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.lens.lens import FirstTrials, read_lenses
+from lre_lightning.training.module import LREModule
+from tests.callbacks.test_beta_tuning import trainer_of
+from tests.helpers.toy import OBJECTS, write_toy_model, write_toy_relations
+
+QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A run on the toy, whose LREs are the identity at every layer."""
+    root = tmp_path_factory.mktemp("predict")
+    model, relations = write_toy_model(root / "model"), write_toy_relations(root / "relations")
+    places = [f"--model.name_or_path={model}", f"--data.source={relations}"]
+    small = ["--data.n_shot=4", "--data.trials=2", "--model.betas=[1.0]", "--model.ranks=[16]"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "argv", ["lre"])
+        assert main(["fit", *QUICK, *places, *small, f"--trainer.default_root_dir={root / 'run'}"]) == 0
+    return root
+
+
+def predict(monkeypatch, fitted, *args):
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    return main(["predict", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}", *map(str, args)])
+
+
+def lenses_of(fitted):
+    return json.loads((fitted / "run" / "lenses" / "lenses.json").read_text())
+
+
+def test_texts_as_arguments(fitted, monkeypatch, capsys):
+    assert predict(monkeypatch, fitted, "thing0", "colour thing5") == 0
+    printed = capsys.readouterr().out
+    lenses = lenses_of(fitted)
+    assert [(lens["name"], lens["text"]) for lens in lenses] == [
+        (name, text) for text in ("thing0", "colour thing5") for name in ("half colour", "thing colour", "logit lens")
+    ]
+    for lens in lenses:
+        subject = int(lens["text"].split("thing")[1])
+        for layer in lens["top"]:
+            assert layer[-1][0].strip() == OBJECTS[subject % 4]
+    assert {path.name for path in (fitted / "run" / "lenses").iterdir()} == {
+        "lenses.html",
+        "lenses.json",
+        "text0.png",
+        "text1.png",
+    }
+    assert f"{OBJECTS[0]} " in printed
+    assert "thing colour" in printed
+
+
+def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
+    (tmp_path / "texts.txt").write_text("thing3\n\nthing4\n")
+    assert predict(monkeypatch, fitted, "thing2", "--file", tmp_path / "texts.txt") == 0
+    assert list(dict.fromkeys(lens["text"] for lens in lenses_of(fitted))) == ["thing2", "thing3", "thing4"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("thing6\nthing7\n"))
+    assert predict(monkeypatch, fitted, "--data.relations=[thing colour]") == 0
+    assert [(lens["name"], lens["text"]) for lens in lenses_of(fitted)] == [
+        ("thing colour", "thing6"),
+        ("logit lens", "thing6"),
+        ("thing colour", "thing7"),
+        ("logit lens", "thing7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "there is no text: give it as an argument, in a --file, or on standard input"),
+        (["--file", "missing.txt"], "the texts in 'missing.txt' cannot be read: "),
+        (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),
+        (["thing0", "--ckpt_path=missing.ckpt"], "checkpoint 'missing.ckpt' does not exist"),
+    ],
+)
+def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert predict(monkeypatch, fitted, *args) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_that_does_not_exist(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    assert main(["predict", *QUICK, f"--trainer.default_root_dir={tmp_path}", "Miles Davis"]) == 2
+    assert "run fit first, or give its path" in capsys.readouterr().err
+
+
+def test_from_python_predictions_are_the_lenses(fitted, tmp_path):
+    checkpoint = fitted / "run" / "checkpoints" / "last.ckpt"
+    module = LREModule.load_from_checkpoint(checkpoint)
+    folder, relations = str(fitted / "model"), str(fitted / "relations")
+    data = RelationDataModule(folder, source=relations, n_shot=4, texts=["thing1", "thing2"])
+    found = trainer_of(tmp_path, logger=False).predict(module, datamodule=data)
+    lres = FirstTrials(module.lres)
+    assert found == [read_lenses(module.lm, data.tokenizer, text, lres) for text in ("thing1", "thing2")]
+    assert not torch.is_inference_mode_enabled()
+    with pytest.raises(LREError, match="there is no text to predict from: give texts"):
+        RelationDataModule(folder, source=relations, n_shot=4).predict_dataloader()
+
+
+def test_the_first_trial_of_each_relation_is_looked_up_when_it_is_needed():
+    asked = []
+
+    class Store(dict):
+        def __getitem__(self, pair):
+            asked.append(pair)
+            return super().__getitem__(pair)
+
+    first = FirstTrials(Store({("a", 2): "a2", ("b", 0): "b0", ("a", 1): "a1"}), ["b", "c", "a"])
+    assert (list(first), len(first), asked) == (["b", "a"], 2, [])
+    assert (first["a"], asked) == ("a1", [("a", 1)])
+    assert list(FirstTrials({("a", 0): "a0"}, [])) == []
+
+
+def test_texts_given_are_not_mixed_with_standard_input(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin\n"))
+    assert read_texts(["given"], None) == ["given"]
+    assert read_texts([], None) == ["from stdin"]
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(LREError, match="cannot be read"):
+        read_texts([], str(Path(tmp_path / "bytes")))
+
+
+def test_distract_asks_the_lm_and_the_lens(fitted, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    assert main(["distract", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}"]) == 0
+    assert "Attribute lens on RD prompts" in capsys.readouterr().out
+    folder = fitted / "run" / "distraction"
+    assert {path.name for path in folder.iterdir()} == {
+        f"attribute_lens{average}.{ending}" for average in ("", "_macro") for ending in ("csv", "tex")
+    }
+    with (folder / "attribute_lens.csv").open(newline="") as file:
+        rows = {row["condition"]: row for row in csv.DictReader(file)}
+    # The toy answers from the last token alone: nothing distracts it, and the LREs are exact.
+    for condition in ("Repetition-distracted prompt", "Attribute lens on RD prompts", "Attribute lens on ID prompts"):
+        assert float(rows[condition]["R@1"]) == 1.0
+        assert int(rows[condition]["prompts"]) == 2 * (20 + 10)

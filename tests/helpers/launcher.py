@@ -1,0 +1,350 @@
+"""A warm process that runs the command line in forked children, which end in ways that are hard to meet by chance.
+
+Started as a process of its own, because a test process has threads. It reads one JSON object a line, a `Run` to start
+or the number of a process to wait for, and answers with one: that number, or how the process `Ended`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+from tests.helpers.toy import write_toy_model, write_toy_relations
+
+FIT = [
+    "fit",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.logger=false",
+    "--trainer.callbacks+=lre_lightning.callbacks.BetaTuning",
+    "--data.n_shot=3",
+    "--data.trials=2",
+    "--model.betas=[0.0, 1.0]",
+    "--model.beta=0.0",
+    "--model.ranks=[4, 16]",
+]
+PAIRS = 6
+"""Those of the toy's relations."""
+
+
+@dataclass
+class Run:
+    """A run of the command line.
+
+    Attributes:
+        args: Its arguments.
+        cwd: The folder to run in.
+        watched: The folder whose changes count as file operations.
+        die_at: Number of the file operation in `watched` before which the process kills itself.
+        torn: From then on the process lives until a file would get larger than so many bytes, and dies in that write,
+            of which what fits is on the disk.
+        kill_after: Seconds after which it is killed from outside, from the beginning of a pair on.
+        kill_in: Which pair that is, from 1 among those that it begins; with 0, since it was started.
+        file_size: Largest size that a file may get, in bytes.
+        signum: A signal that it gets.
+        where: What it is doing then: a function, as ``"module:Class.name"``.
+        turn: At which call of that, from 0.
+        sleeping: Whether that function then takes a minute.
+        pictures: Whether the pictures of the results are drawn.
+        environment: Variables to set.
+        code: Python to run in place of the command line.
+    """
+
+    args: list[str]
+    cwd: str
+    watched: str
+    die_at: int | None = None
+    torn: int | None = None
+    kill_after: float | None = None
+    kill_in: int = 0
+    file_size: int | None = None
+    signum: int | None = None
+    where: str | None = None
+    turn: int = 0
+    sleeping: bool = False
+    pictures: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    code: str | None = None
+
+
+@dataclass
+class Ended:
+    """How it ended.
+
+    Attributes:
+        status: Exit status; minus the signal's number where one killed it.
+        seconds: How long it took.
+        operations: How many file operations there were, if it ended by itself.
+        pairs: Numbers of the pairs that were begun.
+        output: What it printed.
+        error: What it printed on standard error.
+    """
+
+    status: int
+    seconds: float
+    operations: int
+    pairs: list[int]
+    output: str
+    error: str
+    modules: list[str] = field(default_factory=list)
+
+
+class ShoutingCheckpointIO(TorchCheckpointIO):
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        super().save_checkpoint(checkpoint, path, storage_options)
+        print(f"saved {Path(path).name}!")
+
+
+class Launcher:
+    """The test's end of the warm process.
+
+    Args:
+        root: A folder for the toy's LM and its relations.
+    """
+
+    def __init__(self, root: Path):
+        self.places = [
+            f"--model.name_or_path={write_toy_model(root / 'model')}",
+            f"--data.source={write_toy_relations(root / 'relations')}",
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.launcher"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def fit(self, folder: Path, *more: str) -> list[str]:
+        """Arguments of a fit of the toy in ``<folder>/run``."""
+        return [*FIT, *self.places, f"--trainer.default_root_dir={folder / 'run'}", *more]
+
+    def __call__(self, folder: Path, *more: str, **how) -> Ended:
+        """Run a fit of the toy in ``<folder>/run``, or other `args` there, and wait until it has ended."""
+        return self.wait(self.start(folder, *more, **how))
+
+    def start(self, folder: Path, *more: str, **how) -> int:
+        """As a call, without waiting; the number of the process."""
+        folder.mkdir(exist_ok=True)
+        run = Run(**{"args": self.fit(folder, *more), "cwd": str(folder), "watched": str(folder / "run"), **how})
+        return self._asked(asdict(run))
+
+    def wait(self, pid: int) -> Ended:
+        """Wait for a process that was started."""
+        return Ended(**self._asked(pid))
+
+    def _asked(self, question):
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:  # a child hangs
+            for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+                process.kill()
+
+
+def serve() -> None:
+    """Answer until there is no more to read."""
+    import torch
+
+    torch.set_num_threads(1)
+    make_parser_once()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    children: dict[int, tuple[Run, float]] = {}
+    for line in sys.stdin:
+        question = json.loads(line)
+        if isinstance(question, dict):
+            run = Run(**question)
+            answer: object = started(run)
+            children[answer] = run, time.monotonic()
+        else:
+            ended = waited_for(question, *children.pop(question))
+            for name in ended.modules:  # those that the first child has imported late, the next need not
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+            ended.modules = []
+            answer = asdict(ended)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for pid in children:  # that a test has failed to wait for
+        os.kill(pid, signal.SIGKILL)
+
+
+def make_parser_once() -> None:
+    """Make the parser of the command line here, so that no child has to: it takes as long as a small fit."""
+    from lre_lightning.cli import LRECommandLine
+
+    made = LRECommandLine.__new__(LRECommandLine)
+    setup = LRECommandLine.setup_parser
+
+    def parsed(self: LRECommandLine, *args: object) -> None:
+        if not vars(made):
+            setup(self, *args)
+            vars(made).update(vars(self))
+            raise InterruptedError
+        for name in ("parser", "_subcommand_parsers", "_subcommand_method_arguments"):
+            setattr(self, name, getattr(made, name))
+
+    LRECommandLine.setup_parser = parsed
+    with contextlib.suppress(InterruptedError):
+        LRECommandLine(["fit"])
+
+
+FILES = ("begun.txt", "outcome.json", "output.txt", "error.txt")
+
+
+def started(run: Run) -> int:
+    """Run in a child."""
+    files = [Path(run.cwd) / name for name in FILES]
+    for path in files:
+        path.write_text("")
+    pid = os.fork()
+    if pid == 0:
+        child(run, *files)
+    return pid
+
+
+def waited_for(pid: int, run: Run, start: float) -> Ended:
+    """Wait for a child."""
+    status, since = None, None if run.kill_in else start
+    while status is None:
+        if since is None and (Path(run.cwd) / FILES[0]).read_text().count("\n") >= run.kill_in:
+            since = time.monotonic()
+        if run.kill_after is not None and since is not None and time.monotonic() - since > run.kill_after:
+            os.kill(pid, signal.SIGKILL)
+        found, code = os.waitpid(pid, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if found else None
+        time.sleep(0.001)
+    seconds = time.monotonic() - start
+    begun, outcome, output, error = ((Path(run.cwd) / name).read_text() for name in FILES)
+    told = json.loads(outcome or '{"operations": 0}')
+    return Ended(status, seconds, pairs=[int(line) for line in begun.split()], output=output, error=error, **told)
+
+
+def child(run: Run, begun: Path, outcome: Path, output: Path, error: Path) -> None:
+    """Be the command line; never returns."""
+    status = 70
+    try:
+        os.chdir(run.cwd)
+        os.environ.update(run.environment)
+        for path, descriptor in ((output, 1), (error, 2)):
+            os.dup2(os.open(path, os.O_WRONLY), descriptor)
+        sys.argv = ["lre", *run.args]
+        modules = set(sys.modules)
+        counter = count_operations(run)
+        log_pairs(begun)
+        if not run.pictures:
+            from lre_lightning.callbacks import ResultsFigures
+
+            ResultsFigures.on_fit_end = lambda *_: None
+        if run.where is not None:
+            signal_within(run)
+        if run.file_size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (run.file_size, resource.RLIM_INFINITY))
+        from lre_lightning.cli import main
+
+        try:
+            status = main() if run.code is None else exec(run.code, {}) or 0
+        except SystemExit as exit_:
+            status = exit_.code if isinstance(exit_.code, int) else 1
+        told = {"operations": counter[0], "modules": sorted(set(sys.modules) - modules)}
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        outcome.write_text(json.dumps(told))
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.truncate"}
+
+
+def count_operations(run: Run) -> list[int]:
+    """Count what changes the watched folder, and die when it is time."""
+    counter, flush = [0], os.fsync
+
+    def count() -> None:
+        if counter[0] == run.die_at and run.torn is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if counter[0] == run.die_at and run.torn is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (run.torn, resource.RLIM_INFINITY))
+        counter[0] += 1
+
+    def audit(event: str, arguments: tuple) -> None:
+        if event not in CHANGES and not (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        if str(arguments[0]).startswith(run.watched):
+            count()
+
+    def fsync(descriptor: int) -> None:
+        count()
+        flush(descriptor)
+        count()
+
+    sys.addaudithook(audit)
+    os.fsync = fsync
+    return counter
+
+
+def log_pairs(begun: Path) -> None:
+    """Note the number of each pair that is begun."""
+    from lre_lightning.training.module import LREModule
+
+    start = LREModule.on_train_epoch_start
+
+    def noted(module: LREModule) -> None:
+        with begun.open("a") as file:
+            file.write(f"{module.current_epoch}\n")
+        start(module)
+
+    LREModule.on_train_epoch_start = noted
+
+
+def signal_within(run: Run) -> None:
+    """Send the process a signal while it is in a function."""
+    module, _, names = run.where.partition(":")
+    *owner, name = names.split(".")
+    holder = importlib.import_module(module)
+    for part in owner:
+        holder = getattr(holder, part)
+    function, calls = getattr(holder, name), [0]
+
+    def signalled(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == run.turn + 1:
+            if run.sleeping:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), run.signum))
+                time.sleep(60)
+            else:
+                os.kill(os.getpid(), run.signum)
+        return function(*args, **kwargs)
+
+    setattr(holder, name, signalled)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,117 @@
+"""Jacobians element by element against the plain computation: whole prompt, no cache, layer by layer."""
+
+import pytest
+import torch
+
+from lre_lightning.errors import LREError
+from lre_lightning.lre import jacobian as engine
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models.hooks import replace
+from lre_lightning.models.language_model import LanguageModel
+from tests.helpers.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_casts
+
+PROMPT = torch.arange(14) * 11 % VOCAB
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def plain_jacobian(lm, ids, position, layer):
+    """Jacobian of o with respect to s by `torch.autograd.functional.jacobian` of the whole prompt."""
+
+    def run(subject):
+        def put(hidden):
+            edited = hidden.clone()
+            edited[0, position] = subject
+            return edited
+
+        with replace(lm.module_at(layer), put):
+            return lm(ids[None])[0, -1]
+
+    with torch.no_grad():
+        subject = lm.hidden_states(ids[None], [layer])[layer][0, position]
+    return torch.autograd.functional.jacobian(run, subject), subject, run(subject)
+
+
+def relative_error(found, expected):
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("position", [9, 13, 0])  # in the middle, at the end, with no token before it
+def test_every_element_at_every_layer(monkeypatch, family, dtype, position):
+    if dtype == torch.float64:
+        widen_casts(monkeypatch, family)
+    lm = LanguageModel(tiny_model(family, dtype))
+    result = prompt_jacobian(lm, PROMPT, position, chunk_size=6)  # does not divide the width
+    nonzero = []
+    for layer in lm.layers:
+        expected, subject, output = plain_jacobian(lm, PROMPT, position, layer)
+        nonzero += [layer] if expected.any() else []
+        assert relative_error(result.jacobian[layer], expected) < TOLERANCE[dtype], layer
+        assert relative_error(result.subject[layer], subject) < TOLERANCE[dtype]
+        assert relative_error(result.object, output) < TOLERANCE[dtype]
+        bias = output - expected @ subject
+        assert relative_error(result.bias(layer), bias) < TOLERANCE[dtype]
+    assert "emb" in nonzero  # the comparison is not one of zeros
+    assert (2 in nonzero) == (position == 13)  # at the last block only the last token reaches o
+    assert tuple(result.jacobian) == lm.layers
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_chunks_and_layers_do_not_change_the_result(family):
+    lm = LanguageModel(tiny_model(family))
+    everything = prompt_jacobian(lm, PROMPT, 9)
+    assert everything.jacobian["emb"].shape == (WIDTH, WIDTH)
+    for chunk_size in (1, 7, 32, 1000):
+        some = prompt_jacobian(lm, PROMPT, 9, [1, "emb"], chunk_size)
+        assert tuple(some.jacobian) == ("emb", 1)
+        for layer in some.jacobian:
+            assert relative_error(some.jacobian[layer], everything.jacobian[layer]) < 1e-6
+
+
+def test_a_prefix_cache_that_a_run_mutates_would_be_noticed(monkeypatch):
+    """Break the engine on purpose: without the copy of the cache the second chunk sees the first one's tokens."""
+    lm = LanguageModel(tiny_model("llama"))
+    right = prompt_jacobian(lm, PROMPT, 9).jacobian[0]
+    cache = lm.prefix_cache(PROMPT[:9])
+    cache.batch_repeat_interleave(WIDTH)
+    lm.prefix_cache = lambda _: cache
+    monkeypatch.setattr(engine, "share_cache", lambda cache: cache)
+    assert relative_error(prompt_jacobian(lm, PROMPT, 9).jacobian[0], right) < 1e-6
+    assert relative_error(prompt_jacobian(lm, PROMPT, 9).jacobian[0], right) > 1e-3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_right_under_no_grad_and_inference_mode(mode):
+    lm = LanguageModel(tiny_model("gpt2"))
+    expected = prompt_jacobian(lm, PROMPT, 9).jacobian
+    with mode():
+        found = prompt_jacobian(lm, PROMPT.clone(), 9).jacobian
+    assert all(torch.equal(found[layer], expected[layer]) for layer in lm.layers)
+    assert found[0].any()
+
+
+def test_hooks_are_gone_and_no_parameter_has_a_gradient():
+    lm = LanguageModel(tiny_model("gpt2"))
+    prompt_jacobian(lm, PROMPT, 9)
+    assert not any(module._forward_hooks for module in lm.modules())
+    assert all(parameter.grad is None for parameter in lm.parameters())
+
+
+def test_bad_input():
+    lm = LanguageModel(tiny_model("gpt2"))
+    with pytest.raises(LREError, match="subject position 14 is out of range: the prompt has 14 tokens"):
+        prompt_jacobian(lm, PROMPT, 14)
+    with pytest.raises(LREError, match="chunk size 0"):
+        prompt_jacobian(lm, PROMPT, 3, chunk_size=0)
+    with pytest.raises(LREError, match="layer 7"):
+        prompt_jacobian(lm, PROMPT, 3, [7])
+
+
+def test_overflow_is_an_error_that_names_the_layer():
+    lm = LanguageModel(tiny_model("gpt2", torch.float32))
+    lm.module_at(2).mlp.c_proj.weight.data.fill_(float("inf"))
+    with pytest.raises(
+        LREError, match=r"Jacobian at layer \w+ of .* is not finite in float32: load the LM in bfloat16"
+    ):
+        prompt_jacobian(lm, PROMPT, 3)

@@ -1,0 +1,300 @@
+"""Which LMs are taken and which are refused, what their configs mean, and an architecture of the user's own."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from lre_lightning.errors import LREError
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models.hooks import observe, replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.parts import LOGIT_TRANSFORMS, SUPPORTED, Parts
+from lre_lightning.models.patching import PromptBatch
+from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model
+from tests.lre.test_jacobian import PROMPT, plain_jacobian, relative_error
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        *((name, {"sliding_window": 64}) for name, (_, options) in FAMILIES.items() if "sliding_window" in options),
+        ("gpt_neo", {"window_size": 64}),
+        ("gemma3", {"layer_types": ["full_attention"] * LAYERS}),
+        ("gpt_neox_sequential", {"use_parallel_residual": True}),
+        ("falcon_alibi", {"alibi": False}),
+        ("falcon_alibi", {"parallel_attn": True}),
+        ("llama3", {"rope_scaling": None}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("olmo", {"clip_qkv": None}),
+        ("stablelm", {"partial_rotary_factor": 1.0}),
+        ("cohere", {"logit_scale": 1.0}),
+        *(("granite", {f"{name}_multiplier": 1.0}) for name in ("embedding", "residual", "attention")),
+        ("granite", {"logits_scaling": 1.0}),
+    ],
+    ids=str,
+)
+def test_what_sets_a_family_apart_is_at_work_in_its_tiny_model(family, change):
+    """A misspelt option, or a prompt shorter than the window, would leave the tests of that family blind."""
+    with torch.no_grad():
+        logits, others = (tiny_model(family, **options)(PROMPT[None]).logits for options in ({}, change))
+    assert not torch.allclose(logits, others, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["mpt", "llama", "cohere", "gemma2", "granite"])
+@pytest.mark.parametrize("value", [0.9, "inv_sqrt_d_model"])
+def test_numbers_in_a_config_that_mean_nothing_in_the_family(family, value):
+    model = tiny_model(family, torch.bfloat16)  # in which a tolerance alone would let 0.9 pass
+    for name in LOGIT_TRANSFORMS:
+        if getattr(model.config, name, None) is None:
+            setattr(model.config, name, value)
+    lm = LanguageModel(model)
+    with torch.no_grad():
+        torch.testing.assert_close(lm.decode(lm(PROMPT[None])), model(PROMPT[None]).logits)
+
+
+REFUSED = {
+    "its hidden states depend on later tokens": [("BertForMaskedLM", {}), ("ModernBertForMaskedLM", {})],
+    "it has an encoder beside its decoder": [
+        ("T5ForConditionalGeneration", {"d_model": 16, "num_layers": 1}),
+        ("BartForConditionalGeneration", {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}),
+    ],
+    "it keeps no attention keys and values for each of its blocks": [
+        ("MambaForCausalLM", {}),
+        ("RwkvForCausalLM", {"attention_hidden_size": 16}),
+        ("RecurrentGemmaForCausalLM", {"lru_width": 16, "num_hidden_layers": 3}),
+        ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
+        ("OpenAIGPTLMHeadModel", {"n_embd": 16, "n_layer": 2, "n_head": 2}),
+    ],
+    "it has no unembedding on top of its decoder": [("GPT2Model", {"n_embd": 16, "n_layer": 2, "n_head": 2})],
+    "its token embeddings have the shape (2, 4, 8) and its hidden states (2, 4, 16)": [
+        ("OPTForCausalLM", {"word_embed_proj_dim": 8, "do_layer_norm_before": False})  # as in OPT-350M
+    ],
+    "its token embeddings have the shape (2, 4, 16) and its hidden states (4, 2, 4, 16)": [
+        (
+            "Gemma3nForCausalLM",
+            {
+                "head_dim": 8,
+                "num_kv_shared_layers": 0,
+                "vocab_size_per_layer_input": 50,
+                "hidden_size_per_layer_input": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "activation_sparsity_pattern": None,
+            },
+        )
+    ],
+    "a few tokens cannot be run through it": [("MixtralForCausalLM", {"num_experts_per_tok": 9})],
+    "its logits are not its final norm and unembedding of the last block's output": [
+        ("BertLMHeadModel", {"is_decoder": True})
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "name", "options"),
+    [(reason, name, options) for reason, rows in REFUSED.items() for name, options in rows],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_what_is_not_supported_is_refused_by_name_with_the_reason_and_what_is(reason, name, options):
+    model_class = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**{**SMALL, **options}))
+    with pytest.raises(LREError) as refusal:
+        LanguageModel(model)
+    assert str(refusal.value).startswith(f"{name} is not supported: {reason}")
+    assert SUPPORTED in str(refusal.value)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_decoder_of_a_model_that_sees_images():
+    """Gemma 3 beyond 1B: its vision tower has a list of blocks of its own."""
+    text = transformers.Gemma3TextConfig(**FAMILIES["gemma3"][1])
+    vision = {**SMALL, "num_hidden_layers": LAYERS, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    lm = LanguageModel(model)
+    assert lm.module_at(0) is model.model.language_model.layers[0]
+    with torch.no_grad():
+        torch.testing.assert_close(lm.decode(lm(PROMPT[None])), model(PROMPT[None]).logits)
+
+
+def test_experts_run_as_transformers_runs_them_by_default():
+    lm = LanguageModel(tiny_model("mixtral", torch.float32))
+    expected = lm(PROMPT[None])
+    lm.model.set_experts_implementation("grouped_mm")
+    torch.testing.assert_close(lm(PROMPT[None]), expected, rtol=1e-4, atol=1e-5)
+    assert prompt_jacobian(lm, PROMPT, 9).jacobian[0].any()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "longest"),
+    [
+        ("mpt", {}, 64),
+        (
+            "phi3",
+            {
+                "original_max_position_embeddings": 12,
+                "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [3.0, 4.0]},
+            },
+            12,
+        ),
+    ],
+)
+def test_prompts_longer_than_what_the_lm_was_made_for(family, options, longest):
+    lm = LanguageModel(tiny_model(family, **options), name="tiny")
+    lm.check_ids(torch.zeros(longest, dtype=torch.long))
+    with pytest.raises(LREError, match=f"a prompt of {longest + 1} tokens is too long: tiny is made for {longest}"):
+        prompt_jacobian(lm, torch.zeros(longest + 1, dtype=torch.long), 3)
+
+
+class OwnBlock(nn.Module):
+    """Attention in which later tokens weigh more, and a tuple as output."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index, self.query_key_value, self.out = index, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, stream, past):
+        query, key, value = self.query_key_value(torch.tanh(stream))[:, None].chunk(3, dim=-1)
+        if past is not None:
+            key, value = past.update(key, value, self.index)
+        scores = query @ key.transpose(-1, -2) + 0.1 * torch.arange(key.shape[-2])
+        later = torch.ones_like(scores[0, 0]).triu(key.shape[-2] - query.shape[-2] + 1).bool()
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        return stream + self.out((weights @ value)[:, 0]), weights
+
+
+class OwnBody(nn.Module):
+    """Blocks that are attributes, not a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.first, self.second, self.norm = OwnBlock(0), OwnBlock(1), nn.LayerNorm(WIDTH)
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        past = past_key_values if past_key_values is not None or not use_cache else transformers.DynamicCache()
+        stream = self.tokens(input_ids)
+        for block in (self.first, self.second):
+            stream, _ = block(stream, past)
+        return SimpleNamespace(stream=self.norm(stream), past_key_values=past)
+
+
+class OwnLM(nn.Module):
+    """Logits that are halved, with no config to say so."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.to_logits = OwnBody(), nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids, **options):
+        output = self.body(input_ids, **options)
+        output.logits = self.to_logits(output.stream) / 2
+        return output
+
+
+@pytest.fixture
+def own():
+    torch.manual_seed(0)
+    return OwnLM().double()
+
+
+def parts_of(model, **changes):
+    body = model.body
+    declared = {
+        "backbone": body,
+        "embedding": body.tokens,
+        "blocks": [body.first, body.second],
+        "head": [body.norm],
+        "unembedding": model.to_logits,
+        "logits": lambda logits: logits / 2,
+    }
+    return Parts(**{**declared, **changes})
+
+
+def test_an_architecture_of_ones_own_is_declared(own):
+    lm = LanguageModel(own, parts=parts_of(own))
+    assert (lm.name, lm.layers, lm.hidden_size, lm.vocab_size) == ("OwnLM", ("emb", 0, 1), WIDTH, VOCAB)
+    with torch.no_grad():
+        torch.testing.assert_close(lm.decode(lm(PROMPT[None])), own(PROMPT[None]).logits)
+    result = prompt_jacobian(lm, PROMPT, 9)
+    for layer in lm.layers:
+        expected, _, output = plain_jacobian(lm, PROMPT, 9, layer)
+        assert expected.any() == (layer != 1)
+        assert relative_error(result.jacobian[layer], expected) < 1e-12
+        assert relative_error(result.object, output) < 1e-12
+
+
+@pytest.mark.parametrize("layer", ["emb", 0])
+def test_patched_runs_of_an_architecture_of_ones_own(own, layer):
+    lm = LanguageModel(own, parts=parts_of(own))
+    batch = PromptBatch(lm, PROMPT[None], torch.tensor([9]), torch.tensor([13]))
+    new = torch.randn(WIDTH, dtype=torch.float64)
+
+    def put(hidden):
+        return torch.cat([hidden[:, :9], new[None, None], hidden[:, 10:]], dim=1)
+
+    with torch.no_grad(), replace(lm.module_at(layer), put):
+        expected = lm(PROMPT[None])[0, -1]
+    torch.testing.assert_close(batch.patched(layer, new[None, None])[0, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logits": lambda logits: logits}, "its logits are not its final norm and unembedding"),
+        ({"head": []}, "its logits are not its final norm and unembedding"),
+        ({"blocks": [nn.Linear(2, 2)]}, "its token embedding and 1 blocks do not run once"),
+    ],
+)
+def test_a_declaration_that_is_wrong_is_refused(own, changes, message):
+    with pytest.raises(LREError, match=message):
+        LanguageModel(own, parts=parts_of(own, **changes))
+
+
+class ForgetfulBody(OwnBody):
+    """Positions that start anew in a suffix."""
+
+    def forward(self, input_ids, **options):
+        positions = torch.arange(input_ids.shape[-1])[:, None]
+        with replace(self.tokens, lambda stream: stream + positions):
+            return super().forward(input_ids, **options)
+
+
+class SharingBody(OwnBody):
+    """A second block to which the first one hands more than hidden states: no run can start in between."""
+
+    def forward(self, input_ids, **options):
+        handed = partial(setattr, self, "handed")
+        with observe(self.first.out, handed), replace(self.second.out, lambda out: out + self.handed):
+            return super().forward(input_ids, **options)
+
+
+@pytest.mark.parametrize("body", [ForgetfulBody, SharingBody])
+def test_a_suffix_that_does_not_do_what_the_whole_prompt_does_is_refused(own, body):
+    torch.manual_seed(0)
+    own.body = body().double()
+    with pytest.raises(LREError, match="the end of a prompt, run on cached keys and values, differs"):
+        LanguageModel(own, parts=parts_of(own))
+
+
+def test_what_is_not_declared_is_not_guessed(own):
+    with pytest.raises(LREError, match="OwnLM is not supported: it is no Hugging Face PreTrainedModel, so its parts"):
+        LanguageModel(own)

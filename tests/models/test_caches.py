@@ -1,0 +1,423 @@
+"""Keys and values that share a prefix, against the same operations on the tensors that they stand for."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from lre_lightning.models.caches import Joined, growing_cache, select_prefixes, share_cache
+from lre_lightning.models.language_model import LanguageModel
+from tests.helpers.tiny_models import FAMILIES, VOCAB, tiny_model, widen_casts
+
+RUNS, HEADS, BEFORE, OWN, WIDTH = 3, 4, 5, 2, 8
+POSITIONS = BEFORE + OWN
+SHAPES = {  # prefixes, heads of the prefix, whether the prefix is a join itself
+    "one prefix": (1, HEADS, False),
+    "two prefixes": (2, HEADS, False),
+    "one head for all": (2, 1, False),
+    "a join of joins": (2, HEADS, True),
+}
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def repeated(prefix, own):
+    """What a join stands for, written down plainly."""
+    rows = [prefix[row // (len(own) // len(prefix))].expand(own.shape[1], -1, -1) for row in range(len(own))]
+    return torch.cat([torch.stack(rows), own], -2)
+
+
+def pair(prefixes=2, prefix_heads=HEADS, nested=False, heads=HEADS, seed=0):
+    """A join, the tensor that it stands for, and its own part, which has a graph."""
+    prefix = dense_prefix = random(prefixes, prefix_heads, BEFORE, WIDTH, seed=seed)
+    if nested:
+        shared = random(1, prefix_heads, 3, WIDTH, seed=seed + 1)
+        prefix, dense_prefix = Joined(shared, dense_prefix), repeated(shared, dense_prefix)
+    own = random(prefixes * RUNS, heads, OWN, WIDTH, seed=seed + 2).requires_grad_(True)
+    return Joined(prefix, own), repeated(dense_prefix, own), own
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request):
+    return SHAPES[request.param]
+
+
+@pytest.fixture
+def never_joined(monkeypatch):
+    """Lets a test fail where the join is computed."""
+
+    def fail(_):
+        raise AssertionError("the join was computed")
+
+    monkeypatch.setattr(Joined, "tensor", fail)
+
+
+def check(found, expected, *leaves):
+    """The same values, and the same gradients of a random combination of them."""
+    assert not isinstance(found, Joined)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert expected.std() > 0.01  # not a comparison of constants
+    cotangent = random(*expected.shape, seed=9)
+    wanted = torch.autograd.grad(expected, leaves, cotangent, retain_graph=True)
+    for gradient, right in zip(torch.autograd.grad(found, leaves, cotangent, retain_graph=True), wanted, strict=True):
+        torch.testing.assert_close(gradient, right, rtol=1e-12, atol=1e-12)
+        assert right.any()
+
+
+def test_the_join_is_the_repeated_prefix_and_what_follows(shape):
+    joined, dense, own = pair(*shape)
+    check(joined.tensor(), dense, own)
+
+
+def test_a_join_looks_like_the_tensor_without_computing_it(shape, never_joined):
+    joined, dense, _ = pair(*shape)
+    for one, other in ((joined, dense), (joined.transpose(-1, -2), dense.transpose(-1, -2))):
+        assert one.shape == other.shape == one.size()
+        assert one.size(-2) == other.size(-2)
+        assert (one.ndim, one.dim(), one.numel()) == (other.ndim, other.dim(), other.numel())
+        assert (one.dtype, one.device, one.layout, one.is_cuda) == (other.dtype, other.device, other.layout, False)
+    assert Joined(torch.zeros(1, 2, 3, 4).bfloat16(), torch.zeros(2, 2, 3, 4).bfloat16()).dtype == torch.bfloat16
+
+
+UNKNOWN = {
+    "pad": lambda states: functional.pad(states, (0, 1, 2, 0)),
+    "sum": lambda states: states + 1,
+    "sum from the left": lambda states: 1 + states,
+    "einsum": lambda states: torch.einsum("bhpw,bhqw->bhpq", states, states),
+    "baddbmm": lambda states: torch.baddbmm(
+        random(1), random(len(states) * HEADS, 2, WIDTH), states.reshape(-1, states.shape[-2], WIDTH).mT
+    ),
+    "cat": lambda states: torch.cat([states, states], 1),
+    "keyword": lambda states: torch.stack(tensors=[states, states]),
+    "last positions": lambda states: states[:, :, -3:],
+    "a new axis at the end": lambda states: states[..., None],
+    "a new axis at the front": lambda states: states[None, :, :, :, :],
+    "a new axis between positions and width": lambda states: states[:, :, :, None, :],
+    "a row": lambda states: states[1],
+    "other axes": lambda states: states.transpose(1, 2),
+    "first axes": lambda states: torch.transpose(states, 0, 1),
+    "permute": lambda states: states.permute(0, 2, 3, 1),
+    "flattened heads": lambda states: states.reshape(len(states) * HEADS, -1, WIDTH),
+    "width split": lambda states: states.view(len(states), HEADS, -1, WIDTH // 2, 2),
+    "sizes left open": lambda states: states.expand(-1, -1, -1, -1),
+    "on the left of a product": lambda states: states @ random(WIDTH, 3),
+    "product of two": lambda states: states @ states.transpose(-1, -2),
+    "product with three axes": lambda states: random(HEADS, 2, WIDTH) @ states.transpose(-1, -2),
+    "product of one row for all": lambda states: random(1, HEADS, 2, WIDTH) @ states.transpose(-1, -2),
+    "attention to values that are joined": lambda states: functional.scaled_dot_product_attention(
+        random(len(states), HEADS, 2, WIDTH), states.tensor() if isinstance(states, Joined) else states, states
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", UNKNOWN)
+def test_any_other_operation_gets_the_join(shape, operation):
+    joined, dense, own = pair(*shape)
+    check(UNKNOWN[operation](joined), UNKNOWN[operation](dense), own)
+
+
+def test_a_tensor_is_cast_to_the_dtype_of_a_join():
+    joined, dense, _ = pair()
+    assert torch.zeros(2).type_as(joined).dtype == dense.dtype
+
+
+def test_a_tensor_is_cast_to_a_join():
+    joined, dense, _ = pair()
+    assert torch.zeros(2).to(joined).dtype == dense.dtype
+
+
+KNOWN = {
+    "transposed": lambda states: states.transpose(-1, -2),
+    "transposed twice": lambda states: torch.transpose(states.transpose(3, 2), -2, 3),
+    "heads repeated": lambda states: (
+        states[:, :, None, :, :]
+        .expand(states.shape[0], states.shape[1], 2, *states.shape[2:])
+        .reshape(states.shape[0], 2 * states.shape[1], *states.shape[2:])
+    ),
+    "cast there and back": lambda states: states.float().to(torch.float64),
+    "contiguous": lambda states: states.transpose(2, 3).contiguous(),
+    "whole slices": lambda states: states[:, :, :],
+    "viewed": lambda states: states.view(states.shape),
+}
+
+
+@pytest.mark.parametrize("operation", KNOWN)
+def test_what_keeps_positions_apart_keeps_the_join_open(shape, operation):
+    if shape[1] == 1 and operation in ("heads repeated", "viewed"):
+        pytest.skip("a prefix of one head is broadcast to those of its own, and cannot be reshaped with them")
+    joined, dense, own = pair(*shape)
+    found = KNOWN[operation](joined)
+    assert isinstance(found, Joined)
+    assert found.shape == KNOWN[operation](dense).shape
+    assert not isinstance(found.prefix, Joined) or shape[2]
+    check(found.tensor(), KNOWN[operation](dense), own)
+
+
+def test_the_steps_of_repeated_heads_never_compute_the_join(never_joined):
+    joined, _, _ = pair(2, nested=True)
+    for operation in KNOWN.values():
+        assert isinstance(operation(joined), Joined)
+
+
+def test_one_head_of_keys_is_expanded_to_many(never_joined):
+    """As multi-query attention does it."""
+    joined, dense, own = pair(2, prefix_heads=1, heads=1)
+    query = random(len(own), HEADS, 3, WIDTH, seed=5).requires_grad_(True)
+    expanded = joined.expand(len(own), HEADS, *joined.shape[2:])
+    assert isinstance(expanded, Joined)
+    check(query @ expanded.transpose(2, 3), query @ dense.transpose(2, 3), query, own)
+    check(query @ joined.transpose(2, 3), query @ dense.transpose(2, 3), query, own)
+
+
+@pytest.mark.parametrize("product", [torch.matmul, torch.Tensor.matmul, lambda left, right: left @ right])
+def test_queries_against_keys_and_weights_against_values(shape, product, never_joined):
+    keys, dense_keys, own_keys = pair(*shape)
+    values, dense_values, own_values = pair(*shape, seed=20)
+    query = random(len(own_keys), HEADS, 3, WIDTH, seed=5).requires_grad_(True)
+    scores, dense_scores = product(query, keys.transpose(2, 3)), product(query, dense_keys.transpose(2, 3))
+    check(scores, dense_scores, query, own_keys)
+    weights = torch.softmax(query @ dense_keys.transpose(2, 3), -1)
+    check(product(weights, values), product(weights, dense_values), query, own_keys, own_values)
+    check(product(torch.softmax(scores, -1), values), product(weights, dense_values), query, own_keys, own_values)
+
+
+def masks(length):
+    """Additive and boolean masks for three queries, of one for all and one for each run."""
+    seen = torch.ones(3, length, dtype=torch.bool).tril(length - 3)
+    by_run = torch.stack([seen.roll(row, 1) | seen for row in range(2 * RUNS)])[:, None]
+    additive = torch.where(by_run, random(2 * RUNS, 1, 3, length, seed=3), -torch.inf)
+    return {"one bool": seen, "bool": by_run, "float": additive, "finite": random(3, length, seed=4)}
+
+
+OPTIONS = {
+    "plain": lambda _: {},
+    "one bool mask": lambda length: {"attn_mask": masks(length)["one bool"]},
+    "bool masks": lambda length: {"attn_mask": masks(length)["bool"], "dropout_p": 0.0},
+    "float masks": lambda length: {"attn_mask": masks(length)["float"]},
+    "finite mask": lambda length: {"attn_mask": masks(length)["finite"], "scale": 0.3},
+    "causal": lambda _: {"is_causal": True},
+    "scale": lambda _: {"scale": 1.7},
+    "causal and scale": lambda _: {"is_causal": True, "scale": 0.01},
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_attention_of_torch(options, nested, never_joined):
+    keys, dense_keys, own_keys = pair(2, nested=nested)
+    values, dense_values, own_values = pair(2, nested=nested, seed=20)
+    query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
+    chosen = OPTIONS[options](keys.shape[-2])
+    attend = functional.scaled_dot_product_attention
+    found, expected = attend(query, keys, values, **chosen), attend(query, dense_keys, dense_values, **chosen)
+    leaves = [leaf for leaf in (query, own_keys, own_values) if options[:6] != "causal" or leaf is query]
+    check(found, expected, *leaves)
+    for leaf in (own_keys, own_values) if options[:6] == "causal" else ():  # three queries see the first three alone
+        assert not torch.autograd.grad(attend(query, keys, values, **chosen).sum(), leaf)[0].any()
+
+
+def test_causal_attention_that_reaches_what_follows(never_joined):
+    keys, dense_keys, own_keys = pair(2)
+    values, dense_values, own_values = pair(2, seed=20)
+    query = random(2 * RUNS, HEADS, POSITIONS, WIDTH, seed=5).requires_grad_(True)
+    attend = functional.scaled_dot_product_attention
+    expected = attend(query, dense_keys, dense_values, is_causal=True)
+    check(attend(query, keys, values, is_causal=True), expected, query, own_keys, own_values)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention_of_torch_with_grouped_queries(kv_heads, never_joined):
+    keys, dense_keys, own_keys = pair(2, prefix_heads=kv_heads, heads=kv_heads)
+    values, dense_values, own_values = pair(2, prefix_heads=kv_heads, heads=kv_heads, seed=20)
+    query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
+    for mask in (None, masks(POSITIONS)["bool"]):
+        options = {"attn_mask": mask, "enable_gqa": True}
+        expected = functional.scaled_dot_product_attention(query, dense_keys, dense_values, **options)
+        found = functional.scaled_dot_product_attention(query, keys, values, **options)
+        check(found, expected, query, own_keys, own_values)
+
+
+def test_attention_with_dropout_is_that_of_torch():
+    (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(2), pair(2, seed=20)
+    query, attend = random(2 * RUNS, HEADS, 3, WIDTH, seed=5), functional.scaled_dot_product_attention
+    outputs = []
+    for one, other in ((keys, values), (dense_keys, dense_values)):
+        torch.manual_seed(0)
+        outputs.append(attend(query, one, other, dropout_p=0.5))
+    check(*outputs, own_keys, own_values)
+    assert not torch.allclose(outputs[0], attend(query, dense_keys, dense_values))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda states: torch.matmul(input=random(2 * RUNS, HEADS, 2, WIDTH), other=states.transpose(2, 3)),
+        lambda states: torch.reshape(states, shape=tuple(states.shape)) * states.reshape(shape=tuple(states.shape)),
+    ],
+    ids=["matmul", "reshape"],
+)
+def test_arguments_by_keyword(operation):
+    joined, dense, own = pair(2)
+    check(operation(joined.transpose(2, 3).transpose(2, 3)), operation(dense), own)
+
+
+@pytest.mark.parametrize("joined", ["keys", "values"])
+def test_attention_to_keys_or_values_that_alone_are_joined(joined):
+    (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(2), pair(2, seed=20)
+    query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
+    chosen = (keys, dense_values) if joined == "keys" else (dense_keys, values)
+    expected = functional.scaled_dot_product_attention(query, dense_keys, dense_values)
+    check(functional.scaled_dot_product_attention(query, *chosen), expected, query, own_keys, own_values)
+
+
+def test_attention_in_half_precision_stays_in_it_and_is_close():
+    keys, values = (pair(2, seed=seed)[0].to(torch.bfloat16) for seed in (0, 20))
+    query = random(2 * RUNS, HEADS, 3, WIDTH).bfloat16()
+    found = functional.scaled_dot_product_attention(query, keys, values)
+    assert found.dtype == torch.bfloat16
+    wide = (one.double() for one in (query, keys.tensor(), values.tensor()))
+    expected = functional.scaled_dot_product_attention(*wide)
+    assert (found.double() - expected).norm() < 0.01 * expected.norm()
+
+
+def test_a_graph_keeps_no_copies_of_the_prefix():
+    """Neither is a gradient computed for it."""
+    prefix, own = torch.randn(1, HEADS, 50, WIDTH), torch.randn(RUNS, HEADS, 1, WIDTH, requires_grad=True)
+    query, kept = torch.randn(RUNS, HEADS, 1, WIDTH, requires_grad=True), []
+
+    def note(tensor):
+        kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = functional.scaled_dot_product_attention(query, Joined(prefix, own), Joined(prefix, own))
+    output.sum().backward()
+    assert own.grad.any()
+    assert query.grad.any()
+    assert prefix.grad is None
+    assert max(kept) <= prefix.untyped_storage().nbytes()
+
+
+# Caches
+
+CONTEXT = torch.arange(9) * 7 % VOCAB  # longer than the sliding window of 6
+MORE = torch.tensor([[3, 50, 8], [60, 61, 9]])
+SUFFIX = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])  # two for each of MORE
+
+
+def snapshot(cache):
+    return [(layer.keys.clone(), layer.values.clone(), layer.get_seq_length()) for layer in cache.layers]
+
+
+def unchanged(cache, before):
+    for layer, (keys, values, length) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+        assert layer.get_seq_length() == length
+        assert "update" not in vars(layer)
+
+
+def whole(lm, prompts):
+    with torch.no_grad():
+        return lm.hidden_states(prompts, lm.layers)
+
+
+def check_states(lm, cache, suffix, prompts):
+    with torch.no_grad():
+        found = lm.hidden_states(suffix, lm.layers, share_cache(cache))
+    expected = whole(lm, prompts)
+    for layer in lm.layers:
+        states = expected[layer][:, -suffix.shape[1] :]
+        torch.testing.assert_close(found[layer], states, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(expected[0][0], expected[0][-1])
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request, monkeypatch):
+    widen_casts(monkeypatch, request.param)
+    return LanguageModel(tiny_model(request.param))
+
+
+def test_a_shared_cache_goes_on_from_one_prefix_and_stays_as_it_is(lm):
+    cache = lm.prefix_cache(CONTEXT)
+    before = snapshot(cache)
+    for _ in range(2):
+        check_states(lm, cache, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+    unchanged(cache, before)
+
+
+def test_a_cache_that_grew_equals_whole_prompts(lm):
+    context = lm.prefix_cache(CONTEXT)
+    before = snapshot(context)
+    cache = lm.extend_cache(context, MORE)
+    prompts = torch.cat([CONTEXT.expand(4, -1), MORE.repeat_interleave(2, 0), SUFFIX], 1)
+    for _ in range(2):
+        check_states(lm, cache, SUFFIX, prompts)
+    for row in range(2):
+        rows = slice(2 * row, 2 * row + 2)
+        check_states(lm, select_prefixes(cache, slice(row, row + 1)), SUFFIX[rows], prompts[rows])
+    unchanged(context, before)
+
+
+def test_a_cache_may_grow_twice_or_from_nothing(lm):
+    longer = torch.cat([CONTEXT.expand(2, -1), MORE], 1)
+    prompts = torch.cat([longer.repeat_interleave(2, 0), SUFFIX], 1)
+    check_states(lm, lm.extend_cache(None, longer), SUFFIX, prompts)
+    twice = lm.extend_cache(lm.extend_cache(lm.prefix_cache(CONTEXT), MORE[:, :1]), MORE[:, 1:])
+    check_states(lm, twice, SUFFIX, prompts)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "bloom"])  # which calls baddbmm
+def test_no_family_computes_the_join(family, never_joined):
+    lm = LanguageModel(tiny_model(family))
+    with torch.no_grad():
+        states = lm.hidden_states(SUFFIX, [2], share_cache(lm.prefix_cache(CONTEXT)))
+    assert states[2].shape == (4, 2, lm.hidden_size)
+
+
+EAGER = ["gpt2", "gptj", "gpt_neox", "opt", "llama", "phi3", "mistral", "qwen3", "gemma2", "gemma3", "cohere"]
+
+
+@pytest.mark.parametrize("family", EAGER)
+def test_written_out_attention_is_shared_as_well(monkeypatch, family, never_joined):
+    widen_casts(monkeypatch, family)
+    lm = LanguageModel(tiny_model(family, attn_implementation="eager"))
+    assert lm.model.config._attn_implementation == "eager"
+    check_states(lm, lm.prefix_cache(CONTEXT), SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+
+
+def test_only_a_sliding_window_joins_what_grows():
+    lm = LanguageModel(tiny_model("gemma3"))
+    grown = lm.extend_cache(lm.prefix_cache(CONTEXT), MORE)
+    assert [isinstance(layer.keys, Joined) for layer in grown.layers] == [False, False, True]
+    assert [layer.keys.shape[-2] for layer in grown.layers] == [5, 5, 12]  # a window of 6 sees 5 before
+    assert grown.layers[2].keys.prefix.shape[0] == 1
+
+
+def test_no_cache_is_shared_as_none():
+    assert share_cache(None) is None
+
+
+def test_chosen_prefixes():
+    lm = LanguageModel(tiny_model("llama"))
+    context = lm.prefix_cache(CONTEXT)
+    cache = lm.extend_cache(None, torch.cat([CONTEXT.expand(3, -1), torch.tensor([[1], [2], [3]])], 1))
+    before = snapshot(cache)
+    chosen = select_prefixes(cache, slice(1, 3))
+    for layer, (keys, values, length) in zip(chosen.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys[1:3])
+        assert torch.equal(layer.values, values[1:3])
+        assert layer.get_seq_length() == length
+        assert not torch.equal(keys[0], keys[1])
+    unchanged(cache, before)
+    for layer, other in zip(select_prefixes(context, slice(1, 3)).layers, context.layers, strict=True):
+        assert torch.equal(layer.keys, other.keys)  # one prefix is that of all runs
+    grown = growing_cache(context)
+    with torch.no_grad():
+        lm.model.model(input_ids=MORE, past_key_values=grown)
+    for layer, other in zip(select_prefixes(grown, slice(1, 2)).layers, grown.layers, strict=True):
+        assert isinstance(layer.keys, Joined)
+        assert layer.keys.prefix is other.keys.prefix
+        assert torch.equal(layer.keys.tensor(), other.keys.tensor()[1:])

@@ -1,0 +1,380 @@
+"""Chunk sizes that are halved where memory runs out: made up, and with an allocator that really fails."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from contextlib import contextmanager
+
+import psutil
+import pytest
+import torch
+
+from lre_lightning.errors import LREError
+from lre_lightning.lre import jacobian as engine
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models import memory
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.memory import ChunkSizes, free_memory
+from lre_lightning.models.patching import PromptBatch
+from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
+
+PROMPT = torch.arange(14) * 11 % VOCAB
+CPU = torch.device("cpu")
+CPU_MESSAGE = (
+    "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "68719476736 bytes. Error code 12 (Cannot allocate memory)"
+)
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"), RuntimeError(CPU_MESSAGE)]
+
+
+@contextmanager
+def caught_warnings():
+    """What is warned of, even where it was before."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+class Work:
+    """Work that fails on more than `fits` at a time."""
+
+    def __init__(self, fits, error=ERRORS[0]):
+        self.fits, self.error, self.sizes = fits, error, []
+
+    def __call__(self, size):
+        self.sizes.append(size)
+        if size > self.fits:
+            raise self.error
+        return f"done by {size}"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["device", "CPU"])
+def test_chunks_are_halved_until_they_fit_and_that_is_remembered(error):
+    sizes, work = ChunkSizes(), Work(9, error)
+    with caught_warnings() as caught:
+        assert sizes.run("rows", 100, work) == "done by 7"
+        assert work.sizes == [100, 50, 25, 13, 7]
+        assert sizes.run("rows", 100, work) == "done by 7"
+        assert sizes.run("rows", 100, work) == "done by 7"
+        assert work.sizes[5:] == [7, 7]
+    assert [str(warning.message) for warning in caught] == ["out of memory for 100 rows at a time: going on with 7"]
+    assert caught[0].category is UserWarning
+
+
+def test_memory_that_shrinks_further_warns_no_more():
+    sizes = ChunkSizes()
+    with caught_warnings() as caught:
+        sizes.run("rows", 16, Work(8))
+        assert sizes.run("rows", 16, Work(3)) == "done by 2"
+        assert sizes.run("rows", 16, Work(3)) == "done by 2"
+    assert len(caught) == 1
+
+
+def test_kinds_of_work_and_language_models_have_sizes_of_their_own():
+    sizes, other = ChunkSizes(), ChunkSizes()
+    with caught_warnings() as caught:
+        sizes.run("rows", 16, Work(4))
+        for unaffected in (sizes, other):
+            assert unaffected.run("prompts", 16, Work(16)) == "done by 16"
+        sizes.run("prompts", 16, Work(2))
+        assert sizes.run("rows", 16, Work(16)) == "done by 4"
+        assert other.run("rows", 16, Work(16)) == "done by 16"
+    assert [str(warning.message).split()[5] for warning in caught] == ["rows", "prompts"]
+
+
+def test_nothing_is_said_where_memory_suffices():
+    with caught_warnings() as caught:
+        assert ChunkSizes().run("rows", 16, Work(16)) == "done by 16"
+    assert not caught
+
+
+def test_a_smaller_wish_does_not_become_the_most_that_fits():
+    sizes = ChunkSizes()
+    with caught_warnings():
+        sizes.run("rows", 64, Work(32))
+    sizes.run("rows", 4, Work(32))
+    assert sizes.run("rows", 64, Work(32)) == "done by 32"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["device", "CPU"])
+def test_memory_that_holds_not_even_one(error):
+    work = Work(0, error)
+    with pytest.raises(LREError, match="out of memory, even for rows one at a time: load the LM in bfloat16") as raised:
+        ChunkSizes().run("rows", 5, work)
+    assert work.sizes == [5, 3, 2, 1]
+    assert "device with more memory" in str(raised.value)
+    assert str(error).splitlines()[0] in str(raised.value)
+    assert raised.value.__cause__ is error
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("x")])
+def test_other_errors_pass(error):
+    work = Work(1, error)
+    with pytest.raises(type(error)) as raised:
+        ChunkSizes().run("rows", 8, work)
+    assert raised.value is error
+    assert work.sizes == [8]
+
+
+def test_what_failed_is_freed_before_the_next_attempt():
+    """A frame that a caught exception keeps would hold the tensors that did not fit."""
+    import gc
+    import weakref
+
+    held = []
+
+    def work(size):
+        if size == 4:
+            tensor = torch.zeros(size)
+            held.append(weakref.ref(tensor))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return held[0]()
+
+    gc.disable()
+    try:
+        with caught_warnings():
+            assert ChunkSizes().run("rows", 4, work) is None
+    finally:
+        gc.enable()
+
+
+# Free memory
+
+
+def test_free_memory_of_the_cpu_is_what_the_system_says(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
+    found, available, total = free_memory(CPU), psutil.virtual_memory().available, psutil.virtual_memory().total
+    assert isinstance(found, int)
+    assert 0 < found <= total
+    assert abs(found - available) < 0.2 * total  # others take and give meanwhile
+    assert free_memory(torch.device("meta")) is None
+
+
+@pytest.fixture
+def container(monkeypatch, tmp_path):
+    """A container that may use 1000 bytes and uses 700, 150 of them for files that can be dropped."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 800}))
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_anon 7\ninactive_file 150\nactive_file 60\n")
+    return tmp_path
+
+
+def test_a_container_may_have_less(container):
+    assert free_memory(CPU) == 450
+    (container / "memory.max").write_text("2000\n")
+    assert free_memory(CPU) == 800  # what the machine has
+    (container / "memory.max").write_text("1000\n")
+    (container / "memory.stat").write_text("anon 400\n")
+    assert free_memory(CPU) == 300
+
+
+@pytest.mark.parametrize("broken", ["max", "", "many"])
+def test_a_container_without_a_limit(container, broken):
+    (container / "memory.max").write_text(f"{broken}\n")
+    assert free_memory(CPU) == 800
+
+
+@pytest.mark.parametrize("missing", ["memory.max", "memory.current", "memory.stat"])
+def test_what_a_container_does_not_say(container, missing):
+    (container / missing).unlink()
+    assert free_memory(CPU) == 800
+
+
+# Lanes
+
+
+def lanes_of(monkeypatch, lm, **options):
+    """The Jacobians, and the lanes that they were computed with."""
+    seen, compute = [], engine._compute
+
+    def note(lm, suffixes, cache, layers):
+        seen.append(len(suffixes))
+        return compute(lm, suffixes, cache, layers)
+
+    monkeypatch.setattr(engine, "_compute", note)
+    result = prompt_jacobian(lm, PROMPT, 9, **options)
+    monkeypatch.setattr(engine, "_compute", compute)
+    return result, seen
+
+
+def check_equal(found, expected):
+    for layer in expected.jacobian:
+        torch.testing.assert_close(found.jacobian[layer], expected.jacobian[layer], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(found.subject[layer], expected.subject[layer], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.object, expected.object, rtol=1e-9, atol=1e-9)
+    assert expected.jacobian["emb"].any()
+
+
+def test_lanes_follow_free_memory(monkeypatch):
+    lm = LanguageModel(tiny_model("gpt2"))
+    expected = prompt_jacobian(lm, PROMPT, 9, chunk_size=WIDTH)
+    monkeypatch.setattr(engine, "free_memory", lambda _: 0)
+    result, seen = lanes_of(monkeypatch, lm)
+    assert seen == [1]
+    check_equal(result, expected)
+    (lane,) = lm.lane_bytes.values()
+    for fit, lanes in ((2, 2), (5, 4), (11, 8), (16, 16)):  # sweeps are made equally large
+        monkeypatch.setattr(engine, "free_memory", lambda _, fit=fit: 4 * lane * fit + 3 * lane)
+        result, seen = lanes_of(monkeypatch, lm)
+        assert seen == [lanes]
+        check_equal(result, expected)
+    monkeypatch.setattr(engine, "free_memory", lambda _: 0)
+    assert lanes_of(monkeypatch, lm, chunk_size=8)[1] == [8]  # what is asked for is not changed
+
+
+@pytest.mark.parametrize(("free", "lanes"), [(None, 40), (2**50, 40), (0, 1)])
+def test_the_most_lanes(monkeypatch, free, lanes):
+    lm = LanguageModel(tiny_model("gpt2", torch.float32, n_embd=80))
+    monkeypatch.setattr(engine, "free_memory", lambda _: free)
+    monkeypatch.setattr(engine, "NUMBERS_AT_A_TIME", {"cpu": 40 * 80})
+    assert lanes_of(monkeypatch, lm, layers=[1])[1] == [lanes]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
+def test_a_lane_takes_more_with_a_longer_suffix_and_from_a_lower_layer(family):
+    lm = LanguageModel(tiny_model(family, torch.float32))
+    for position, layer in ((13, "emb"), (11, "emb"), (4, "emb"), (4, 1)):
+        prompt_jacobian(lm, PROMPT, position, [layer, 2])
+    one, three, ten, higher = (
+        lm.lane_bytes[suffix, 0, layer] for suffix, layer in ((1, "emb"), (3, "emb"), (10, "emb"), (10, 1))
+    )
+    assert 0 < one < three < ten
+    assert 0 < higher < ten
+    assert one < sum(parameter.nbytes for parameter in lm.parameters()) / 3  # weights are not counted
+
+
+def test_a_lane_is_measured_once_for_suffixes_of_a_length(monkeypatch):
+    lm, measured, measure = LanguageModel(tiny_model("gpt2")), [], engine._graph_bytes
+    monkeypatch.setattr(engine, "_graph_bytes", lambda *arguments: measured.append(1) or measure(*arguments))
+    for position in (9, 9, 8):
+        prompt_jacobian(lm, PROMPT, position)
+    assert len(measured) == len(lm.lane_bytes) == 2
+
+
+# Language models that run out of memory
+
+
+def limit_batches(monkeypatch, method, most):
+    """Let a method of LanguageModel run out of memory on batches of more than `most`; return the sizes it saw."""
+    sizes, run = [], getattr(LanguageModel, method)
+
+    def limited(self, *arguments, **options):
+        size = len(next(one for one in arguments if isinstance(one, torch.Tensor)))
+        sizes.append(size)
+        if size > most:
+            raise torch.OutOfMemoryError(f"CUDA out of memory for {size}")
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, method, limited)
+    return sizes
+
+
+def test_jacobians_go_on_with_fewer_lanes(monkeypatch):
+    lm = LanguageModel(tiny_model("gpt2"))
+    expected = prompt_jacobian(lm, PROMPT, 9)
+    sizes = limit_batches(monkeypatch, "hidden_states", 5)
+    with caught_warnings() as caught:
+        for _ in range(3):
+            check_equal(prompt_jacobian(lm, PROMPT, 9, chunk_size=WIDTH), expected)
+    assert sizes == [16, 8, 4, 4, 4]
+    messages = [str(warning.message) for warning in caught]
+    assert messages == ["out of memory for 16 rows of a Jacobian at a time: going on with 4"]
+    assert caught[0].filename == __file__
+    monkeypatch.undo()
+    limit_batches(monkeypatch, "hidden_states", 0)
+    with pytest.raises(LREError, match="even for rows of a Jacobian one at a time"):
+        prompt_jacobian(lm, PROMPT, 9)
+    assert not any("forward" in vars(module) or module._forward_hooks for module in lm.modules())
+
+
+def test_patched_runs_go_on_with_fewer_prompts(monkeypatch):
+    lm = LanguageModel(tiny_model("llama"))
+    prompts = torch.stack([PROMPT, PROMPT.roll(-1), PROMPT])
+    prompts[:, :6] = PROMPT[:6]
+    batch = PromptBatch(lm, prompts, torch.tensor([8, 8, 7]), torch.tensor([13, 13, 12]))
+    values = torch.randn(3, 7, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = batch.patched(1, values)
+    sizes = limit_batches(monkeypatch, "run_from", 3)
+    with caught_warnings() as caught:
+        for _ in range(3):
+            torch.testing.assert_close(batch.patched(1, values), expected, rtol=1e-9, atol=1e-9)
+    assert max(size for size in sizes if size <= 3) in (2, 3)  # half of half of what it began with
+    attempts = sum(size > 3 for size in sizes)
+    batch.patched(0, values)
+    assert sum(size > 3 for size in sizes) == attempts  # nothing failed again
+    assert len(caught) == 1
+    assert "patched prompts at a time: going on with " in str(caught[0].message)
+    assert expected[0, 0].any()
+    assert not torch.allclose(expected[0, 0], expected[0, 1])
+    assert not torch.allclose(expected[0, 0], expected[2, 0])
+
+
+@pytest.mark.parametrize("method", ["run_from", "decode"])
+def test_no_attempt_is_made_twice_with_the_same_batch(monkeypatch, method):
+    lm = LanguageModel(tiny_model("llama"))
+    batch = PromptBatch(lm, PROMPT[None], torch.tensor([8]), torch.tensor([13]))
+    values = torch.randn(1, 12, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = limit_batches(monkeypatch, method, 3)
+    with caught_warnings():
+        batch.patched(1, values) if method == "run_from" else lm.predict(values)
+    assert [size for size in sizes if size > 3] == [12, 6]
+
+
+def test_decoding_goes_on_with_fewer_hidden_states(monkeypatch):
+    lm = LanguageModel(tiny_model("gpt2"))
+    hidden = torch.randn(5, 8, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = lm.predict(hidden)
+    sizes = limit_batches(monkeypatch, "decode", 3)
+    with caught_warnings() as caught:
+        for _ in range(3):
+            assert torch.equal(lm.predict(hidden, chunk_size=16), expected)
+    assert sizes[:3] == [16, 8, 4]
+    assert set(sizes[3:]) == {2}
+    assert len(caught) == 1
+    assert "decoded hidden states at a time: going on with 2" in str(caught[0].message)
+    assert expected.unique().numel() > 3
+
+
+REAL = textwrap.dedent(
+    """
+    import ctypes, resource, sys, warnings
+    import torch, transformers
+    from lre_lightning.jacobian import prompt_jacobian
+    from lre_lightning.language_model import LanguageModel
+
+    width = 256
+    options = {"vocab_size": 50, "n_embd": width, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    lm = LanguageModel(transformers.AutoModelForCausalLM.from_config(transformers.GPT2Config(**options)))
+    prompt = torch.arange(44) * 11 % 50
+    expected = prompt_jacobian(lm, prompt, 4, ["emb", 0], chunk_size=32).jacobian  # all lanes take about 350 MiB
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + 64 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for position, layers in ((4, ["emb", 0]), (42, [0])):
+            found = prompt_jacobian(lm, prompt, position, layers, chunk_size=width).jacobian
+            for layer in found if position == 4 else ():
+                error = (found[layer] - expected[layer]).abs().max() / expected[layer].abs().max()
+                assert error < 1e-5, error
+                assert expected[layer].any()
+    print(*(str(warning.message) for warning in caught), sep="\\n")
+    """
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space hold on Linux alone")
+def test_an_allocator_that_fails():
+    """The process may take 64 MiB more, of the 350 that all lanes at a time need."""
+    run = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    (warning,) = run.stdout.splitlines()
+    assert warning.startswith("out of memory for 256 rows of a Jacobian at a time: going on with ")
+    assert int(warning.split()[-1]) in (16, 32, 64, 128)

@@ -1,0 +1,143 @@
+"""LMs in half precision: what is estimated from them is float32, and close to what float32 gives."""
+
+import copy
+
+import pytest
+import torch
+
+from lre_lightning.errors import LREError
+from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.metrics import Causality, Faithfulness, causality
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
+from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
+
+PROMPTS = torch.stack([torch.arange(14) * step % VOCAB for step in (11, 13, 17)])
+POSITION = 9
+LAYERS = ("emb", 0, 1)
+HALF = {torch.bfloat16: 0.04, torch.float16: 0.005}  # relative errors
+
+
+def estimate(lm):
+    estimator = LREEstimator(LAYERS)
+    for prompt in PROMPTS:
+        estimator.update(prompt_jacobian(lm, prompt, POSITION))
+    return estimator
+
+
+def relative_error(found, expected):
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "mistral", "gemma2", "falcon"])
+def test_an_lm_in_half_precision_gives_lres_in_float32(family, dtype):
+    model = tiny_model(family, torch.float32)
+    lm = LanguageModel(copy.deepcopy(model).to(dtype))
+    assert prompt_jacobian(lm, PROMPTS[0], POSITION).jacobian["emb"].dtype == lm.dtype == dtype
+    found, expected = estimate(lm), estimate(LanguageModel(model))
+    for layer in LAYERS:
+        for one, other in (
+            (found.weight(layer), expected.weight(layer)),
+            (found.bias(layer), expected.bias(layer)),
+        ):
+            assert one.dtype == torch.float32
+            assert 0 < relative_error(one, other) < HALF[dtype], layer
+            rounded = one.to(dtype).float()
+            assert not torch.equal(rounded, one)  # the mean is not one of halves
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_lm_in_full_precision_keeps_it(dtype):
+    estimator = estimate(LanguageModel(tiny_model("gpt2", dtype)))
+    assert estimator.weight("emb").dtype == estimator.bias("emb").dtype == dtype
+
+
+def test_the_bias_is_computed_in_float32():
+    """In bfloat16 the difference of o and W s would lose what W s and o have in common."""
+    lm = LanguageModel(tiny_model("gpt2", torch.bfloat16))
+    example = prompt_jacobian(lm, PROMPTS[0], POSITION)
+    jacobian, subject, output = (one.double() for one in (example.jacobian[0], example.subject[0], example.object))
+    assert example.bias(0).dtype == torch.float32
+    assert relative_error(example.bias(0), output - jacobian @ subject) < 1e-6
+
+
+def large_gpt2(scale):
+    model = tiny_model("gpt2", torch.float32)
+    model.transformer.h[1].mlp.c_fc.weight.data *= scale
+    model.transformer.h[1].mlp.c_proj.weight.data *= scale
+    return model
+
+
+def test_a_jacobian_too_large_for_float16_is_refused_with_what_to_do():
+    """At the embedding and after block 0; block 1 is where it is large, and what follows it is not."""
+    scale, prompt = 2.0**8, PROMPTS[0]
+    wide = prompt_jacobian(LanguageModel(large_gpt2(scale)), prompt, POSITION)
+    assert torch.isfinite(wide.jacobian[0]).all()
+    half = LanguageModel(large_gpt2(scale).bfloat16())
+    for layer in LAYERS:
+        assert torch.isfinite(prompt_jacobian(half, prompt, POSITION).jacobian[layer]).all()
+    narrow = LanguageModel(large_gpt2(scale).half(), name="large")
+    assert all(torch.isfinite(parameter).all() for parameter in narrow.parameters())
+    with pytest.raises(LREError) as raised:
+        prompt_jacobian(narrow, prompt, POSITION)
+    assert str(raised.value) == (
+        "the Jacobian at layer emb of large is not finite in float16: load the LM in bfloat16 or float32"
+    )
+    with pytest.raises(LREError, match="the Jacobian at layer 0 of large is not finite in float16"):
+        prompt_jacobian(narrow, prompt, POSITION, [0])
+
+
+def test_the_same_lm_fits_into_float16_where_it_is_not_scaled():
+    assert torch.isfinite(prompt_jacobian(LanguageModel(large_gpt2(1).half()), PROMPTS[0], POSITION).jacobian[0]).all()
+
+
+def random_lre(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(WIDTH, WIDTH, generator=generator), torch.randn(WIDTH, generator=generator)
+    return LRE(weight.to(dtype), bias.to(dtype), 0, Origin("toy", "", "r"), beta=1.3, rank=5)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_lre_arithmetic_on_half_precision_states_is_float32(dtype):
+    """And computed in it: the states are rounded, nothing else is."""
+    lre, wide = random_lre(), random_lre(torch.float64)
+    subject, other = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (1, 2))
+    for found, expected in (
+        (lre(subject), wide(subject.double())),
+        (lre(subject, beta=torch.tensor(0.7)), wide(subject.double(), beta=0.7)),
+        (lre.inverse(5).apply(subject.float(), [2, 5]), LowRankInverse(wide.weight).apply(subject.double(), [2, 5])),
+        (lre.inverse(5).matrix(5), LowRankInverse(wide.weight).matrix(5)),
+    ):
+        assert found.dtype == torch.float32
+        assert relative_error(found, expected) < 1e-5
+    edit = lre.edit(subject, other)
+    assert edit.dtype == torch.float32
+    assert relative_error(edit, wide.edit(subject.double(), other.double())) < 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_counts_are_integers_and_scores_float32(dtype):
+    lm = LanguageModel(tiny_model("gpt2", dtype))
+    runs = PromptBatch(lm, PROMPTS, torch.full((3,), POSITION), torch.full((3,), 13))
+    subject, output = runs.hidden_states([0, 1])
+    assert subject.dtype == output.dtype == dtype
+    estimator = estimate(lm)
+    lres = [LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin("", "", "")) for layer in (0, 1)]
+    answers = faithfulness_predictions(lm, lres, subject, [1.0, 2.0])
+    edits = causality_predictions(runs, lres, subject, output.roll(1, 0) - output, [1, 4, 16])
+    predicted, relations = lm.predict(output), torch.zeros(3, dtype=torch.long)
+    assert answers.dtype == edits.dtype == predicted.dtype == torch.int64
+    for metric, ids in ((Faithfulness(1, (2, 2)), answers), (Causality(1, (2, 3)), edits)):
+        for moved in (metric, metric.to(dtype), metric.set_dtype(dtype)):
+            moved.reset()
+            moved.update(ids, predicted, relations)
+            assert moved.correct.dtype == moved.total.dtype == torch.int64
+            assert moved.compute().dtype == torch.float32
+    assert causality(edits, predicted).dtype == torch.float32
+    with pytest.raises(LREError, match="integer dtype"):
+        Faithfulness(1, (2, 2)).update(answers.to(dtype), predicted, relations)

@@ -1,0 +1,430 @@
+"""Prompts as conversations in the chat templates of instruction-tuned LMs."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lre_lightning.errors import LREError
+from lre_lightning.prompts import tokenization
+from lre_lightning.prompts.chat import ChatPrompts
+from lre_lightning.prompts.prompt import PromptFormat, first_token_coverage, make_prompt, make_prompts, start_token
+from lre_lightning.relations.relation import Relation, Sample
+from tests.helpers import tokenizers_fixtures as tokenizers
+
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+WITH_DEFAULT_SYSTEM = (
+    "{%- if messages[0].role != 'system' %}"
+    "{{- '<|im_start|>system\nYou are a helpful user and assistant.<|im_end|>\n' }}{% endif %}"
+) + CHATML
+# As Qwen 3: the last answer begins with thoughts, which the prompt does not open.
+THINKING = CHATML.replace(
+    "message.content +",
+    "('<think>\n\n</think>\n\n' if loop.last and message.role == 'assistant' else '') + message.content +",
+)
+LLAMA2 = """\
+{%- set before = '' %}
+{%- if messages[0].role == 'system' %}
+{%- set before = '<<SYS>>\n' + messages[0].content + '\n<</SYS>>\n\n' %}
+{%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+{%- set content = (before if loop.first else '') + message.content %}
+{%- if message.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+{%- else %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}
+{%- endfor %}"""
+LLAMA3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
+GEMMA = """\
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- set role = 'model' if message.role == 'assistant' else message.role %}
+{{- '<start_of_turn>' + role + '\n' + message.content | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}"""
+# As Mistral: what the system says stands in the user's last message.
+MISTRAL = """\
+{%- set system = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '[INST] ' + (system if loop.last else '') + message.content + '[/INST]' }}
+{%- elif message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}{% endif %}
+{%- endfor %}"""
+# As Vicuna: no control token in front, and words for roles.
+VICUNA = """\
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ message.content + ' ' }}
+{%- elif message.role == 'user' %}{{ 'USER: ' + message.content + ' ' }}
+{%- else %}{{ 'ASSISTANT: ' + message.content + eos_token }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A chat template.
+
+    Attributes:
+        base: The tokenizer to give it to.
+        template: The template.
+        controls: Control tokens that it wants.
+        after: What follows the user's last message in a prompt.
+        ends: What follows an answer.
+        system: Whether it takes what the system says.
+        start: Whether a conversation begins with a control token.
+    """
+
+    base: str
+    template: str
+    controls: tuple[str, ...]
+    after: str
+    ends: str
+    system: bool = True
+    start: bool = True
+
+
+IM, IM_AFTER = ("<|im_start|>", "<|im_end|>"), "<|im_end|>\n<|im_start|>assistant\n"
+HEADERS = ("<|start_header_id|>", "<|end_header_id|>")
+TURNS = ("<start_of_turn>", "<end_of_turn>")
+KINDS = {
+    "chatml": Kind("qwen", CHATML, IM, IM_AFTER, "<|im_end|>"),
+    "chatml, default system message": Kind("qwen", WITH_DEFAULT_SYSTEM, IM, IM_AFTER, "<|im_end|>"),
+    "chatml, thinking": Kind("byte-level", THINKING, IM, IM_AFTER, "<|im_end|>"),
+    "llama 2": Kind("sentencepiece, legacy", LLAMA2, (), " [/INST]", " </s>"),
+    "llama 2, prepend first": Kind("sentencepiece, prepend first", LLAMA2, (), " [/INST]", " </s>"),
+    "llama 3": Kind(
+        "tiktoken, bos added",
+        LLAMA3,
+        HEADERS,
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|eot_id|>",
+    ),
+    "gemma": Kind(
+        "sentencepiece, one piece", GEMMA, TURNS, "<end_of_turn>\n<start_of_turn>model\n", "<end_of_turn>", False
+    ),
+    "mistral": Kind("sentencepiece, prepend never", MISTRAL, (), "[/INST]", "</s>"),
+    "vicuna": Kind("byte-level, bos added", VICUNA, (), " ASSISTANT:", "<|end|>", start=False),
+    "vicuna, unigram": Kind("unigram, dummy prefix", VICUNA, (), " ASSISTANT:", "</s>", start=False),
+    "vicuna, sentencepiece": Kind("sentencepiece, not split", VICUNA, (), " ASSISTANT:", "</s>", start=False),
+}
+TEMPLATES = ["{} is in the country of", "The capital city of {} is", "Say {}", "Q: “{}”?\nA:"]
+SUBJECTS = ["Paris", "assistant", "user", "model", "New York City", "北京", "ж", "😀", "Cafe\u0301", "[INST]", "Say it"]
+CONTEXT = [Sample("Rome", "Italy"), Sample("the user", "an assistant"), Sample("Paris", "ж in Paris"), Sample("ж", "x")]
+CHAT = PromptFormat(chat=True)
+SYSTEM = "The assistant tells the user where Paris and 北京 are. Say ж."
+
+
+def tokenizer_of(kind):
+    """A tokenizer of its own with the chat template."""
+    fast = (tokenizers.LOSSLESS | tokenizers.OTHERS)[kind.base]()
+    fast.add_tokens(list(kind.controls), special_tokens=True)
+    fast.chat_template = kind.template
+    return fast
+
+
+@cache
+def make(name):
+    return tokenizer_of(KINDS[name])
+
+
+def conversation(template, context, subject, system=None):
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for sample in context:
+        messages.append({"role": "user", "content": template.replace("{}", sample.subject)})
+        messages.append({"role": "assistant", "content": sample.object})
+    return [*messages, {"role": "user", "content": template.replace("{}", subject)}]
+
+
+def rendered_ids(tokenizer, messages, ask=True):
+    return tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=ask, return_dict=False)
+
+
+def letters(text):
+    """A text in NFC, without white space and without what stands for a part of a character."""
+    return unicodedata.normalize("NFC", "".join(text.split())).rstrip("\ufffd")
+
+
+def tokens_read(tokenizer, ids, text):
+    """Find after how many tokens as much of a text has been read."""
+    wanted = letters(text)
+    return next(count for count in range(len(ids) + 1) if letters(tokenizer.decode(ids[:count])).startswith(wanted))
+
+
+def check(name, prompt, template, system, context):
+    """Compare a prompt with what is read from its tokens one after another."""
+    kind, tokenizer = KINDS[name], make(name)
+    messages = conversation(template, context, prompt.subject, system)
+    ids, lead = list(prompt.input_ids), 0 if kind.start else 1
+    assert ids[lead:] == rendered_ids(tokenizer, messages)
+    assert ids[:lead] == [start_token(tokenizer)][:lead]
+    # The last message and what comes after it end the conversation.
+    said = messages[-1]["content"]
+    assert prompt.text.endswith(said + kind.after)
+    begins = len(prompt.text) - len(kind.after) - len(said) + said.index(prompt.subject)
+    assert prompt.subject_chars == (begins, begins + len(prompt.subject))
+    first, last = prompt.subject_span
+    assert last == lead + tokens_read(tokenizer, ids[lead:], prompt.text[: begins + len(prompt.subject)])
+    before = lead + tokens_read(tokenizer, ids[lead:], prompt.text[:begins])
+    assert letters(tokenizer.decode(ids[before:first])) == ""
+    assert letters(tokenizer.decode(ids[first + 1 : last])) != letters(prompt.subject)
+    assert prompt.last_position == len(ids) - 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_prompt_is_what_the_chat_template_makes_and_the_subject_is_in_its_last_message(name):
+    for system, shots in [(None, 0), (None, None), (SYSTEM if KINDS[name].system else None, 2)]:
+        form = PromptFormat(shots=shots, chat=True, system=system)
+        for template in TEMPLATES:
+            samples = [Sample(subject, "France") for subject in SUBJECTS]
+            for prompt in make_prompts(make(name), template, samples, CONTEXT, form):
+                check(name, prompt, template, system, CONTEXT[:shots])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_objects_tokens_are_those_that_follow_in_the_conversation(name):
+    tokenizer, kind = make(name), KINDS[name]
+    for answer in ("France", "New York City", "北京", "ж", "an assistant", "1924", "\"'x"):
+        for context in ((), CONTEXT):
+            prompt = make_prompt(tokenizer, "{} is in", Sample("Paris", answer), context, PromptFormat(chat=True))
+            assert letters(tokenizer.decode(prompt.object_tokens)) == letters(answer)
+            messages = conversation("{} is in", context, "Paris")
+            if name == "chatml, thinking":  # the prompt is followed by the answer and not by thoughts
+                continue
+            whole = rendered_ids(tokenizer, [*messages, {"role": "assistant", "content": answer}], ask=False)
+            follows = whole[len(prompt.input_ids) - (not kind.start) :]
+            assert tuple(follows[: len(prompt.object_tokens)]) == prompt.object_tokens
+            rest = tokenizer.decode(follows[len(prompt.object_tokens) :])
+            assert rest.strip() == kind.ends.strip()
+
+
+letter = st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="▁\ufffd{}")
+names = st.text(letter, max_size=8).filter(str.strip)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(subject=names, example=names, template=st.sampled_from(TEMPLATES))
+def test_random_unicode_subjects(name, subject, example, template):
+    subject = unicodedata.normalize("NFC", subject.strip())
+    context = [Sample(example, subject)]
+    prompt = make_prompt(make(name), template, Sample(subject, "France"), context, PromptFormat(chat=True))
+    if template.count(subject) == 0:  # else the last mention may be the template's own
+        check(name, prompt, template, None, context)
+
+
+LINES = """\
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ message.content }}
+{%- else %}{{ (' ' if message.role == 'assistant' else '') + message.content + '\n' }}{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("base", [*tokenizers.LOSSLESS, *tokenizers.OTHERS])
+def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
+    tokenizer = tokenizer_of(Kind(base, LINES, (), "", "\n"))
+    subjects = [subject for subject in SUBJECTS if base != "characters" or max(subject) < "\u0250"]
+    for template in TEMPLATES[:3]:
+        samples = [Sample(subject, answer) for subject in subjects for answer in (subject, f" {subject}")]
+        for context in ((), CONTEXT):
+            expected = make_prompts(tokenizer, template, samples, context)
+            assert make_prompts(tokenizer, template, samples, context, CHAT) == expected
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_examples_one_and_all(name):
+    tokenizer = make(name)
+    for shots in (0, 1, 3, 9, None):
+        prompt = make_prompt(tokenizer, "{} is", Sample("Bonn", "x"), CONTEXT, PromptFormat(shots=shots, chat=True))
+        shown = [sample.subject for sample in CONTEXT if f"{sample.subject} is" in prompt.text]
+        assert shown == [sample.subject for sample in CONTEXT[:shots]]
+
+
+@pytest.mark.parametrize("name", ["chatml", "mistral", "llama 2", "vicuna"])
+def test_what_the_system_says_is_in_the_conversation(name):
+    form = PromptFormat(chat=True, system="Answer in one word.")
+    prompt = make_prompt(make(name), "{} is", Sample("Bonn", "x"), CONTEXT[:1], form)
+    assert prompt.text.count("Answer in one word.") == 1
+    assert prompt.text.index("Answer in one word.") < prompt.subject_chars[0]
+
+
+def test_a_default_system_message_is_replaced_by_ones_own():
+    tokenizer = make("chatml, default system message")
+    texts = [
+        make_prompt(tokenizer, "{} is", Sample("user", "x"), (), PromptFormat(chat=True, system=system)).text
+        for system in (None, "Be brief.")
+    ]
+    assert "You are a helpful user" in texts[0]
+    assert "You are" not in texts[1]
+    assert texts[1].startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "front", "strips"),
+    [
+        ("chatml", "<|im_start|>user\n", False),
+        ("llama 2", "[INST] ", True),
+        ("llama 3", "<|end_header_id|>\n\n", True),
+        ("gemma", "<start_of_turn>user\n", True),
+    ],
+)
+@pytest.mark.parametrize(("template", "subject"), [("{} is", " Bonn"), ("Say {}", "Bonn \n"), ("\n{}?", " Bonn ")])
+def test_white_space_around_messages_is_kept_or_not_as_the_chat_template_has_it(name, front, strips, template, subject):
+    tokenizer = make(name)
+    prompt = make_prompt(tokenizer, template, Sample(subject, " Paris"), (), PromptFormat(chat=True))
+    said = template.replace("{}", subject)
+    assert prompt.text.endswith(front + (said.strip() if strips else said) + KINDS[name].after)
+    assert prompt.subject == subject
+    assert prompt.text[slice(*prompt.subject_chars)] == "Bonn"
+    first, last = prompt.subject_span
+    assert "Bonn" in tokenizer.decode(prompt.input_ids[first:last])
+    assert "Bonn" not in tokenizer.decode(prompt.input_ids[first + 1 : last])
+    assert "Bonn" not in tokenizer.decode(prompt.input_ids[first : last - 1])
+    assert tokenizer.decode(prompt.object_tokens).strip() == "Paris"
+    assert list(prompt.input_ids) == rendered_ids(tokenizer, conversation(template, (), subject))
+
+
+def test_the_templates_own_later_mention_counts_and_no_later_one():
+    """Words after the user's message, such as the name of the next role, are not the subject."""
+    tokenizer = make("chatml")
+    prompt = make_prompt(tokenizer, "Does {} begin with assistant or assist?", Sample("assistant", "x"), (), CHAT)
+    assert prompt.text[: prompt.subject_chars[1]].endswith("begin with assistant")
+    assert prompt.text[prompt.subject_chars[1] :].startswith(" or assist?")
+
+
+def test_objects_that_share_a_first_token_in_a_conversation_are_counted():
+    objects = ["New York", "New Delhi", "Paris"]
+    samples = tuple(Sample(f"s{i}", text) for i, text in enumerate(objects))
+    relation = Relation("toy", "toy", ("{} is",), (), "", "", False, samples)
+    coverage = first_token_coverage(relation, make("llama 2"), CHAT)
+    assert (coverage.unique_first_tokens, coverage.collisions) == (2, (("New York", "New Delhi"),))
+
+
+def test_an_answer_begins_as_the_chat_template_shows_answers():
+    """After "[/INST]" comes a space, after a line break none: so are the first tokens."""
+    for name, token in (("llama 2", "▁Paris"), ("mistral", "▁Paris"), ("vicuna", "ĠParis")):
+        prompt = make_prompt(make(name), "{} is", Sample("Rome", "Paris"), (), CHAT)
+        assert make(name).convert_ids_to_tokens(prompt.object_token) == token
+    for name in ("chatml", "chatml, thinking", "llama 3", "gemma"):
+        prompt = make_prompt(make(name), "{} is", Sample("Rome", "Paris"), (), CHAT)
+        assert make(name).convert_ids_to_tokens(prompt.object_token) in ("P", "Pa", "Par", "Paris")
+
+
+# What is refused
+
+
+def changed(template):
+    kind = KINDS["chatml"]
+    return tokenizer_of(Kind(kind.base, template, kind.controls, kind.after, kind.ends))
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused():
+    with pytest.raises(LREError, match="has no chat template: leave chat out"):
+        make_prompt(tokenizers.byte_level(), "{} is", Sample("Paris", "x"), (), CHAT)
+
+
+@pytest.mark.parametrize("change", ["upper", "lower", "title", "replace('a', 'b')", "truncate(5)", "e"])
+def test_a_chat_template_that_changes_messages_is_refused(change):
+    tokenizer = changed(CHATML.replace("message.content", f"(message.content | {change})"))
+    with pytest.raises(LREError, match="changes the message 'The “man” of PARIS & <co> is', or leaves it out"):
+        make_prompt(tokenizer, "The “man” of {} is", Sample("PARIS & <co>", "x"), (), CHAT)
+
+
+@pytest.mark.parametrize("which", ["system", "user", "assistant"])
+def test_a_chat_template_that_changes_other_messages_is_refused(which):
+    upper = f"(message.content | upper if message.role == '{which}' else message.content)"
+    tokenizer = changed(CHATML.replace("message.content", upper))
+    form = PromptFormat(chat=True, system="Be brief.")
+    with pytest.raises(LREError, match="the chat template changes the message"):
+        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], form)
+
+
+def test_a_chat_template_that_turns_examples_round_is_refused():
+    tokenizer = changed(CHATML.replace("in messages %", "in (messages[:-1] | reverse | list) + messages[-1:] %"))
+    with pytest.raises(LREError, match="changes the message 'Italy', or leaves it out"):
+        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], CHAT)
+
+
+def test_a_chat_template_that_leaves_examples_out_is_refused():
+    tokenizer = changed(CHATML.replace("in messages %", "in messages[-1:] %"))
+    assert make_prompt(tokenizer, "{} is", Sample("Paris", "x"), (), CHAT).text.startswith("<|im_start|>user\nParis")
+    with pytest.raises(LREError, match="changes the message 'Rome is', or leaves it out"):
+        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], CHAT)
+
+
+def test_a_chat_template_that_does_not_show_what_the_user_says_is_refused():
+    with pytest.raises(LREError, match="does not show what the user says"):
+        make_prompt(changed("Hello"), "{} is", Sample("Paris", "x"), (), CHAT)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no\nsuch\nroles') }}", "{{ nothing.there }}", "{% if %}"])
+def test_what_a_chat_template_raises_is_told_in_one_line(template):
+    with pytest.raises(LREError, match="the chat template takes no such conversation: ") as caught:
+        make_prompt(changed(template), "{} is", Sample("Paris", "x"), (), CHAT)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_system_message_where_there_is_no_such_role_is_refused():
+    with pytest.raises(LREError, match="takes no such conversation: System role not supported"):
+        make_prompt(make("gemma"), "{} is", Sample("Paris", "x"), (), PromptFormat(chat=True, system="Be brief."))
+
+
+WHERE = ["subject", "object", "template", "example's subject", "example's object", "system"]
+CONTROLS = {"chatml": "<|im_end|>", "llama 2": "</s>", "gemma": "<end_of_turn>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [(name, where) for name in CONTROLS for where in WHERE if where != "system" or KINDS[name].system],
+)
+def test_a_control_token_in_a_message_is_refused(name, where):
+    token = CONTROLS[name]
+    texts = dict.fromkeys(("subject", "object", "example's subject", "example's object", "system"), "word")
+    if where in texts:
+        texts[where] = f"a {token} b"
+    template = f"{token} {{}} is" if where == "template" else "{} is"
+    sample, example = (Sample(texts[f"{of}subject"], texts[f"{of}object"]) for of in ("", "example's "))
+    form = PromptFormat(chat=True, system=texts["system"] if KINDS[name].system else None)
+    with pytest.raises(LREError, match=f"a message has '{re.escape(token)}' in it, which is a control token"):
+        make_prompt(make(name), template, sample, [example], form)
+
+
+def test_a_conversation_without_questions():
+    assert ChatPrompts(make("chatml"), [("Rome is", "Italy")]).encode([]) == []
+    assert make_prompts(make("chatml"), "{} is", [], CONTEXT, CHAT) == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_conversations_together_are_those_made_one_by_one(name):
+    """Together their beginning is tokenized once; alone each is tokenized whole."""
+    context = [Sample(f"place {i}", f"{i} <x> é北 Italy") for i in range(8)]
+    samples = [Sample(subject, f"{subject[::-1]} x") for subject in [*SUBJECTS, " a", "\tb", "<|im", "\u0301"]]
+    for template in TEMPLATES:
+        together = make_prompts(make(name), template, samples, context, CHAT)
+        assert together == [make_prompt(make(name), template, sample, context, CHAT) for sample in samples]
+
+
+def test_the_beginning_of_conversations_is_tokenized_once(monkeypatch):
+    tokenizer, seen = make("chatml"), []
+    original = tokenization._tokenize
+
+    def counted(tokenizer, texts, controls):
+        seen.append(sum(map(len, texts)))
+        return original(tokenizer, texts, controls)
+
+    monkeypatch.setattr(tokenization, "_tokenize", counted)
+    context = [Sample(f"place {i}", f"country {i}") for i in range(16)]
+    prompts = make_prompts(tokenizer, "{} is in", [Sample(f"town {i}", "x") for i in range(32)], context, CHAT)
+    assert sum(seen) < 0.4 * 2 * sum(len(prompt.text) for prompt in prompts)

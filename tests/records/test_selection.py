@@ -1,0 +1,204 @@
+"""Choosing layers and ranks from counts whose answers can be seen by eye."""
+
+import dataclasses
+
+import pytest
+
+from lre_lightning.errors import LREError
+from lre_lightning.records.record import PairRecord
+from lre_lightning.records.selection import choose, choose_after, reselect
+
+CRITERIA = ("causality", "faithfulness")
+FIELDS = {
+    "category": "factual",
+    "samples": 20,
+    "range_size": 4,
+    "tested": 12,
+    "known": 10,
+    "layers": ("emb", 0),
+    "betas": (1.0, 2.0),
+    "ranks": (4, 8),
+    "faithful": ((9, 10), (3, 8)),
+    "causal": ((2, 5), (7, 7)),
+    "edited": 8,
+    "beta": 2.0,
+}
+
+
+def record(trial=0, relation="capital", **changes):
+    return PairRecord(relation=relation, trial=trial, **{**FIELDS, **changes})
+
+
+def best_at(layer, rank, trial=0, /, **changes):
+    """A trial of which both criteria choose this point."""
+    row, column = ("emb", 0).index(layer), (4, 8).index(rank)
+    causal = [[0, 0], [0, 0]]
+    causal[row][column] = 8
+    faithful = [[0, 0], [0, 0]]
+    faithful[row] = [10, 10]
+    return record(trial, causal=tuple(map(tuple, causal)), faithful=tuple(map(tuple, faithful)), **changes)
+
+
+def test_the_best_of_one_criterion_and_among_equals_of_the_other():
+    assert choose([record()], "causality", 2.0) == (0, 4)  # equal edits at rank 8: the lower rank
+    assert choose([record()], "faithfulness", 2.0) == ("emb", 8)  # equal faithfulness of its ranks: the more edits
+    equal = record(causal=((7, 7), (7, 7)))
+    assert choose([equal], "causality", 2.0) == ("emb", 4)
+    assert choose([dataclasses.replace(equal, faithful=((8, 8), (9, 9)))], "causality", 2.0) == (0, 4)
+    equal = record(faithful=((8, 8), (8, 8)))
+    assert choose([equal], "faithfulness", 2.0) == (0, 4)
+    assert choose([record(faithful=((8, 8), (8, 8)), causal=((6, 7), (7, 6)))], "faithfulness", 2.0) == ("emb", 8)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_what_is_equal_in_both_goes_to_the_earlier_layer_and_the_lower_rank(criterion):
+    assert choose([record(causal=((5, 5), (5, 5)), faithful=((6, 6), (6, 6)))], criterion, 1.0) == ("emb", 4)
+
+
+def test_faithfulness_counts_at_the_beta_that_is_given():
+    grid = {"faithful": ((9, 1), (3, 8)), "causal": ((7, 2), (7, 2))}
+    assert choose([record(**grid)], "causality", 1.0) == choose([record(**grid)], "faithfulness", 1.0) == ("emb", 4)
+    assert choose([record(**grid)], "causality", 2.0) == choose([record(**grid)], "faithfulness", 2.0) == (0, 4)
+
+
+def test_trials_count_alike_however_many_facts_the_lm_knows_in_them():
+    """Means of shares are 0.2 and 0.195 for "emb" and 0, sums of counts 22 and 39 of 110."""
+    few = {"known": 10, "faithful": ((2, 2), (0, 0)), "edited": 10, "causal": ((0, 2), (0, 0))}
+    many = {"known": 100, "faithful": ((20, 20), (39, 39)), "edited": 100, "causal": ((0, 20), (39, 0))}
+    trials = [record(0, **few), record(1, **many)]
+    for criterion in CRITERIA:
+        assert choose(trials, criterion, 2.0) == choose(trials[::-1], criterion, 2.0) == ("emb", 8)
+        assert choose([record(0, **many)], criterion, 2.0) == (0, 4)
+
+
+def test_the_best_mean_need_not_be_best_in_any_trial():
+    trials = [record(0, causal=((8, 6), (0, 0))), record(1, causal=((0, 6), (7, 8)))]
+    assert choose(trials, "causality", 2.0) == ("emb", 8)
+    assert {choose([trial], "causality", 2.0) for trial in trials} == {("emb", 4), (0, 8)}
+
+
+def test_equal_fractions_tie_whatever_the_order_of_their_sum():
+    """As floats 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ, and layer 0 would win in one of the orders."""
+    counts = [(1, 3), (2, 2), (3, 1)]
+    trials = [
+        record(trial, edited=10, causal=((one, 0), (other, 0)), faithful=((5, 5), (5, 5)))
+        for trial, (one, other) in enumerate(counts)
+    ]
+    for some in (trials, trials[::-1]):
+        assert choose(some, "causality", 2.0) == ("emb", 4)
+
+
+@pytest.mark.parametrize("missing", [{"edited": 0, "causal": ((0, 0), (0, 0))}, {"known": 0, "edited": 0}])
+def test_a_trial_without_edits_or_known_facts_has_score_zero(missing):
+    none = record(0, **{"faithful": ((0, 0), (0, 0)), "causal": ((0, 0), (0, 0)), **missing})
+    assert choose([none], "causality", 2.0) == ("emb", 4)
+    assert choose([none, record(1)], "causality", 2.0) == (0, 4)
+    assert choose([record(edited=0, causal=((0, 0), (0, 0)))], "causality", 2.0) == ("emb", 4)  # the more faithful
+
+
+@pytest.mark.parametrize("other", [{"layers": ("emb", 1)}, {"betas": (1.0, 2.5)}, {"ranks": (4, 16)}])
+def test_trials_of_different_grids_are_refused(other):
+    with pytest.raises(LREError, match="trials of 'capital' have different grids"):
+        choose([record(), record(1, **other)], "causality", 1.0)
+
+
+def test_a_beta_that_is_not_on_the_grid_is_refused():
+    with pytest.raises(LREError, match=r"beta 1.5 is not on the grid of 'capital', whose betas are \(1.0, 2.0\)"):
+        choose([record()], "causality", 1.5)
+
+
+# In a fit, where later trials have not been seen yet
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_the_first_reported_trial_chooses_for_the_others(criterion):
+    first = best_at(0, 8)
+    assert choose_after(first, [], criterion) == (0, 8)
+    first = dataclasses.replace(first, layer=0, rank=8)
+    assert choose_after(best_at("emb", 4, 1), [first], criterion) == (0, 8)
+    second = best_at("emb", 4, 1, layer=0, rank=8)
+    assert choose_after(best_at("emb", 4, 2), [first, second], criterion) == (0, 8)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_trials_that_only_choose_choose_by_their_mean(criterion):
+    zero = best_at("emb", 4, 0, reported=False, layer="emb", rank=4)
+    one = best_at(0, 8, 1, reported=False)
+    two = best_at(0, 8, 2, reported=False)
+    assert choose_after(zero, [], criterion) == ("emb", 4)
+    assert choose_after(one, [zero], criterion) == ("emb", 4)  # even: the earlier layer
+    one = dataclasses.replace(one, layer="emb", rank=4)
+    assert choose_after(two, [zero, one], criterion) == (0, 8)
+    two = dataclasses.replace(two, layer=0, rank=8)
+    reported = best_at("emb", 8, 3)
+    assert choose_after(reported, [zero, one, two], criterion) == (0, 8)
+    reported = dataclasses.replace(reported, layer=0, rank=8)
+    assert choose_after(best_at("emb", 8, 4), [zero, one, two, reported], criterion) == (0, 8)
+
+
+def test_a_reported_trial_does_not_take_part_in_a_choice_made_before_it():
+    zero = record(0, reported=False, causal=((0, 0), (1, 0)))
+    strong = record(1, causal=((0, 8), (0, 0)))
+    assert choose_after(strong, [zero], "causality") == (0, 4)
+    assert choose([zero, strong], "causality", 2.0) == ("emb", 8)
+
+
+def test_reported_trials_take_no_part_in_the_choice_of_those_that_only_choose():
+    strong = record(0, causal=((0, 8), (0, 0)), layer="emb", rank=8)
+    assert choose_after(record(1, reported=False, causal=((0, 0), (1, 0))), [strong], "causality") == (0, 4)
+
+
+def test_without_a_choosing_trial_that_could_be_scored_a_reported_one_chooses():
+    assert choose_after(best_at(0, 8, 2), [], "causality") == (0, 8)
+
+
+def test_the_records_own_beta_counts():
+    grid = {"faithful": ((9, 1), (3, 8)), "causal": ((7, 2), (7, 2))}
+    assert choose_after(record(beta=1.0, **grid), [], "causality") == ("emb", 4)
+    assert choose_after(record(beta=2.0, **grid), [], "causality") == (0, 4)
+
+
+# From records alone
+
+
+def test_reselect_takes_the_mean_of_all_trials_where_none_was_set_apart():
+    trials = [record(0, causal=((8, 6), (0, 0))), record(1, causal=((0, 6), (7, 8)))]
+    other = [best_at(0, 4, 0, relation="mother"), best_at(0, 4, 1, relation="mother")]
+    unscored = PairRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
+    found = reselect([trials[0], other[0], unscored, other[1], trials[1]])
+    assert [(r.relation, r.trial, r.layer, r.rank, r.beta) for r in found] == [
+        ("capital", 0, "emb", 8, 2.0),
+        ("capital", 1, "emb", 8, 2.0),
+        ("mother", 0, 0, 4, 2.0),
+        ("mother", 1, 0, 4, 2.0),
+    ]
+    for before, after in zip([*trials, *other], found, strict=True):
+        assert dataclasses.replace(after, layer=None, rank=None) == before
+
+
+def test_reselect_chooses_on_trials_set_apart_and_gives_the_others():
+    apart = best_at(0, 8, 0, reported=False)
+    reported = [best_at("emb", 4, 1), best_at("emb", 4, 2)]
+    assert [(r.trial, r.layer, r.rank) for r in reselect([reported[0], apart, reported[1]])] == [(1, 0, 8), (2, 0, 8)]
+    assert reselect([apart]) == []
+
+
+def test_reselect_takes_another_criterion_and_beta():
+    (found,) = reselect([record()], "faithfulness")
+    assert (found.layer, found.rank, found.beta) == ("emb", 8, 2.0)
+    (found,) = reselect([record(faithful=((1, 10), (9, 8)))], "faithfulness", beta=1.0)
+    assert (found.layer, found.rank, found.beta) == (0, 4, 1.0)
+    assert found.chosen_scores == (0.9, 7 / 8)
+    with pytest.raises(LREError, match=r"beta 3\.0 is not on the grid"):
+        reselect([record()], beta=3.0)
+
+
+def test_what_was_counted_at_one_point_stays_there():
+    own = {"layer": 0, "rank": 8, "faithful_low_rank": (5, 6), "line_integrals": ((1.0, 0.5),)}
+    (same,) = reselect([record(**own)])
+    assert (same.layer, same.rank) == (0, 4)  # neither depends on the rank of edits
+    assert (same.faithful_low_rank, same.line_integrals) == ((5, 6), ((1.0, 0.5),))
+    (moved,) = reselect([record(**own)], "faithfulness")
+    assert (moved.layer, moved.faithful_low_rank, moved.line_integrals) == ("emb", (), ())
+    (moved,) = reselect([record(**own)], beta=1.0)
+    assert (moved.layer, moved.faithful_low_rank) == (0, ())

@@ -1,0 +1,236 @@
+"""Where relations come from: one option for all of it, and what is chosen of them."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.relations.json_files import write_relations
+from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.relations.selection import Where, cap
+from lre_lightning.relations.sources import load_relations, plain_source, read_source
+from tests.helpers import toy
+
+CAPITALS = Relation(
+    "capital",
+    "factual",
+    ("The capital of {} is",),
+    (),
+    "country",
+    "city",
+    False,
+    tuple(Sample(f"country {i}", f"city {i}") for i in range(6)),
+)
+CITIES = replace(CAPITALS, name="largest city", samples=tuple(Sample(f"land {i}", f"town {i % 3}") for i in range(9)))
+MANY = replace(
+    CAPITALS,
+    name="language",
+    range_name="language",
+    samples=(Sample("Belgium", "French"), Sample("Belgium", "Dutch"), Sample("France", "French")),
+)
+BORDERS = replace(CAPITALS, name="part", samples=(Sample("a", "b"), Sample("a", "c"), Sample("d", "e")), symmetric=True)
+ALL = [CAPITALS, CITIES, MANY, BORDERS]
+
+
+def rows(relation):
+    same = {"relation": relation.name, "category": relation.category, "template": relation.template}
+    same |= {"domain": relation.domain_name, "range": relation.range_name}
+    return [{**same, "subject": sample.subject, "object": sample.object} for sample in relation.samples]
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """The same two relations from everywhere."""
+    relations, table = [CAPITALS, CITIES], Dataset.from_list(rows(CAPITALS) + rows(CITIES))
+    (file, _) = write_relations(relations, tmp_path / "folder")
+    (tmp_path / "both.json").write_text(
+        json.dumps([json.loads(path.read_text()) for path in sorted((tmp_path / "folder").rglob("*.json"))])
+    )
+    table.to_csv(tmp_path / "table.csv")
+    table.to_csv(tmp_path / "table.tsv", sep="\t")
+    table.to_json(tmp_path / "table.jsonl")
+    table.to_parquet(tmp_path / "table.parquet")
+    table.save_to_disk(str(tmp_path / "saved"))
+    DatasetDict(train=table).save_to_disk(str(tmp_path / "saved dict"))
+    names = ["folder", "both.json", "table.csv", "table.tsv", "table.jsonl", "table.parquet", "saved", "saved dict"]
+    places = {name: tmp_path / name for name in names}
+    parts = {"a list of files": [str(file), tmp_path / "table.csv"], "values": relations}
+    return places | parts | {"a data set": table, "several": DatasetDict(train=table)}
+
+
+def test_all_sources_give_the_same_relations(sources):
+    for name, source in sources.items():
+        found = RelationDataModule(toy.toy_tokenizer(), source=source, n_shot=2).relations
+        assert set(found) == {CAPITALS, CITIES}, name
+
+
+def test_a_source_is_found_again_from_another_folder(sources, monkeypatch, tmp_path):
+    for name, source in sources.items():
+        data = RelationDataModule(toy.toy_tokenizer(), source=source, n_shot=2)
+        plain = data.hparams.get("source")
+        if name in ("values", "a data set", "several"):
+            assert plain is None  # in memory: to be given again
+        else:
+            monkeypatch.chdir(tmp_path)
+            assert RelationDataModule(toy.toy_tokenizer(), **data.hparams).digest == data.digest
+        assert data.changed(trials=1).relations == data.relations
+
+
+def test_names_of_sources(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    assert [plain_source(name) for name in (None, "demo", "paper", "hf://datasets/a/b@c")] == [
+        "demo",
+        "demo",
+        "paper",
+        "hf://datasets/a/b@c",
+    ]
+    assert plain_source("here") == plain_source(tmp_path / "here") == str(tmp_path / "here")
+    assert plain_source("an-organization/a-data-set") == "an-organization/a-data-set"
+    assert plain_source("table.csv") == str(tmp_path / "table.csv")
+    assert plain_source(["here", "demo"]) == [str(tmp_path / "here"), "demo"]
+    for empty in ("", []):
+        with pytest.raises(LREError, match="give a file, a folder or a name"):
+            plain_source(empty)
+
+
+def test_the_paper_is_a_source(monkeypatch, sources):
+    monkeypatch.setattr("lre_lightning.relations.paper.fetch_paper_relations", lambda: sources["folder"])
+    assert set(load_relations(source="paper")) == {CAPITALS, CITIES}
+    data = RelationDataModule(toy.toy_tokenizer(), "largest city", "paper", n_shot=2)
+    data.prepare_data()
+    assert data.relations == (CITIES,)
+
+
+def test_options_of_tables_for_what_is_none(sources):
+    for source in (sources["folder"], sources["both.json"], "demo"):
+        with pytest.raises(LREError, match="columns is for tables and data sets"):
+            load_relations(source=source, columns={"subject": "head"})
+        with pytest.raises(LREError, match="source_options is for tables and data sets"):
+            load_relations(source=source, options={"split": "train"})
+
+
+def test_columns_and_splits_reach_the_table(sources, tmp_path):
+    table = sources["a data set"].rename_columns({"subject": "head", "object": "tail"})
+    several = DatasetDict(one=table, other=table)
+    columns = {"subject": "head", "object": "tail"}
+    options = {"n_shot": 2, "columns": columns, "source_options": {"split": "one"}}
+    data = RelationDataModule(toy.toy_tokenizer(), source=several, **options)
+    assert data.relations == (CAPITALS, CITIES)
+    with pytest.raises(LREError, match="one"):
+        RelationDataModule(toy.toy_tokenizer(), source=several, columns=columns).setup()
+
+
+def test_what_is_no_source():
+    for wrong in (3, {"a": 1}, [3]):
+        with pytest.raises(LREError):
+            read_source(wrong)
+    with pytest.raises(LREError, match="no such file or folder of relations: '/no/where'"):
+        read_source("/no/where")
+
+
+def test_a_table_without_templates_needs_one(tmp_path):
+    path = tmp_path / "capital.csv"
+    path.write_text("subject,object\n" + "".join(f"s{i},o{i}\n" for i in range(5)))
+    with pytest.raises(LREError, match="the relation 'capital' has no template: give one"):
+        RelationDataModule(toy.toy_tokenizer(), source=path, n_shot=2).setup()
+    for template in ("the {} is", {"capital": "the {} is"}):
+        data = RelationDataModule(toy.toy_tokenizer(), source=path, n_shot=2, template=template)
+        assert data.relations[0].template == "the {} is"
+
+
+def test_a_relation_of_a_name_like_a_path():
+    odd = [replace(CAPITALS, name="client/server"), replace(CITIES, name="cities.json")]
+    for relation in odd:
+        data = RelationDataModule(toy.toy_tokenizer(), relation.name, odd, n_shot=2)
+        assert data.relations == (relation,)
+        assert data.hparams["relations"] == [relation.name]
+
+
+# What is chosen.
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ({}, ["capital", "largest city", "language", "part"]),
+        ({"category": "FACTUAL", "range_name": ["language", "river"]}, ["language"]),
+        ({"domain_name": "country", "function": "one-to-one"}, ["capital"]),
+        ({"function": ["many-to-one", "one-to-many"]}, ["largest city", "part"]),
+        ({"function": "many-to-many"}, ["language"]),
+        ({"symmetric": True}, ["part"]),
+        ({"min_samples": 4}, ["capital", "largest city"]),
+        ({"max_samples": 6, "min_samples": 4}, ["capital"]),
+        ({"max_objects": 3}, ["largest city", "language", "part"]),
+        ({"min_objects": 3}, ["capital", "largest city", "part"]),
+    ],
+)
+def test_relations_are_chosen_by_what_they_are(where, names):
+    assert [relation.name for relation in Where(**where).choose(ALL)] == names
+
+
+def test_a_choice_of_nothing_says_what_there_is():
+    with pytest.raises(LREError) as caught:
+        Where(range_name="colour", min_samples=2).choose(ALL)
+    assert str(caught.value) == (
+        "none of the 4 relations has range_name ('colour',), min_samples 2: domains country; ranges city, language; "
+        "function types many-to-many, many-to-one, one-to-many, one-to-one; 3 to 9 samples"
+    )
+    with pytest.raises(LREError, match="function type 'injective' is none of one-to-one, many-to-one"):
+        Where(function="injective")
+    with pytest.raises(LREError, match="min_samples must be a whole number of at least 0, got '3'"):
+        Where(min_samples="3")
+
+
+def test_where_as_an_option(sources):
+    data = RelationDataModule(
+        toy.toy_tokenizer(), source=sources["folder"], n_shot=2, where=Where(function="many-to-one")
+    )
+    assert data.relations == (CITIES,)
+    assert data.hparams["where"]["function"] == ["many-to-one"]
+    assert RelationDataModule(toy.toy_tokenizer(), **data.hparams).relations == (CITIES,)
+
+
+def test_a_cap_depends_on_the_samples_and_not_on_their_order():
+    large = replace(CAPITALS, samples=tuple(Sample(f"s{i}", f"o{i % 7}") for i in range(100)))
+    some, more = cap(large, 10, seed=3), cap(large, 30, seed=3)
+    assert len(some.samples) == 10
+    assert set(some.samples) < set(more.samples) < set(large.samples)
+    assert list(some.samples) == [sample for sample in large.samples if sample in set(some.samples)]
+    shuffled = list(large.samples)
+    Random(0).shuffle(shuffled)
+    assert set(cap(replace(large, samples=tuple(shuffled)), 10, 3).samples) == set(some.samples)
+    assert set(cap(large, 10, 4).samples) != set(some.samples)
+    assert cap(large, 100, 0) is large
+    # The choice is the same for ever.
+    assert [sample.subject for sample in cap(large, 4, 0).samples] == GOLDEN
+
+
+GOLDEN = ["s31", "s46", "s53", "s89"]
+
+
+def test_max_samples_as_an_option(sources):
+    data = RelationDataModule(toy.toy_tokenizer(), source=sources["folder"], n_shot=2, max_samples=4, seed=1)
+    assert [len(relation.samples) for relation in data.relations] == [4, 4]
+    with pytest.raises(LREError, match="max_samples must be a whole number of at least 3, got 2"):
+        RelationDataModule(toy.toy_tokenizer(), n_shot=2, max_samples=2)
+
+
+def test_repair_on_request(caplog):
+    odd = replace(CAPITALS, samples=(Sample("Colombia ", r"Bogot\u00e1"), *CAPITALS.samples))
+    as_it_is = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2)
+    as_it_is.setup()
+    assert "have 2 mistakes that the option repair mends, such as in 'capital'" in caplog.text
+    caplog.clear()
+    mended = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2, repair=True)
+    mended.setup()
+    assert caplog.text == ""
+    assert as_it_is.relations[0].samples[0] == Sample("Colombia ", r"Bogot\u00e1")
+    assert mended.relations[0].samples[0] == Sample("Colombia", "Bogotá")
+    assert mended.hparams["repair"]
+    assert mended.digest != as_it_is.digest

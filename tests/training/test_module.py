@@ -1,0 +1,262 @@
+"""fit and validate on the affine toy: what the numbers must be, and what is left behind."""
+
+import csv
+
+import lightning as L
+import pytest
+import torch
+
+from lre_lightning.callbacks import ResultsTable
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.grid import default_ranks
+from lre_lightning.lre.lre import LRE
+from lre_lightning.records.record import read_records, rows
+from lre_lightning.records.summary import COLUMNS
+from lre_lightning.training.module import LREModule
+from tests.helpers.toy import LAYERS, WIDTH, write_toy_model, write_toy_relations
+
+GRID = {"betas": [0.0, 1.0], "ranks": [1, WIDTH], "beta": 1.0}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("toy")
+    return str(write_toy_model(root / "model")), str(write_toy_relations(root / "relations"))
+
+
+def data_of(folders, **options):
+    return RelationDataModule(folders[0], source=folders[1], **{"n_shot": 4, "trials": 2, **options})
+
+
+def trainer_of(root, callbacks=(), **options):
+    defaults = {
+        "default_root_dir": root,
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 0,
+        "inference_mode": False,
+        "reload_dataloaders_every_n_epochs": 1,
+        "max_epochs": -1,
+    }
+    return L.Trainer(**{**defaults, **options}, callbacks=list(callbacks))
+
+
+@pytest.fixture(scope="module")
+def fitted(folders, tmp_path_factory):
+    root = tmp_path_factory.mktemp("run")
+    module = LREModule(folders[0], **GRID)
+    trainer = trainer_of(root, [ResultsTable()])
+    trainer.fit(module, datamodule=data_of(folders))
+    trainer.save_checkpoint(root / "fit.ckpt")
+    return module, trainer, root
+
+
+def test_fit_takes_one_epoch_a_pair_and_ends_by_itself(fitted):
+    module, trainer, _ = fitted
+    assert trainer.current_epoch == 6
+    names = ["half colour", "thing colour", "wrong colour"]
+    assert list(module.records) == [(name, trial) for name in names for trial in (0, 1)]
+
+
+def test_an_affine_relation_is_recovered_exactly(fitted):
+    module, _, _ = fitted
+    for trial in (0, 1):
+        lre, record = module.bank.lres["thing colour", trial], module.records["thing colour", trial]
+        torch.testing.assert_close(lre.weight, torch.eye(WIDTH), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(lre.bias, torch.zeros(WIDTH), rtol=0, atol=1e-6)
+        assert (record.tested, record.known, record.samples, record.range_size) == (20, 20, 24, 4)
+        for layer in ("emb", *range(LAYERS)):
+            assert record.faithfulness(layer, 1.0) == 1
+            assert record.faithfulness(layer, 0.0) < 0.6  # a control: without W s only the bias is left
+            assert record.causality(layer, WIDTH) == 1
+            assert record.causality(layer, 1) < 0.6  # a control: one direction does not reach every object
+
+
+def test_relations_that_the_lm_does_not_know_are_not_scored(fitted):
+    module, _, _ = fitted
+    record = module.records["wrong colour", 0]
+    assert (record.tested, record.known, record.scored) == (20, 0, False)
+    assert ("wrong colour", 0) not in module.bank.lres
+
+
+def test_the_first_scored_trial_chooses_for_all(fitted):
+    module, _, _ = fitted
+    for name in ("half colour", "thing colour"):
+        first, second = (module.records[name, trial] for trial in (0, 1))
+        assert (first.layer, first.rank) == (second.layer, second.rank) == ("emb", WIDTH)
+        assert module.bank.lres[name, 1].rank == WIDTH
+
+
+def test_the_table_of_results_has_a_row_a_relation_and_trial(fitted):
+    module, _, root = fitted
+    with (root / "fit_results.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == COLUMNS
+    assert [(row["relation"], int(row["trial"])) for row in found] == list(module.records)
+    for row in found:
+        record = module.records[row["relation"], int(row["trial"])]
+        if not record.scored:
+            assert row["faithfulness"] == row["causality"] == row["layer"] == row["beta"] == row["rank"] == ""
+            continue
+        assert (row["layer"], float(row["beta"]), int(row["rank"])) == (str(record.layer), record.beta, record.rank)
+        assert float(row["faithfulness"]) == record.faithfulness(record.layer, record.beta)
+        assert float(row["causality"]) == record.causality(record.layer, record.rank)
+    assert sum(row["layer"] != "" for row in found) == 4
+
+
+def test_the_file_of_records_has_every_count(fitted):
+    module, _, root = fitted
+    assert read_records([root]) == list(module.records.values())
+    found = rows(read_records([root / "fit_results.jsonl"]))
+    assert len(found) == 4 * (LAYERS + 1) * (2 + 2)  # scored pairs x layers x (betas and ranks)
+    keys = {(row["relation"], row["trial"], row["layer"], row["beta"], row["rank"]) for row in found}
+    assert len(keys) == len(found)
+    for row in found:
+        record = module.records[row["relation"], row["trial"]]
+        if row["metric"] == "faithfulness":
+            assert row["score"] == record.faithfulness(row["layer"], row["beta"])
+        else:
+            assert row["score"] == record.causality(row["layer"], row["rank"])
+    assert {row["metric"] for row in found} == {"faithfulness", "causality"}
+
+
+def test_files_of_lres_are_those_of_the_bank(fitted):
+    module, _, root = fitted
+    files = sorted((root / "lres").rglob("*.safetensors"))
+    assert len(files) == len(module.bank.lres) == 4
+    lre = LRE.load(root / "lres" / "thing_colour" / "trial1.safetensors", module.lm)
+    assert torch.equal(lre.weight, module.bank.lres["thing colour", 1].weight)
+    assert lre.origin.train == tuple((s.subject, s.object) for s in module._data.draws(3).train)
+
+
+def test_a_checkpoint_is_plain_data_without_the_lm(fitted):
+    _, _, root = fitted
+    checkpoint = torch.load(root / "fit.ckpt", weights_only=True)
+    assert list(checkpoint["state_dict"]) == ["bank._extra_state"]
+    assert checkpoint["hyper_parameters"]["beta"] == 1.0
+    assert checkpoint["datamodule_hyper_parameters"]["n_shot"] == 4
+
+
+def test_a_trainer_with_lightnings_own_defaults_gives_the_same(fitted, folders, tmp_path):
+    module, _, _ = fitted
+    again = LREModule(folders[0], **GRID)
+    trainer = trainer_of(tmp_path, num_sanity_val_steps=2, inference_mode=True)
+    trainer.fit(again, datamodule=data_of(folders))
+    assert again.records == module.records
+    trainer.validate(again, data_of(folders))
+    assert {key for key, record in again.records.items() if record.scored} == set(module.bank.lres)
+
+
+def test_validate_gives_the_same_numbers_again(fitted, folders, tmp_path):
+    module, _, root = fitted
+    again = LREModule(folders[0], **GRID)
+    trainer_of(tmp_path, [ResultsTable()]).validate(again, data_of(folders, batch_size=3), root / "fit.ckpt")
+    assert again.records.keys() == module.records.keys()
+    for key, record in again.records.items():
+        before = module.records[key]
+        assert (record.tested, record.known, record.layer, record.rank) == (
+            before.tested,
+            before.known,
+            before.layer,
+            before.rank,
+        )
+        if record.scored:
+            assert record.faithfulness(record.layer, 1.0) == before.faithfulness(record.layer, 1.0)
+            assert record.causality(record.layer, record.rank) == before.causality(record.layer, record.rank)
+    assert (tmp_path / "validate_results.csv").exists()
+
+
+def test_load_from_checkpoint_brings_the_lres_back(fitted):
+    module, _, root = fitted
+    loaded = LREModule.load_from_checkpoint(root / "fit.ckpt")
+    assert loaded.hparams == module.hparams
+    for key, lre in module.bank.lres.items():
+        assert torch.equal(loaded.bank.lres[key].weight, lre.weight)
+        assert loaded.bank.lres[key].metadata() == lre.metadata()
+    assert loaded.bank.records == module.records
+
+
+def test_a_fit_that_is_cut_short_goes_on_where_it_was(fitted, folders, tmp_path):
+    module, _, _ = fitted
+    first = trainer_of(tmp_path, max_epochs=3)
+    first.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders))
+    first.save_checkpoint(tmp_path / "part.ckpt")
+    resumed = LREModule(folders[0], **GRID)
+    second = trainer_of(tmp_path)
+    second.fit(resumed, datamodule=data_of(folders), ckpt_path=tmp_path / "part.ckpt")
+    assert resumed.records == module.records
+    assert all(torch.equal(resumed.bank.lres[key].weight, lre.weight) for key, lre in module.bank.lres.items())
+
+
+def test_a_checkpoint_of_another_model_is_refused(fitted, folders, tmp_path):
+    _, _, root = fitted
+    other = write_toy_model(tmp_path / "other", seed=1)
+    with pytest.raises(LREError, match=r"was estimated from .* not from"):
+        trainer_of(tmp_path).validate(LREModule(str(other)), data_of(folders), root / "fit.ckpt", weights_only=True)
+
+
+def test_load_state_dict_is_strict(folders):
+    module = LREModule(folders[0])
+    with pytest.raises(RuntimeError, match=r"unknown \['stranger'\]"):
+        module.load_state_dict({**module.state_dict(), "stranger": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match=r"missing \['bank._extra_state'\]"):
+        module.load_state_dict({})
+
+
+def test_validate_without_lres_is_an_error(folders, tmp_path):
+    with pytest.raises(LREError, match=r"there is no LRE to validate: fit first, or give a checkpoint"):
+        trainer_of(tmp_path).validate(LREModule(folders[0]), data_of(folders))
+
+
+def test_wants_a_relation_datamodule(folders, tmp_path):
+    loader = data_of(folders).val_dataloader()
+    with pytest.raises(LREError, match="needs a RelationDataModule"):
+        trainer_of(tmp_path).fit(LREModule(folders[0]), loader)
+
+
+def test_leaves_the_trainers_world_as_it_was(fitted):
+    module, _, _ = fitted
+    assert torch.is_grad_enabled()
+    assert not any(submodule._forward_hooks for submodule in module.lm.modules())
+    assert not any(submodule.training for submodule in module.lm.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": [2]}, "layer 2 is out of range"),
+        ({"ranks": [17]}, "rank 17 is out of range: it must be 1 to 16"),
+        ({"betas": [float("nan")]}, "beta nan is out of range"),
+        ({"chunk_size": 0}, "chunk size 0 is out of range"),
+        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
+        ({"select_by": "luck"}, "select_by 'luck' is unknown: use 'causality' or 'faithfulness'"),
+    ],
+)
+def test_arguments_out_of_range(folders, options, message):
+    with pytest.raises(LREError, match=message):
+        LREModule(folders[0], **options)
+
+
+def test_default_ranks_fit_the_width():
+    assert default_ranks(WIDTH) == [4, 8, 16]
+    assert default_ranks(4096) == [4, 8, 16, 32, 64, 128, 256]
+    assert default_ranks(3) == [3]
+
+
+def test_lres_of_a_run_that_was_moved_are_looked_for_where_one_says(folders, tmp_path):
+    trainer = trainer_of(tmp_path / "run")
+    trainer.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders))
+    trainer.save_checkpoint(tmp_path / "run" / "last.ckpt")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    checkpoint, lre_dir = tmp_path / "moved" / "last.ckpt", str(tmp_path / "moved" / "lres")
+    with pytest.raises(LREError, match=r"the LRE of .* is missing"):
+        LREModule.load_from_checkpoint(checkpoint)
+    assert len(LREModule.load_from_checkpoint(checkpoint, lre_dir=lre_dir).bank.lres) == 4
+    again = LREModule(folders[0], **GRID, lre_dir=lre_dir)
+    trainer_of(tmp_path / "elsewhere").validate(again, data_of(folders), checkpoint, weights_only=True)
+    assert sum(record.scored for record in again.records.values()) == 4
