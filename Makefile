@@ -51,7 +51,7 @@ view:
 lint: $(STAMP) view ## ruff (rules and formatting), and which room imports which
 	"$(PY)" -m ruff check .
 	"$(PY)" -m ruff format --check .
-	@cd "$(VIEW)" && PYTHONPATH=. "$(abspath $(dir $(PY)))/lint-imports" --config "$(CURDIR)/pyproject.toml" --no-cache
+	@cd "$(VIEW)" && PYTHONPATH=. "$(abspath $(PY))" -c "from importlinter.cli import lint_imports_command as lint; lint()" --config "$(CURDIR)/pyproject.toml" --no-cache
 
 format: $(STAMP) ## ruff: mend what it can and format
 	"$(PY)" -m ruff check --fix .

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import BetaScores, best_beta, beta_scores, categories, counted, most_faithful_beta
 from lre_lightning.report.figures import plot_beta
 from lre_lightning.training.protocols import HasRecords
@@ -85,7 +85,7 @@ class BetaTuning(Callback):
         if trainer.is_global_zero:
             self._log(trainer, records)
 
-    def choose(self, records: Sequence[PairRecord]) -> dict[str, float]:
+    def choose(self, records: Sequence[TrialRecord]) -> dict[str, float]:
         """Choose beta for every relation that was scored; none where no relation was.
 
         Args:
@@ -106,7 +106,7 @@ class BetaTuning(Callback):
         beta = most_faithful_beta(lines) if beta is None else beta
         return {} if beta is None else dict.fromkeys(relations, beta)
 
-    def _log(self, trainer: L.Trainer, records: Sequence[PairRecord]) -> None:
+    def _log(self, trainer: L.Trainer, records: Sequence[TrialRecord]) -> None:
         lines = beta_scores(records)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and len(lines) > 1:
@@ -125,7 +125,7 @@ class BetaTuning(Callback):
         self.betas = dict(state_dict["betas"])
 
 
-def _choosing(records: Sequence[PairRecord]) -> list[PairRecord]:
+def _choosing(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials that only serve to choose, as if they were reported, or all where there are none."""
     apart = [replace(record, reported=True) for record in records if record.scored and not record.reported]
     return apart or list(records)

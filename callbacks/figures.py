@@ -20,7 +20,7 @@ class ResultsFigures(Callback):
     """Draws the results at the end of a fit: by relation, and by layer.
 
     They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard where the trainer has that logger.
-    Works with any LightningModule that has `records`, a mapping whose values are `PairRecord`.
+    Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:
         dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lre_lightning.callbacks.progress import FitProgress, duration, printable
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import Spread, summarize
 from lre_lightning.training.protocols import HasRecords
 
@@ -59,9 +59,9 @@ class RelationLog(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._progress = progress = _progress_of(trainer)
         lm = getattr(getattr(pl_module, "lm", None), "name", type(pl_module).__name__)
-        trials = len({trial for _, trial in progress.pairs})
+        trials = len({trial for _, trial in progress.schedule})
         devices = f"{trainer.world_size} x {trainer.strategy.root_device.type}"
-        pairs = len(progress.pairs)
+        pairs = len(progress.schedule)
         resumed = f", resumed at pair {progress.first + 1} of {pairs}" if progress.first else ""
         sizes = f"relations {len(progress.relations)}, trials {trials}, pairs {pairs}, devices {devices}"
         self._write(trainer, f"fit of {lm!r}: {sizes}{resumed}")
@@ -78,7 +78,7 @@ class RelationLog(Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         progress = self._progress or _progress_of(trainer)  # no epoch was left
         scored = sum(summary.trials > 0 for summary in summarize(_records(pl_module)))
-        pairs = f"pairs {progress.done} of {len(progress.pairs)}"
+        pairs = f"pairs {progress.done} of {len(progress.schedule)}"
         relations = f"scored {scored} of {len(progress.relations)} relations"
         self._write(trainer, f"fit ended after {duration(progress.elapsed)}: {pairs}, {relations}")
         self._progress = None
@@ -104,7 +104,7 @@ class RelationLog(Callback):
             LOGGER.warning("a line of the log is lost: %s", first_line(error))
 
 
-def relation_line(progress: FitProgress, relation: int, records: Sequence[PairRecord]) -> str:
+def relation_line(progress: FitProgress, relation: int, records: Sequence[TrialRecord]) -> str:
     """What a fit found of a relation, and how long that took.
 
     Args:
@@ -114,7 +114,7 @@ def relation_line(progress: FitProgress, relation: int, records: Sequence[PairRe
     """
     name, times = progress.relations[relation], progress.times_of(relation)
     own = [record for record in records if record.relation == name]
-    trials = sum(index == relation for index, _ in progress.pairs)
+    trials = sum(index == relation for index, _ in progress.schedule)
     took = duration(sum(times)) + (f" for {len(times)} of its trials" if len(times) < trials else "")
     left = progress.left()
     found = [f"scored {sum(record.scored for record in own)} of {trials} trials"]
@@ -162,7 +162,7 @@ def _progress_of(trainer: L.Trainer) -> FitProgress:
     return progress
 
 
-def _records(pl_module: Any) -> list[PairRecord]:
+def _records(pl_module: Any) -> list[TrialRecord]:
     return list(pl_module.records.values())
 
 

@@ -40,9 +40,9 @@ class FitProgress:
     def __init__(
         self, relations: Sequence[str], pairs: Sequence[tuple[int, int]], first: int = 0, stop: int | None = None
     ) -> None:
-        self.relations, self.pairs = list(relations), list(pairs)
-        self.first = self.done = min(first, len(self.pairs))
-        self.stop = len(self.pairs) if stop is None else min(stop, len(self.pairs))
+        self.relations, self.schedule = list(relations), list(pairs)
+        self.first = self.done = min(first, len(self.schedule))
+        self.stop = len(self.schedule) if stop is None else min(stop, len(self.schedule))
         self.times: list[float] = []
         self._since = monotonic()
 
@@ -61,9 +61,9 @@ class FitProgress:
     def name(self) -> str:
         """The pair that the fit is at, of how many, with its relation and trial; after its end how many it has done."""
         if self.done >= self.stop:
-            return f"{self.done}/{len(self.pairs)} pairs"
-        relation, trial = self.pairs[self.done]
-        return f"{self.done + 1}/{len(self.pairs)} {printable(self.relations[relation])}, trial {trial}"
+            return f"{self.done}/{len(self.schedule)} pairs"
+        relation, trial = self.schedule[self.done]
+        return f"{self.done + 1}/{len(self.schedule)} {printable(self.relations[relation])}, trial {trial}"
 
     def finish_pair(self) -> int | None:
         """Count the pair that the fit is at as finished.
@@ -71,14 +71,14 @@ class FitProgress:
         Returns:
             The index of its relation if this was the last pair of that; None otherwise, and after the last pair of all.
         """
-        if self.done == len(self.pairs):
+        if self.done == len(self.schedule):
             return None
         now = monotonic()
         self.times.append(now - self._since)
         self._since = now
         self.done += 1
-        relation, _ = self.pairs[self.done - 1]
-        return None if any(other == relation for other, _ in self.pairs[self.done :]) else relation
+        relation, _ = self.schedule[self.done - 1]
+        return None if any(other == relation for other, _ in self.schedule[self.done :]) else relation
 
     @property
     def elapsed(self) -> float:
@@ -87,7 +87,7 @@ class FitProgress:
 
     def times_of(self, relation: int) -> list[float]:
         """Seconds that each pair of a relation, given by its index, has taken in this process."""
-        pairs = self.pairs[self.first : self.done]
+        pairs = self.schedule[self.first : self.done]
         return [time for time, pair in zip(self.times, pairs, strict=True) if pair[0] == relation]
 
     def left(self) -> float | None:
@@ -123,7 +123,7 @@ class RelationProgressBar(TQDMProgressBar):
         self._progress = FitProgress.of(trainer)
         if self._progress:
             self.train_progress_bar.bar_format = self.BAR_OF_FIT
-            self.train_progress_bar.reset(total=len(self._progress.pairs))
+            self.train_progress_bar.reset(total=len(self._progress.schedule))
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

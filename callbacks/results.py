@@ -23,7 +23,7 @@ class ResultsTable(Callback):
     `read_records` and for reports; ``fit_results.csv`` has the scores of each relation and trial
     at the chosen layer, beta and rank, with the columns `COLUMNS`. They grow with every pair of a
     fit; a fit that is resumed begins them anew with what its checkpoint holds. Works with any LightningModule that has
-    `records`, a mapping whose values are `PairRecord`.
+    `records`, a mapping whose values are `TrialRecord`.
 
     Args:
         dirpath: Folder for the files; the trainer's `default_root_dir` if None.

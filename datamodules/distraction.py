@@ -13,7 +13,7 @@ from lre_lightning.datamodules.relations import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.prompts.batch import RelationBatch
 from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after
-from lre_lightning.prompts.trials import Draw
+from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Sample
 
 if TYPE_CHECKING:
@@ -148,13 +148,13 @@ class DistractionDataModule(RelationDataModule):
                     "be stated of its subjects: leave it out by exclude"
                 )
 
-    def draws(self, pair: int) -> Draw:
+    def trial(self, pair: int) -> Trial:
         """Return the training samples of a pair, and those of its test samples for which there is a false object.
 
         Raises:
             LREError: There is no such pair.
         """
-        draw = super().draws(pair)
+        draw = super().trial(pair)
         return replace(draw, test=tuple(draw.test[made.sample] for made in self._prompts_of(pair)))
 
     def train_dataloader(self, pair: int | None = None) -> DataLoader[RelationBatch]:
@@ -190,7 +190,7 @@ class DistractionDataModule(RelationDataModule):
     def _prompts_of(self, pair: int) -> list[DistractedPrompt]:
         """The facts of a pair; those of the last one are kept."""
         if self._facts is None or self._facts[0] != pair:
-            draw = super().draws(pair)
+            draw = super().trial(pair)
             context = draw.train if self.undistracted == "few-shot" else ()
             undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context, self.form)
             made = [
@@ -200,7 +200,7 @@ class DistractionDataModule(RelationDataModule):
             self._facts = pair, made
         return self._facts[1]
 
-    def _distracted(self, draw: Draw) -> dict[int, tuple[Prompt, Prompt]]:
+    def _distracted(self, draw: Trial) -> dict[int, tuple[Prompt, Prompt]]:
         """The distracted prompt of each test sample as one that asks for the true, and for the false object.
 
         False objects are tried in the order of their draw until one has a first token of its own.
@@ -236,7 +236,7 @@ class DistractionDataModule(RelationDataModule):
         }
 
 
-def false_objects(draw: Draw, sample: Sample, seed: int) -> list[str]:
+def false_objects(draw: Trial, sample: Sample, seed: int) -> list[str]:
     """All objects of the relation's range that the subject does not have, in an order that is drawn.
 
     They are ordered by the SHA-256 digest of seed, relation name, trial, subject, object and the false object.
@@ -248,6 +248,6 @@ def false_objects(draw: Draw, sample: Sample, seed: int) -> list[str]:
     """
     relation = draw.relation
     true = {other.object for other in relation.samples if other.name == sample.name}
-    key = "\x1f".join(["false object", str(seed), relation.name, str(draw.trial), sample.subject, sample.object])
+    key = "\x1f".join(["false object", str(seed), relation.name, str(draw.number), sample.subject, sample.object])
     others = [candidate for candidate in relation.objects if candidate not in true]
     return sorted(others, key=lambda candidate: hashlib.sha256(f"{key}\x1f{candidate}".encode()).digest())

@@ -29,7 +29,7 @@ from lre_lightning.prompts.prompt import (
     make_prompts,
     pad_token,
 )
-from lre_lightning.prompts.trials import Draw, Sampling, check_sampling, draw, test_prompts, train_prompts
+from lre_lightning.prompts.trials import Sampling, Trial, check_sampling, draw, test_prompts, train_prompts
 from lre_lightning.relations.quality import find_problems, repair
 from lre_lightning.relations.relation import SLOT, Relation, Sample
 from lre_lightning.relations.selection import Where, cap, check_template_choice, choose_templates
@@ -38,7 +38,7 @@ from lre_lightning.relations.sources import is_path, leave_out, load_relations, 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from lre_lightning.records.record import PairRecord
+    from lre_lightning.records.record import TrialRecord
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -174,14 +174,14 @@ class RelationDataModule(LightningDataModule):
         self._relations: tuple[Relation, ...] | None = None
         self._candidates: tuple[Relation, ...] | None = None
         self._templates: dict[str, tuple[str, ...]] = {}
-        self._draws: OrderedDict[int, Draw] = OrderedDict()
+        self._draws: OrderedDict[int, Trial] = OrderedDict()
         self._made: OrderedDict[tuple[str, bool, Share], RelationBatch] = OrderedDict()
         self._coverage: dict[str, FirstTokenCoverage] = {}
         self.save_hyperparameters(self._plain_arguments())
 
     @classmethod
     def of_record(
-        cls, record: "PairRecord", tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo", **options: Any
+        cls, record: "TrialRecord", tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo", **options: Any
     ) -> "RelationDataModule":
         """The datamodule that serves one trial again, from the record of its results.
 
@@ -240,7 +240,7 @@ class RelationDataModule(LightningDataModule):
             self._candidates = relations
         return self._candidates
 
-    def draw(self, relation: Relation, trial: int) -> Draw:
+    def draw(self, relation: Relation, trial: int) -> Trial:
         """Draw a trial of one of the relations.
 
         Raises:
@@ -272,7 +272,7 @@ class RelationDataModule(LightningDataModule):
         if self._expected is not None:
             self._check_expected(self._expected, relations[0])
 
-    def _check_expected(self, record: "PairRecord", relation: Relation) -> None:
+    def _check_expected(self, record: "TrialRecord", relation: Relation) -> None:
         """Check that a relation is the one of a record."""
         from lre_lightning.records.record import BETWEEN_TEMPLATES
 
@@ -288,7 +288,7 @@ class RelationDataModule(LightningDataModule):
                 "give the source of that fit"
             )
 
-    _expected: "PairRecord | None" = None
+    _expected: "TrialRecord | None" = None
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -311,7 +311,7 @@ class RelationDataModule(LightningDataModule):
         return self._relations
 
     @property
-    def pairs(self) -> list[tuple[int, int]]:
+    def schedule(self) -> list[tuple[int, int]]:
         """The (index of the relation, trial) pairs: all trials of the first relation, then those of the second, ..."""
         trials = range(self.first_trial, self.first_trial + self.trials)
         return [(relation, trial) for relation in range(len(self.relations)) for trial in trials]
@@ -340,7 +340,7 @@ class RelationDataModule(LightningDataModule):
                 "cannot go on: give those, or begin a new fit in another --trainer.default_root_dir"
             )
 
-    def draws(self, pair: int) -> Draw:
+    def trial(self, pair: int) -> Trial:
         """Return the training and test samples of a pair, given by its index in `pairs`.
 
         Raises:
@@ -380,7 +380,7 @@ class RelationDataModule(LightningDataModule):
         shares = [
             share
             for p in pairs
-            for share in share_train(p, len(self.draws(p).train_asked), self.batch_size, *self._place())
+            for share in share_train(p, len(self.trial(p).train_asked), self.batch_size, *self._place())
         ]
         return loader(shares, self._train_batch, self.seed if every else None, self.pin_memory)
 
@@ -391,8 +391,8 @@ class RelationDataModule(LightningDataModule):
             pairs: Indices in `pairs`, to serve just these.
         """
         if pairs is None:
-            pairs = self._epoch_pairs(default=list(range(len(self.pairs))))
-        sizes = [(pair, len(self.draws(pair).test_asked)) for pair in pairs]
+            pairs = self._epoch_pairs(default=list(range(len(self.schedule))))
+        sizes = [(pair, len(self.trial(pair).test_asked)) for pair in pairs]
         return loader(share_test(sizes, self.batch_size, *self._place()), self._test_batch, None, self.pin_memory)
 
     def test_dataloader(self) -> DataLoader[RelationBatch]:
@@ -427,16 +427,16 @@ class RelationDataModule(LightningDataModule):
         """Return the pair of the epoch that a Trainer is in; outside a running fit, the default."""
         trainer = self.trainer
         if self.epoch == "all":
-            return list(range(len(self.pairs)))
+            return list(range(len(self.schedule)))
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.state.finished:
             return default
         every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
-        if every != 1 and len(self.pairs) > 1:
+        if every != 1 and len(self.schedule) > 1:
             raise LREError(
-                f"every epoch serves another one of the {len(self.pairs)} (relation, trial) pairs: give the Trainer "
+                f"every epoch serves another one of the {len(self.schedule)} (relation, trial) pairs: give the Trainer "
                 f"reload_dataloaders_every_n_epochs=1, not {every}"
             )
-        return [trainer.current_epoch] if trainer.current_epoch < len(self.pairs) else []
+        return [trainer.current_epoch] if trainer.current_epoch < len(self.schedule) else []
 
     def _place(self) -> tuple[int, int]:
         """Return this process's rank and the number of processes."""
@@ -455,7 +455,7 @@ class RelationDataModule(LightningDataModule):
         if key in self._made:
             self._made.move_to_end(key)
             return self._made[key]
-        draw, samples = self.draws(share.pair), share.samples
+        draw, samples = self.trial(share.pair), share.samples
         if by_length:
             # Prompts of one shape run together, so that they belong to one process.
             lengths = [len(sample.subject) for sample in draw.test_asked]

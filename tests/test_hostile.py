@@ -37,7 +37,7 @@ from lre_lightning.lens.lens import Lens
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import fill, make_prompts
-from lre_lightning.records.record import PairRecord, read_records, rows
+from lre_lightning.records.record import TrialRecord, read_records, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.relations.json_files import read_json
 from lre_lightning.relations.relation import SLOT, check_template
@@ -562,12 +562,14 @@ def a_record(trial=0, **changes):
         "line_integrals": ((1.5, 1.25), (0.1, -1e-9)),
     }
     counts = {"samples": 20, "range_size": 4, "tested": 12, "known": 10}
-    return PairRecord(**{"relation": "thing colour", "category": "bias", "trial": trial, **counts, **fields, **changes})
+    return TrialRecord(
+        **{"relation": "thing colour", "category": "bias", "trial": trial, **counts, **fields, **changes}
+    )
 
 
 def summed_up(records, folder):
     """Make what is made of records without drawing."""
-    assert [PairRecord.from_plain(json.loads(json.dumps(record.plain()))) for record in records] == records
+    assert [TrialRecord.from_plain(json.loads(json.dumps(record.plain()))) for record in records] == records
     rows(records)
     print_results(summarize(records))
     write_csv(records, folder / "x.csv")
@@ -617,7 +619,7 @@ def test_any_line_is_a_record_that_tables_are_made_of_or_an_error(tmp_path, reci
 )
 def test_such_a_record_is_an_error(changes, message):
     with pytest.raises(LREError, match=f"this is not a record of results: {message}"):
-        PairRecord.from_plain({**LINE, **changes})
+        TrialRecord.from_plain({**LINE, **changes})
 
 
 @pytest.mark.parametrize(
@@ -634,7 +636,7 @@ def test_a_record_of_a_very_large_grid_is_refused_before_it_is_gone_through():
     line, column = [0] * 30_000, [float(beta) for beta in range(30_000)]
     large = {**LINE, "layers": list(range(10_000)), "betas": column, "faithful": [line] * 10_000, "layer": 0}
     with pytest.raises(LREError, match="a grid of 10000 layers, 30000 betas and 2 ranks is too large"):
-        PairRecord.from_plain(large)
+        TrialRecord.from_plain(large)
 
 
 # Checkpoints.

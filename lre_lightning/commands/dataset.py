@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import PairRecord, read_records, write_records
+from lre_lightning.records.record import TrialRecord, read_records, write_records
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset
 from lre_lightning.scoring.measurements import new_record
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationDataModule
 
 
-def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None = None) -> list[PairRecord]:
+def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None = None) -> list[TrialRecord]:
     """Count for every relation and trial how many test samples the LM knows under the n-shot context.
 
     Args:
@@ -36,10 +36,10 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
         LREError: If the file is broken.
     """
     done = {record.key: record for record in read_records([path])} if path and path.is_file() else {}
-    records: list[PairRecord] = []
-    pairs = range(len(data.pairs))
+    records: list[TrialRecord] = []
+    pairs = range(len(data.schedule))
     for pair in track(pairs, "Known facts", console=Console(stderr=True), disable=not Console(stderr=True).is_terminal):
-        draw = data.draws(pair)
+        draw = data.trial(pair)
         record = replace(new_record(draw, data, len(draw.test_asked), known=0), model=lm.name)
         earlier = done.get(record.key)
         if earlier is None or (earlier.train, earlier.digest) != (record.train, record.digest):
@@ -54,7 +54,7 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
     return records
 
 
-def tables_of(records: Sequence[PairRecord]) -> tuple[Table, ...]:
+def tables_of(records: Sequence[TrialRecord]) -> tuple[Table, ...]:
     """The tables "dataset", "full-dataset" and "first_token_filter" of records, scored or not."""
     models = by_model(records)
     return dataset(models), full_dataset(models), first_tokens(models)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.runs.checkpoints import read_hyperparameters
@@ -53,7 +53,7 @@ def evaluate(
     n_shots: Sequence[int] | None = None,
     templates: bool = True,
     bare: bool = True,
-) -> list[PairRecord]:
+) -> list[TrialRecord]:
     """Run the main fit and the fits that vary it (figures "varying_n", "mode-switch", table "prompt_template").
 
     Args:
@@ -88,7 +88,7 @@ def evaluate(
 def _settings(
     module: LREModule,
     data: RelationDataModule,
-    records: Sequence[PairRecord],
+    records: Sequence[TrialRecord],
     n_shots: Sequence[int],
     templates: bool,
     bare: bool,
@@ -118,7 +118,7 @@ def _settings(
     ]
 
 
-def _fit(module: LREModule, data: RelationDataModule, trainer: Trainer) -> list[PairRecord]:
+def _fit(module: LREModule, data: RelationDataModule, trainer: Trainer) -> list[TrialRecord]:
     """Fit, from the last checkpoint where there is one."""
     callback: Any = trainer.checkpoint_callback
     last = Path(callback.dirpath) / "last.ckpt"

@@ -28,7 +28,7 @@ from lre_lightning.prompts.source import PromptSource
 from lre_lightning.scoring.scores import encode
 
 if TYPE_CHECKING:
-    from lre_lightning.prompts.trials import Draw
+    from lre_lightning.prompts.trials import Trial
 
 LM, LENS, OTHER_LENS = "LM", "attribute lens", "lens of another relation"
 READERS = (LM, LENS, OTHER_LENS)
@@ -140,7 +140,7 @@ def latent_knowledge(
     Raises:
         LREError: If no pair has an LRE, or an LRE is of another LM, template or draw than the prompts.
     """
-    names = [(data.relations[relation].name, trial) for relation, trial in data.pairs]
+    names = [(data.relations[relation].name, trial) for relation, trial in data.schedule]
     scored = [pair for pair, name in enumerate(names) if name in lres]
     if not scored:
         raise LREError(
@@ -163,10 +163,10 @@ def _count_pair(
     beta: float | None,
     ks: tuple[int, ...],
 ) -> LatentKnowledge:
-    draw = data.draws(pair)
+    draw = data.trial(pair)
     name = draw.relation.name
-    other = _draw_other(lres, name, draw.trial, data.seed)
-    lenses = {LENS: lres[name, draw.trial]} | ({OTHER_LENS: lres[other, draw.trial]} if other else {})
+    other = _draw_other(lres, name, draw.number, data.seed)
+    lenses = {LENS: lres[name, draw.number]} | ({OTHER_LENS: lres[other, draw.number]} if other else {})
     for lre in lenses.values():
         lre.check_model(lm)
     _check_draw(lenses[LENS], draw)
@@ -175,7 +175,7 @@ def _count_pair(
         model=lm.name,
         relation=name,
         category=draw.relation.category,
-        trial=draw.trial,
+        trial=draw.number,
         distraction=data.distraction,
         range_size=len(draw.relation.objects),
         tested=len(draw.test),
@@ -197,7 +197,7 @@ def _draw_other(lres: Mapping[tuple[str, int], LRE], relation: str, trial: int, 
     return min(others, key=lambda name: hashlib.sha256((key + name).encode()).digest(), default=None)
 
 
-def _check_draw(lre: LRE, draw: Draw) -> None:
+def _check_draw(lre: LRE, draw: Trial) -> None:
     """Refuse an LRE that may have been estimated from test samples, or with another template."""
     origin, train = lre.origin, tuple((sample.subject, sample.object) for sample in draw.train)
     if (origin.train, origin.template) != (train, draw.relation.template):

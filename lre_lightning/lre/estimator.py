@@ -11,7 +11,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import PromptJacobian
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.runs.processes import Ranks
+from lre_lightning.runs.processes import Processes
 
 
 class LREEstimator:
@@ -52,20 +52,20 @@ class LREEstimator:
                 self._sums[layer][:, :-1] += example.jacobian[layer]
                 self._sums[layer][:, -1] += bias
 
-    def add_up(self, ranks: Ranks, lm: LanguageModel) -> None:
+    def add_up(self, processes: Processes, lm: LanguageModel) -> None:
         """Add up the examples of all processes; every process has to call this, also one without an example.
 
         Args:
-            ranks: The processes.
+            processes: The processes.
             lm: The LM that the examples are of.
         """
-        (count,) = ranks.sum(torch.tensor([self.count]))
+        (count,) = processes.sum(torch.tensor([self.count]))
         self.count, self._dtype = int(count), torch.promote_types(lm.dtype, torch.float32)
         sums = [
             self._sums[layer] if layer in self._sums else _zeros(lm.hidden_size, lm.dtype, lm.device)
             for layer in self.layers
         ]
-        self._sums = dict(zip(self.layers, ranks.sum(*sums), strict=True))
+        self._sums = dict(zip(self.layers, processes.sum(*sums), strict=True))
 
     def means(self) -> Iterator[tuple[Layer, Tensor, Tensor]]:
         """Every layer with its W and b, which are then forgotten, so that memory does not hold all of them twice."""

@@ -28,7 +28,7 @@ class RelationBatch:
         object_token: The right object's first token, ``(batch,)``, int64.
         relation: Index into the datamodule's `relations`, ``(batch,)``, int64; the same in the whole batch.
         trial: Number of the trial, ``(batch,)``, int64; the same in the whole batch.
-        sample: Index into `Draw.train_asked` or `Draw.test_asked`, which with one template are the trial's training
+        sample: Index into `Trial.train_asked` or `Trial.test_asked`, which with one template are the trial's training
             and test samples, ``(batch,)``, int64.
         weight: 1, or 0 for a copy that only gives every process equally many training prompts, ``(batch,)``, float32.
         object: The right object's index in the relation's `objects`, ``(batch,)``, int64; -1 where that is not known.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from lre_lightning.prompts.batch import RelationBatch
     from lre_lightning.prompts.prompt import FirstTokenCoverage, PromptFormat
-    from lre_lightning.prompts.trials import Draw
+    from lre_lightning.prompts.trials import Trial
     from lre_lightning.relations.relation import Relation
 
 
@@ -28,7 +28,7 @@ class PromptSource(Protocol):
         """The relations; `RelationBatch.relation` is an index into them."""
 
     @property
-    def pairs(self) -> Sequence[tuple[int, int]]:
+    def schedule(self) -> Sequence[tuple[int, int]]:
         """The (index of the relation, trial) pairs, in the order in which they are served."""
 
     @property
@@ -39,7 +39,7 @@ class PromptSource(Protocol):
     def tokenizer(self) -> Any:
         """The tokenizer."""
 
-    def draws(self, pair: int) -> Draw:
+    def trial(self, pair: int) -> Trial:
         """Return the training and test samples of a pair."""
 
     def coverage(self, relation: Relation) -> FirstTokenCoverage:

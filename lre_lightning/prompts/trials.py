@@ -27,12 +27,12 @@ TrainSample: TypeAlias = str | Sequence[str]
 
 
 @dataclass(frozen=True)
-class Draw:
+class Trial:
     """One trial of one relation.
 
     Attributes:
         relation: The relation.
-        trial: The trial's number, from 0.
+        number: The number of the trial, from 0.
         train: The training samples, in draw order; no two have the same subject.
         test: All samples whose subject is not a training sample's, in the file's order.
         templates: The templates that each sample is asked for with; the relation's first one if empty.
@@ -45,7 +45,7 @@ class Draw:
     """
 
     relation: Relation
-    trial: int
+    number: int
     train: tuple[Sample, ...]
     test: tuple[Sample, ...]
     templates: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def draw(
     sampling: Sampling = "random",
     train: Sequence[TrainSample] | None = None,
     templates: Sequence[str] = (),
-) -> Draw:
+) -> Trial:
     """Draw the training samples of one trial.
 
     The samples are ordered by the SHA-256 digest of seed, relation name, trial, subject and object; the first
@@ -108,11 +108,11 @@ def draw(
             f"the relation {relation.name!r} has {count} distinct subjects, but n_shot={n_shot} needs at "
             f"least {n_shot + 1}: {n_shot} to train on and one to test; lower n_shot or leave the relation out"
         )
-    return Draw(relation, trial, drawn, test, tuple(templates) or relation.templates[:1])
+    return Trial(relation, trial, drawn, test, tuple(templates) or relation.templates[:1])
 
 
 def train_prompts(
-    draw: Draw,
+    draw: Trial,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,
     form: PromptFormat = LINES,
@@ -122,7 +122,7 @@ def train_prompts(
     Args:
         draw: The trial.
         tokenizer: The tokenizer.
-        chosen: Which prompts, by their places in `Draw.train_asked`; all if None.
+        chosen: Which prompts, by their places in `Trial.train_asked`; all if None.
         form: How the prompts are made.
     """
     templates, prompts = draw.asked_with, []
@@ -133,7 +133,7 @@ def train_prompts(
 
 
 def test_prompts(
-    draw: Draw,
+    draw: Trial,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,  # noqa: PT028
     form: PromptFormat = LINES,  # noqa: PT028
@@ -143,7 +143,7 @@ def test_prompts(
     Args:
         draw: The trial.
         tokenizer: The tokenizer.
-        chosen: Which prompts, by their places in `Draw.test_asked`; all if None.
+        chosen: Which prompts, by their places in `Trial.test_asked`; all if None.
         form: How the prompts are made.
     """
     templates = draw.asked_with

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PairRecord:
+class TrialRecord:
     """The counts of one relation in one trial, on the grid of layers, betas and ranks.
 
     Attributes:
@@ -313,7 +313,7 @@ def _or_none(check: Callable[..., T], value: object, name: str) -> T | None:
     return None if value is None else check(value, name)
 
 
-def write_records(records: Iterable[PairRecord], path: Path) -> None:
+def write_records(records: Iterable[TrialRecord], path: Path) -> None:
     """Write records to a file, one a line, under its name only once it is whole.
 
     Raises:
@@ -323,7 +323,7 @@ def write_records(records: Iterable[PairRecord], path: Path) -> None:
         file.writelines(map(_line, records))
 
 
-def append_records(records: Iterable[PairRecord], path: Path) -> None:
+def append_records(records: Iterable[TrialRecord], path: Path) -> None:
     """Add records at the end of a file that `write_records` wrote, all of them or none.
 
     Raises:
@@ -333,11 +333,11 @@ def append_records(records: Iterable[PairRecord], path: Path) -> None:
         file.writelines(map(_line, records))
 
 
-def _line(record: PairRecord) -> str:
+def _line(record: TrialRecord) -> str:
     return json.dumps(record.plain(), ensure_ascii=False) + "\n"
 
 
-def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
+def read_records(paths: Iterable[str | Path]) -> list[TrialRecord]:
     """Read and merge the records of one or several runs, such as jobs that share the relations out among them.
 
     Args:
@@ -350,7 +350,7 @@ def read_records(paths: Iterable[str | Path]) -> list[PairRecord]:
         LREError: If there is no such file, one is broken, or two files hold different records of the same relation,
             trial and prompts.
     """
-    found: dict[tuple[Any, ...], tuple[PairRecord, Path]] = {}
+    found: dict[tuple[Any, ...], tuple[TrialRecord, Path]] = {}
     for path in [file for given in paths for file in result_files(Path(given))]:
         for record in _read(path):
             kept, other = found.setdefault(record.key, (record, path))
@@ -376,19 +376,19 @@ def result_files(path: Path) -> list[Path]:
     return files
 
 
-def _read(path: Path) -> list[PairRecord]:
+def _read(path: Path) -> list[TrialRecord]:
     if not os.path.isfile(path):
         raise LREError(f"{str(path)!r} is no file with records of results")
     records = []
     for place, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            records.append(PairRecord.from_plain(json.loads(line.decode())))
+            records.append(TrialRecord.from_plain(json.loads(line.decode())))
         except (ValueError, RecursionError) as error:
             raise LREError(f"{str(path)!r}, line {place}, is not a record of results: {error}") from error
     return records
 
 
-def rows(records: Iterable[PairRecord]) -> list[dict[str, Any]]:
+def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
     """Every count as a row for a data frame, with the keys of `COLUMNS`.
 
     A row is one score: faithfulness by layer and beta, causality by layer and rank, baselines by layer. What a score
@@ -401,7 +401,7 @@ _COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "repo
 COLUMNS = (*_COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "count", "total", "score")
 
 
-def _rows(record: PairRecord) -> list[dict[str, Any]]:
+def _rows(record: TrialRecord) -> list[dict[str, Any]]:
     common = {name: getattr(record, name) for name in _COMMON}
 
     def row(metric: str, method: str, prompt: str, layer: int, count: int, **point: Any) -> dict[str, Any]:

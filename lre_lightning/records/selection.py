@@ -10,12 +10,12 @@ import numpy as np
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 
 Criterion = Literal["causality", "faithfulness"]
 
 
-def choose(records: Sequence[PairRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
+def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
@@ -46,7 +46,7 @@ def choose(records: Sequence[PairRecord], criterion: Criterion, beta: float) -> 
     return first.layers[layer], first.ranks[rank]
 
 
-def choose_after(record: PairRecord, earlier: Sequence[PairRecord], criterion: Criterion) -> tuple[Layer, int]:
+def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int]:
     """The layer and rank of a trial in a fit, which has to choose before it has seen all trials.
 
     A reported trial takes up what an earlier reported one has, else the choice of the trials that only serve to choose,
@@ -68,11 +68,11 @@ def choose_after(record: PairRecord, earlier: Sequence[PairRecord], criterion: C
 
 
 def reselect(
-    records: Iterable[PairRecord], criterion: Criterion = "causality", beta: float | None = None
-) -> list[PairRecord]:
+    records: Iterable[TrialRecord], criterion: Criterion = "causality", beta: float | None = None
+) -> list[TrialRecord]:
     """Choose layer and rank of every relation again, from counts alone.
 
-    Relations with trials that only serve to choose (`PairRecord.reported` is False) are chosen on those, others on all
+    Relations with trials that only serve to choose (`TrialRecord.reported` is False) are chosen on those, others on all
     their trials, as in the paper.
 
     Args:
@@ -86,7 +86,7 @@ def reselect(
     Raises:
         LREError: As `choose`.
     """
-    by_relation: dict[str, list[PairRecord]] = {}
+    by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.scored:
             by_relation.setdefault(record.relation, []).append(record)
@@ -100,7 +100,7 @@ def reselect(
     return chosen
 
 
-def at_point(record: PairRecord, layer: Layer | None, rank: int | None, beta: float) -> PairRecord:
+def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: float) -> TrialRecord:
     """The record at another point of its grid, without what was counted at its own point alone."""
     if layer != record.layer:
         record = replace(record, line_integrals=())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.storage.files import grown_whole, written_whole
 
 Spread = tuple[float, float | None]
@@ -39,7 +39,7 @@ COLUMNS = [
 ]
 
 
-def write_csv(records: Iterable[PairRecord], path: Path) -> None:
+def write_csv(records: Iterable[TrialRecord], path: Path) -> None:
     """Write one row a relation and trial to a CSV file, under its name only once it is whole.
 
     Its columns are `COLUMNS`; scores are those at the chosen layer, beta and rank. A pair that was not scored has a row
@@ -54,7 +54,7 @@ def write_csv(records: Iterable[PairRecord], path: Path) -> None:
         writer.writerows(map(_row, records))
 
 
-def append_csv(records: Iterable[PairRecord], path: Path) -> None:
+def append_csv(records: Iterable[TrialRecord], path: Path) -> None:
     """Add rows at the end of a file that `write_csv` wrote, all of them or none.
 
     Raises:
@@ -64,7 +64,7 @@ def append_csv(records: Iterable[PairRecord], path: Path) -> None:
         csv.DictWriter(file, COLUMNS).writerows(map(_row, records))
 
 
-def _row(record: PairRecord) -> dict[str, Any]:
+def _row(record: TrialRecord) -> dict[str, Any]:
     scores = record.chosen_scores or (None, None)
     row = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
     return row | {"beta": record.beta if record.scored else None} | dict(zip(SCORES, scores, strict=True))
@@ -103,18 +103,18 @@ class RelationSummary:
     causality: Spread | None = None
 
 
-def summarize(records: Iterable[PairRecord]) -> list[RelationSummary]:
+def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
     """Summarize records by relation, in the order in which the relations first occur.
 
     Trials that only served to choose layer and rank count for what the LM knows, and for nothing else.
     """
-    by_relation: dict[str, list[PairRecord]] = {}
+    by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
         by_relation.setdefault(record.relation, []).append(record)
     return [_summary(group) for group in by_relation.values()]
 
 
-def _summary(group: Sequence[PairRecord]) -> RelationSummary:
+def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     first = group[0]
     known = statistics.fmean(record.known for record in group)
     reported = [record for record in group if record.reported and record.scored]

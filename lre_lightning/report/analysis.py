@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, PairRecord
+from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
 from lre_lightning.records.summary import Spread, spread
 from lre_lightning.relations.relation import SLOT
 
 LARGEST_RATIO = 1e9
 
-Score = Callable[[PairRecord], float]
+Score = Callable[[TrialRecord], float]
 """A score of one trial; NaN where it has none."""
 
 
@@ -37,19 +37,19 @@ class ModelResults:
     """
 
     model: str
-    main: list[PairRecord]
-    by_n: dict[int, list[PairRecord]]
-    by_template: dict[int, list[PairRecord]]
-    bare: list[PairRecord]
+    main: list[TrialRecord]
+    by_n: dict[int, list[TrialRecord]]
+    by_template: dict[int, list[TrialRecord]]
+    bare: list[TrialRecord]
 
 
-def by_model(records: Iterable[PairRecord]) -> list[ModelResults]:
+def by_model(records: Iterable[TrialRecord]) -> list[ModelResults]:
     """Sort records by LM and kind of prompts, LMs as they first occur, relations by category and name.
 
     Raises:
         LREError: If an LM has no record with the relations' first templates.
     """
-    groups: dict[str, list[PairRecord]] = {}
+    groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         groups.setdefault(record.model, []).append(record)
     for group in groups.values():
@@ -57,7 +57,7 @@ def by_model(records: Iterable[PairRecord]) -> list[ModelResults]:
     return [_model_results(model, group) for model, group in groups.items()]
 
 
-def _model_results(model: str, records: Sequence[PairRecord]) -> ModelResults:
+def _model_results(model: str, records: Sequence[TrialRecord]) -> ModelResults:
     plain = [record for record in records if record.template_index == 0]
     if not plain:
         raise LREError(f"the results of {model!r} have none with the relations' first templates: add those of a fit")
@@ -75,25 +75,25 @@ def _model_results(model: str, records: Sequence[PairRecord]) -> ModelResults:
     )
 
 
-def faithfulness(record: PairRecord) -> float:
+def faithfulness(record: TrialRecord) -> float:
     """Faithfulness at the chosen layer and beta."""
     return math.nan if record.layer is None else record.faithfulness(record.layer, record.beta)
 
 
-def causality(record: PairRecord) -> float:
+def causality(record: TrialRecord) -> float:
     """Causality at the chosen layer and rank."""
     scores = record.chosen_scores
     return math.nan if scores is None else scores[1]
 
 
-def _zero_shot(record: PairRecord) -> float:
+def _zero_shot(record: TrialRecord) -> float:
     if record.layer is None or not record.faithful_zero_shot:
         return math.nan
     return record.faithfulness(record.layer, record.beta, zero_shot=True)
 
 
 def _at_embedding(zero_shot: bool) -> Score:
-    def score(record: PairRecord) -> float:
+    def score(record: TrialRecord) -> float:
         counts = record.faithful_zero_shot if zero_shot else record.faithful
         if "emb" not in record.layers or not counts:
             return math.nan
@@ -103,7 +103,7 @@ def _at_embedding(zero_shot: bool) -> Score:
 
 
 def _faithfulness_baseline(name: str, zero_shot: bool) -> Score:
-    def score(record: PairRecord) -> float:
+    def score(record: TrialRecord) -> float:
         counts = record.zero_shot_baselines if zero_shot else record.faithful_baselines
         if record.layer is None or name not in counts:
             return math.nan
@@ -134,17 +134,17 @@ def causality_methods() -> dict[str, Score]:
     return {"LRE": causality, **{name: _causality_baseline(name) for name in CAUSALITY_BASELINES}}
 
 
-def has_baselines(records: Iterable[PairRecord]) -> bool:
+def has_baselines(records: Iterable[TrialRecord]) -> bool:
     """Whether baselines were computed for any of the records."""
     return any(record.faithful_baselines for record in records)
 
 
-def random_guess(record: PairRecord) -> float:
+def random_guess(record: TrialRecord) -> float:
     """Chance of guessing the object."""
     return record.random_guess
 
 
-def categories(records: Iterable[PairRecord]) -> dict[str, str]:
+def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
     """The category of every relation, in the order in which the relations first occur."""
     found: dict[str, str] = {}
     for record in records:
@@ -152,12 +152,12 @@ def categories(records: Iterable[PairRecord]) -> dict[str, str]:
     return found
 
 
-def counted(records: Iterable[PairRecord]) -> list[PairRecord]:
+def counted(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The records of scored and reported trials."""
     return [record for record in records if record.scored and record.reported]
 
 
-def per_relation(records: Iterable[PairRecord], score: Score) -> dict[str, Spread]:
+def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Spread]:
     """Mean and deviation over trials of each relation; relations without the score are left out."""
     values: dict[str, list[float]] = {}
     for record in counted(records):
@@ -167,13 +167,13 @@ def per_relation(records: Iterable[PairRecord], score: Score) -> dict[str, Sprea
     return {relation: spread(found) for relation, found in values.items()}
 
 
-def over_relations(records: Iterable[PairRecord], score: Score) -> Spread | None:
+def over_relations(records: Iterable[TrialRecord], score: Score) -> Spread | None:
     """Mean and deviation over relations of their means over trials; None where no relation has the score."""
     means = [mean for mean, _ in per_relation(records, score).values()]
     return spread(means) if means else None
 
 
-def per_category(records: Sequence[PairRecord], score: Score) -> dict[str, Spread]:
+def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spread]:
     """Mean and deviation over the relations of each category."""
     names = categories(records)
     means: dict[str, list[float]] = {}
@@ -182,23 +182,23 @@ def per_category(records: Sequence[PairRecord], score: Score) -> dict[str, Sprea
     return {category: spread(found) for category, found in means.items()}
 
 
-def layers_of(records: Iterable[PairRecord]) -> tuple[Layer, ...]:
+def layers_of(records: Iterable[TrialRecord]) -> tuple[Layer, ...]:
     """All layers of the grids of the scored and reported records, in the LM's order."""
     found = {layer for record in counted(records) for layer in record.layers}
     return tuple(sorted(found, key=lambda layer: -1 if layer == "emb" else int(layer)))
 
 
-def on_most_layers(records: Iterable[PairRecord]) -> list[PairRecord]:
+def on_most_layers(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The scored and reported records with the layers that most have, so that every layer's mean is of the same."""
     return _on_most(records, lambda record: record.layers)
 
 
-def on_most_ranks(records: Iterable[PairRecord]) -> list[PairRecord]:
+def on_most_ranks(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The scored and reported records with the ranks that most have."""
     return _on_most(records, lambda record: record.ranks)
 
 
-def _on_most(records: Iterable[PairRecord], grid: Callable[[PairRecord], Hashable]) -> list[PairRecord]:
+def _on_most(records: Iterable[TrialRecord], grid: Callable[[TrialRecord], Hashable]) -> list[TrialRecord]:
     scored = counted(records)
     most = Counter(map(grid, scored)).most_common(1)
     return [record for record in scored if grid(record) == most[0][0]]
@@ -222,7 +222,7 @@ def best_causality_at(layer: Layer) -> Score:
 def causality_baseline_at(name: str, layer: Layer) -> Score:
     """Causality of a baseline at a layer (figure "causality-baselines-layerwise")."""
 
-    def score(record: PairRecord) -> float:
+    def score(record: TrialRecord) -> float:
         if layer not in record.layers or name not in record.causal_baselines:
             return math.nan
         return record.causality_baseline(name, layer)
@@ -262,7 +262,7 @@ class BetaScores:
     correlation: float | None
 
 
-def beta_scores(records: Sequence[PairRecord]) -> list[BetaScores]:
+def beta_scores(records: Sequence[TrialRecord]) -> list[BetaScores]:
     """Scores at every beta of the grid that all relations have, layer and rank as chosen."""
     records = counted(records)
     grids = [set(record.betas) for record in records]
@@ -289,12 +289,12 @@ def most_faithful_beta(lines: Sequence[BetaScores]) -> float | None:
     return max(lines, key=lambda line: line.faithfulness[0]).beta if lines else None
 
 
-def agreement(records: Sequence[PairRecord]) -> float | None:
+def agreement(records: Sequence[TrialRecord]) -> float | None:
     """Pearson's correlation of faithfulness and causality over relations, at their chosen layers and ranks."""
     return correlation(per_relation(records, faithfulness), per_relation(records, causality))
 
 
-def paired(records: Sequence[PairRecord], one: Score, other: Score) -> list[tuple[float, float]]:
+def paired(records: Sequence[TrialRecord], one: Score, other: Score) -> list[tuple[float, float]]:
     """Two scores' means over trials, of the relations that have both."""
     first, second = per_relation(records, one), per_relation(records, other)
     return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
@@ -322,7 +322,7 @@ def correlation(one: Mapping[str, Spread], other: Mapping[str, Spread], ranks: b
     return float((spearman_corrcoef if ranks else pearson_corrcoef)(pairs[:, 0], pairs[:, 1]))
 
 
-def known_facts(records: Iterable[PairRecord]) -> dict[str, Spread]:
+def known_facts(records: Iterable[TrialRecord]) -> dict[str, Spread]:
     """Test samples that the LM knows by relation, mean and deviation over all trials (table "full-dataset")."""
     counts: dict[str, list[float]] = {}
     for record in records:
@@ -330,7 +330,7 @@ def known_facts(records: Iterable[PairRecord]) -> dict[str, Spread]:
     return {relation: spread(found) for relation, found in counts.items()}
 
 
-def underestimation(records: Iterable[PairRecord]) -> dict[str, Spread]:
+def underestimation(records: Iterable[TrialRecord]) -> dict[str, Spread]:
     """By relation, the ratio of change to estimate, mean and deviation over pairs of subjects (table "line_int").
 
     A pair that has no ratio is left out.
@@ -341,7 +341,7 @@ def underestimation(records: Iterable[PairRecord]) -> dict[str, Spread]:
     return {relation: spread(found) for relation, found in ratios.items() if found}
 
 
-def change_ratios(record: PairRecord) -> list[float]:
+def change_ratios(record: TrialRecord) -> list[float]:
     """The ratio of change to estimate of each pair of subjects that has one.
 
     It has none where the estimate is not positive, or so near to nothing that the ratio is no number to speak of.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import Spread, spread
 from lre_lightning.report import analysis
 from lre_lightning.report.analysis import ModelResults, Score
@@ -64,7 +64,7 @@ METHODS = {
 MANY_KNOWN = 30  # known test samples, from which the paper draws a relation as a bold dot
 
 
-def plot_relations(records: Sequence[PairRecord]) -> Figure:
+def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by relation, most faithful first, beside the random guess (fig:faithfulness-by-rel).
 
     Bars are means over trials with their deviations; relations that were not scored are left out and counted.
@@ -139,7 +139,7 @@ def plot_known(models: Sequence[ModelResults]) -> Figure:
     return figure
 
 
-def plot_faithfulness_baselines(records: Sequence[PairRecord], zero_shot: bool = False) -> Figure:
+def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool = False) -> Figure:
     """Faithfulness of the LRE and of its baselines by category and over all relations (fig:faithfulness-baselines).
 
     Args:
@@ -159,7 +159,7 @@ def plot_faithfulness_baselines(records: Sequence[PairRecord], zero_shot: bool =
     return _baselines(records, kinds, "faithfulness, mean over relations")
 
 
-def plot_causality_baselines(records: Sequence[PairRecord]) -> Figure:
+def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     """Causality of the LRE's edit and of its baselines by category and over all relations (fig:causality-baselines)."""
     methods = analysis.causality_methods()
     if not any(analysis.per_relation(records, score) for name, score in methods.items() if name != "LRE"):
@@ -168,7 +168,7 @@ def plot_causality_baselines(records: Sequence[PairRecord]) -> Figure:
 
 
 def _baselines(
-    records: Sequence[PairRecord], kinds: Mapping[str, tuple[Mapping[str, Score], Style]], label: str
+    records: Sequence[TrialRecord], kinds: Mapping[str, tuple[Mapping[str, Score], Style]], label: str
 ) -> Figure:
     """A panel for all relations and for each category, with a row for each method and in it a bar for each kind."""
     first, _ = next(iter(kinds.values()))
@@ -200,7 +200,7 @@ def _baselines(
     return figure
 
 
-def plot_baselines_by_relation(records: Sequence[PairRecord]) -> Figure:
+def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by relation, a dot for the LRE and one for each baseline, most faithful LRE first."""
     scored = analysis.counted(records)
     methods = {"faithfulness": analysis.faithfulness_methods(), "causality": analysis.causality_methods()}
@@ -214,7 +214,7 @@ def plot_baselines_by_relation(records: Sequence[PairRecord]) -> Figure:
     return _dotted_rows(found, names, analysis.categories(scored))
 
 
-def plot_templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Figure:
+def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     """Faithfulness and causality by relation with each of its prompt templates (compare table prompt_template).
 
     Args:
@@ -253,7 +253,7 @@ def _dotted_rows(
     return figure
 
 
-def plot_causality_by_layer(records: Sequence[PairRecord]) -> Figure:
+def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
     """Causality of the LRE and of its baselines by layer, for each relation (fig:causality-baselines-layerwise).
 
     The rank is each relation's own. The first panel is the mean over relations, with the middle half shaded.
@@ -273,7 +273,7 @@ def plot_causality_by_layer(records: Sequence[PairRecord]) -> Figure:
     return figure
 
 
-def plot_layers(records: Sequence[PairRecord]) -> Figure:
+def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by layer, mean over relations with the middle half shaded (compare fig:sweep).
 
     Faithfulness is at each relation's beta, causality at its rank. The layers are those that most records have, and the
@@ -297,7 +297,7 @@ def plot_layers(records: Sequence[PairRecord]) -> Figure:
     return figure
 
 
-def plot_layers_by_relation(records: Sequence[PairRecord]) -> Figure:
+def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by layer for each relation, most faithful first (fig:sweep).
 
     Means over trials with their deviations shaded; the chosen layer and the random guess are marked.
@@ -320,7 +320,7 @@ def plot_layers_by_relation(records: Sequence[PairRecord]) -> Figure:
     return figure
 
 
-def plot_mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Figure:
+def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> Figure:
     """Faithfulness by layer with and without relation-specific text in the prompts (fig:mode-switch).
 
     A panel for each relation that has both, after one with the mean over those relations, the middle half shaded.
@@ -348,7 +348,7 @@ def plot_mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> 
     return figure
 
 
-def plot_ranks(records: Sequence[PairRecord]) -> Figure:
+def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness, with W cut down to a rank, and causality by rank at the chosen layer (fig:rank-sweep).
 
     Mean over relations with the middle half shaded. The ranks are those that most records have, and the relations those
@@ -375,7 +375,7 @@ def plot_ranks(records: Sequence[PairRecord]) -> Figure:
     return figure
 
 
-def plot_n(by_n: Mapping[int, Sequence[PairRecord]]) -> Figure:
+def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     """Faithfulness and causality by the number n of training examples (fig:varying_n).
 
     Thin lines are the relations that were scored at every n, the thick one their mean with its deviation.
@@ -406,7 +406,7 @@ def plot_n(by_n: Mapping[int, Sequence[PairRecord]]) -> Figure:
     return figure
 
 
-def plot_beta(records: Sequence[PairRecord]) -> Figure:
+def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     """Mean faithfulness, mean causality and their correlation over relations by beta (table "beta" as a picture).
 
     The middle of the shade is mean faithfulness, its width the deviation over relations; the betas of the best
@@ -439,7 +439,7 @@ def plot_beta(records: Sequence[PairRecord]) -> Figure:
     return figure
 
 
-def plot_scatter(records: Sequence[PairRecord], title: str = "") -> Figure:
+def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
     """Faithfulness against causality, a dot for each relation (fig:faith_vs_edit).
 
     After `reselect` by faithfulness it is the paper's fig:scatter_faith. Dots are filled where
@@ -522,7 +522,7 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
     return figure
 
 
-def plot_underestimation(records: Sequence[PairRecord]) -> Figure:
+def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
     """Ratio of the change of F between two subjects to what W makes of it, by relation (table "line_int").
 
     Mean over pairs of subjects with its deviation; at 1 there is no underestimation.
@@ -557,7 +557,7 @@ def _all_relations(models: Sequence[ModelResults], first: Mapping[str, Spread]) 
     return _best_first(kinds, first), kinds
 
 
-def _known_shares(records: Sequence[PairRecord]) -> dict[str, Spread]:
+def _known_shares(records: Sequence[TrialRecord]) -> dict[str, Spread]:
     """Share of the test samples that the LM knows by relation, mean and deviation over all trials."""
     shares: dict[str, list[float]] = {}
     for record in records:
@@ -566,7 +566,7 @@ def _known_shares(records: Sequence[PairRecord]) -> dict[str, Spread]:
     return {relation: spread(found) for relation, found in shares.items()}
 
 
-def _of_category(records: Sequence[PairRecord], score: Score, category: str) -> Spread | None:
+def _of_category(records: Sequence[TrialRecord], score: Score, category: str) -> Spread | None:
     return (
         analysis.over_relations(records, score)
         if category == ALL
@@ -574,13 +574,13 @@ def _of_category(records: Sequence[PairRecord], score: Score, category: str) -> 
     )
 
 
-def _by_layer(records: Sequence[PairRecord], score: Callable[[Layer], Score]) -> Sweep:
+def _by_layer(records: Sequence[TrialRecord], score: Callable[[Layer], Score]) -> Sweep:
     """Scores by relation, by the place of the layer."""
     layers = analysis.layers_of(records)
     return {layer_place(layer): analysis.per_relation(records, score(layer)) for layer in layers}
 
 
-def _on_most_layers(records: Sequence[PairRecord], by_layer: Sweep) -> Sweep:
+def _on_most_layers(records: Sequence[TrialRecord], by_layer: Sweep) -> Sweep:
     """The part of `_by_layer` on the layers that most records have, so that means are of the same relations."""
     layers = _most_common([record.layers for record in records])
     return {layer_place(layer): by_layer[layer_place(layer)] for layer in layers}

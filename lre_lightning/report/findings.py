@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence, Sized
 
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
 from lre_lightning.report import analysis
 from lre_lightning.report.analysis import Score
 from lre_lightning.report.tables import Row, Table, lm_of
 
 
-def findings(records: Sequence[PairRecord], bare: Sequence[PairRecord] = ()) -> Table:
+def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -> Table:
     """The paper's findings, and what the records say to them.
 
     Args:
@@ -61,7 +61,7 @@ def _finding(finding: str, paper: str, criterion: str, measured: _Measured | Non
     return (finding, "yes" if holds else "no", *numbers, criterion, paper)
 
 
-def _agreement_findings(records: Sequence[PairRecord]) -> list[Row]:
+def _agreement_findings(records: Sequence[TrialRecord]) -> list[Row]:
     pairs = analysis.paired(records, analysis.causality, analysis.faithfulness)
     by_causality, by_faithfulness = (
         analysis.agreement(reselect(records, name)) for name in ("causality", "faithfulness")
@@ -100,7 +100,7 @@ def _out_of(count: int, relations: Sized) -> str:
     return f"{count} of {len(relations)}"
 
 
-def _beta_findings(records: Sequence[PairRecord]) -> list[Row]:
+def _beta_findings(records: Sequence[TrialRecord]) -> list[Row]:
     lines = analysis.beta_scores(records)
     agreeing, faithful = (
         (analysis.best_beta(lines), analysis.most_faithful_beta(lines)) if len(lines) > 1 else (None, None)
@@ -130,7 +130,7 @@ def _beta_findings(records: Sequence[PairRecord]) -> list[Row]:
     ]
 
 
-def _edit_findings(records: Sequence[PairRecord]) -> list[Row]:
+def _edit_findings(records: Sequence[TrialRecord]) -> list[Row]:
     methods = analysis.causality_methods()
     pairs = analysis.paired(records, analysis.causality, methods["oracle"])
     close = sum(_within(0.1, one - other) for one, other in pairs)
@@ -157,7 +157,7 @@ def _within(limit: float, difference: float) -> bool:
     return round(abs(difference), 12) <= limit
 
 
-def _compared(records: Sequence[PairRecord], finding: str, paper: str, score: Score, baseline: Score) -> Row:
+def _compared(records: Sequence[TrialRecord], finding: str, paper: str, score: Score, baseline: Score) -> Row:
     """Whether one score's mean over relations is above another's."""
     pairs = analysis.paired(records, score, baseline)
     measured: _Measured | None = None
@@ -171,7 +171,7 @@ DROP = 0.2
 """How far below the peak the last layer lies where faithfulness drops."""
 
 
-def _late_layers(records: Sequence[PairRecord], finding: str, paper: str, drops: bool) -> Row:
+def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops: bool) -> Row:
     """Whether faithfulness at the last layer is well below its peak, over relations with the same layers.
 
     Where the prompt ends in the subject, s at the LM's last layer is o itself: the layer before is the last that tells.

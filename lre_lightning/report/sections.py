@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import Criterion, reselect
 from lre_lightning.report import analysis, figures, tables
 from lre_lightning.report.analysis import ModelResults
@@ -114,7 +114,7 @@ def anchor(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _facts(records: Sequence[PairRecord]) -> tuple[tuple[str, str], ...]:
+def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:
     """The main numbers of an LM."""
     scored = analysis.counted(records)
     faithful = analysis.per_relation(records, analysis.faithfulness)
@@ -181,7 +181,7 @@ def _missing(title: str, what: str, option: str) -> Section:
     return Section(title, note=f"{what} not measured: use lre evaluate, or lre fit with {option}.")
 
 
-def _baselines(records: Sequence[PairRecord]) -> tuple[Section, ...]:
+def _baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     if not analysis.has_baselines(records):
         return (_missing("Baselines", "Baselines were", "--model.baselines true"),)
     faithfulness = Picture(
@@ -229,7 +229,7 @@ def _baselines(records: Sequence[PairRecord]) -> tuple[Section, ...]:
     )
 
 
-def _agreement(records: Sequence[PairRecord]) -> Section:
+def _agreement(records: Sequence[TrialRecord]) -> Section:
     def picture(criterion: Criterion, title: str) -> Picture:
         return Picture(
             f"scatter_by_{criterion}",
@@ -246,7 +246,7 @@ def _agreement(records: Sequence[PairRecord]) -> Section:
     )
 
 
-def _layers(records: Sequence[PairRecord]) -> Section:
+def _layers(records: Sequence[TrialRecord]) -> Section:
     table = tables.layers(records)
     if len(table.rows) < 2:
         return _missing("Layers", "Other layers were", "several --model.layers")
@@ -282,7 +282,7 @@ def _mode_switch(model: ModelResults) -> Section:
     return Section(title, (picture,), (table,))
 
 
-def _ranks(records: Sequence[PairRecord]) -> Section:
+def _ranks(records: Sequence[TrialRecord]) -> Section:
     table = tables.ranks(records)
     if len(table.rows) < 2:
         return _missing("Ranks", "Other ranks were", "several --model.ranks")
@@ -296,7 +296,7 @@ def _ranks(records: Sequence[PairRecord]) -> Section:
     return Section("Ranks", (picture,), (table,))
 
 
-def _betas(records: Sequence[PairRecord]) -> Section:
+def _betas(records: Sequence[TrialRecord]) -> Section:
     table = tables.betas(records)
     if len(table.rows) < 2:
         return _missing("Choosing β", "Other values of β were", "several --model.betas")
@@ -309,7 +309,7 @@ def _betas(records: Sequence[PairRecord]) -> Section:
     return Section("Choosing β", (picture,), (table,))
 
 
-def _underestimation(records: Sequence[PairRecord]) -> Section:
+def _underestimation(records: Sequence[TrialRecord]) -> Section:
     title = "Why β is above 1"
     table = tables.underestimation(records)
     if not table.rows:

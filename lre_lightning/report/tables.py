@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import CAUSALITY_BASELINES, PairRecord
+from lre_lightning.records.record import CAUSALITY_BASELINES, TrialRecord
 from lre_lightning.records.selection import Criterion, reselect
 from lre_lightning.records.summary import Spread
 from lre_lightning.report import analysis
@@ -188,7 +188,7 @@ def write_table(table: Table, folder: Path) -> None:
         write_whole(folder / f"{table.name}.{ending}", text)
 
 
-def lm_of(records: Sequence[PairRecord]) -> str:
+def lm_of(records: Sequence[TrialRecord]) -> str:
     """Name of the LM that records are of."""
     return short_names([records[0].model])[0] if records else "the LM"
 
@@ -197,7 +197,7 @@ def _alphabetical(relations: Iterable[str]) -> list[str]:
     return sorted(relations, key=lambda name: (name.casefold(), name))
 
 
-def hyperparameters(records: Sequence[PairRecord]) -> Table:
+def hyperparameters(records: Sequence[TrialRecord]) -> Table:
     """Scores and hyperparameters by relation (table "hparams-gptj")."""
     any_of = {record.relation: record for record in records}
     chosen = {record.relation: record for record in analysis.counted(records)}
@@ -230,13 +230,13 @@ def hyperparameters(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def _scores(records: Sequence[PairRecord]) -> tuple[Spread | None, Spread | None]:
+def _scores(records: Sequence[TrialRecord]) -> tuple[Spread | None, Spread | None]:
     """Faithfulness and causality at the chosen hyperparameters, over relations."""
     faithful = analysis.over_relations(records, analysis.faithfulness)
     return faithful, analysis.over_relations(records, analysis.causality)
 
 
-def categories(records: Sequence[PairRecord]) -> Table:
+def categories(records: Sequence[TrialRecord]) -> Table:
     """Scores by kind of relation (figure "lre_other_models")."""
     relations = {record.relation: record.category for record in analysis.counted(records)}
     faithful = analysis.per_category(records, analysis.faithfulness)
@@ -255,11 +255,11 @@ def categories(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def _categories(records: Iterable[PairRecord]) -> list[str]:
+def _categories(records: Iterable[TrialRecord]) -> list[str]:
     return list(dict.fromkeys(analysis.categories(records).values()))
 
 
-def faithfulness_baselines(records: Sequence[PairRecord]) -> Table:
+def faithfulness_baselines(records: Sequence[TrialRecord]) -> Table:
     """The LRE and its baselines by category (figures "faithfulness-baselines" and "faith-baselines-prompting")."""
     few, zero = analysis.faithfulness_methods(), analysis.faithfulness_methods(zero_shot=True)
     rows = [
@@ -276,7 +276,7 @@ def faithfulness_baselines(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def causality_baselines(records: Sequence[PairRecord]) -> Table:
+def causality_baselines(records: Sequence[TrialRecord]) -> Table:
     """The LRE's edits and their baselines by category (figure "causality-baselines")."""
     return Table(
         "causality_baselines",
@@ -288,7 +288,7 @@ def causality_baselines(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def _by_category(records: Sequence[PairRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
+def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
     """A line for every method that was measured: its means by category, and over all relations."""
     lines: list[Row] = []
     for name, score in _measured(records, methods).items():
@@ -298,11 +298,11 @@ def _by_category(records: Sequence[PairRecord], methods: Mapping[str, Score], *l
     return lines
 
 
-def _measured(records: Sequence[PairRecord], methods: Mapping[str, Score]) -> dict[str, Score]:
+def _measured(records: Sequence[TrialRecord], methods: Mapping[str, Score]) -> dict[str, Score]:
     return {name: score for name, score in methods.items() if analysis.over_relations(records, score) is not None}
 
 
-def baselines_by_relation(records: Sequence[PairRecord]) -> Table:
+def baselines_by_relation(records: Sequence[TrialRecord]) -> Table:
     """The LRE and all baselines by relation (figures "faithfulness-baselines" and "causality-baselines")."""
     methods = {
         **{f"faithfulness: {name}": score for name, score in analysis.faithfulness_methods().items()},
@@ -319,7 +319,7 @@ def baselines_by_relation(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def causality_by_layer(records: Sequence[PairRecord]) -> Table:
+def causality_by_layer(records: Sequence[TrialRecord]) -> Table:
     """Edits and their baselines by layer (figure "causality-baselines-layerwise")."""
     kept = analysis.on_most_layers(records)
     methods: dict[str, Callable[[Layer], Score]] = {
@@ -336,7 +336,7 @@ def causality_by_layer(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def layers(records: Sequence[PairRecord]) -> Table:
+def layers(records: Sequence[TrialRecord]) -> Table:
     """Scores by layer (figure "sweep", over all relations)."""
     kept = analysis.on_most_layers(records)
     methods = {"faithfulness": analysis.faithfulness_at, "causality": analysis.causality_at}
@@ -348,7 +348,7 @@ def layers(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def ranks(records: Sequence[PairRecord]) -> Table:
+def ranks(records: Sequence[TrialRecord]) -> Table:
     """Scores by rank (figure "rank-sweep")."""
     kept = analysis.on_most_ranks(records)
     methods = {"faithfulness": analysis.faithfulness_at_rank, "causality": analysis.causality_at_rank}
@@ -361,12 +361,12 @@ def ranks(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def _over_relations(records: Iterable[PairRecord]) -> str:
+def _over_relations(records: Iterable[TrialRecord]) -> str:
     return f"Means and standard deviations over {number_of(len(analysis.categories(records)))}."
 
 
 def _sweep(
-    records: Sequence[PairRecord], points: Iterable[Point], methods: Mapping[str, Callable[[Point], Score]]
+    records: Sequence[TrialRecord], points: Iterable[Point], methods: Mapping[str, Callable[[Point], Score]]
 ) -> tuple[Row, ...]:
     """A line for every point of an axis, with the mean over relations of every method."""
     return tuple(
@@ -374,7 +374,7 @@ def _sweep(
     )
 
 
-def n_shots(by_n: Mapping[int, Sequence[PairRecord]]) -> Table:
+def n_shots(by_n: Mapping[int, Sequence[TrialRecord]]) -> Table:
     """Scores by the number n of training examples (figure "varying_n")."""
     scored = {n: analysis.counted(records) for n, records in by_n.items()}
     scored = {n: records for n, records in scored.items() if records}
@@ -390,17 +390,17 @@ def n_shots(by_n: Mapping[int, Sequence[PairRecord]]) -> Table:
     )
 
 
-def _in_all(groups: Iterable[Iterable[PairRecord]]) -> set[str]:
+def _in_all(groups: Iterable[Iterable[TrialRecord]]) -> set[str]:
     """The relations that occur in every group."""
     names = [{record.relation for record in group} for group in groups]
     return set.intersection(*names) if names else set()
 
 
-def _only(records: Iterable[PairRecord], relations: set[str]) -> list[PairRecord]:
+def _only(records: Iterable[TrialRecord], relations: set[str]) -> list[TrialRecord]:
     return [record for record in records if record.relation in relations]
 
 
-def templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Table:
+def templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Table:
     """Scores by prompt template, of the relations with several (table "prompt_template")."""
     scored = {index: analysis.counted(records) for index, records in sorted(by_template.items())}
     faithful = {index: analysis.per_relation(records, analysis.faithfulness) for index, records in scored.items()}
@@ -424,7 +424,7 @@ def templates(by_template: Mapping[int, Sequence[PairRecord]]) -> Table:
     )
 
 
-def mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Table:
+def mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> Table:
     """Faithfulness by layer with and without relation-specific text (figure "mode-switch")."""
     shared = _in_all([analysis.counted(main), analysis.counted(bare)])
     with_text, without = (analysis.on_most_layers(_only(records, shared)) for records in (main, bare))
@@ -442,7 +442,7 @@ def mode_switch(main: Sequence[PairRecord], bare: Sequence[PairRecord]) -> Table
     )
 
 
-def betas(records: Sequence[PairRecord]) -> Table:
+def betas(records: Sequence[TrialRecord]) -> Table:
     """Scores by β (table "beta")."""
     lines = analysis.beta_scores(records)
     marks = {"correlation": analysis.best_beta(lines), "mean faithfulness": analysis.most_faithful_beta(lines)}
@@ -462,7 +462,7 @@ def betas(records: Sequence[PairRecord]) -> Table:
     )
 
 
-def correlations(records: Sequence[PairRecord]) -> Table:
+def correlations(records: Sequence[TrialRecord]) -> Table:
     """Agreement of the two scores by what chose layer and rank (figures "faith_vs_edit" and "scatter_faith")."""
 
     def row(criterion: Criterion) -> Row:
@@ -522,7 +522,7 @@ def model_agreement(models: Sequence[ModelResults]) -> Table:
     )
 
 
-def underestimation(records: Sequence[PairRecord]) -> Table:
+def underestimation(records: Sequence[TrialRecord]) -> Table:
     """How much W underestimates the change of F between subjects (table "line_int")."""
     pairs: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
@@ -551,7 +551,7 @@ def dataset(models: Sequence[ModelResults]) -> Table:
     relations = _any_of(models)
     known = [_enough_known(results.main) for results in models]
 
-    def row(name: str, members: Sequence[PairRecord]) -> Row:
+    def row(name: str, members: Sequence[TrialRecord]) -> Row:
         counts = [sum(mean for r in members for mean, _ in [facts.get(r.relation, (0.0, None))]) for facts in known]
         return (name, len(members), sum(record.samples for record in members), *counts)
 
@@ -575,15 +575,15 @@ def _names(models: Sequence[ModelResults]) -> list[str]:
     return short_names([results.model for results in models])
 
 
-def _any_of(models: Sequence[ModelResults]) -> dict[str, PairRecord]:
+def _any_of(models: Sequence[ModelResults]) -> dict[str, TrialRecord]:
     """One record of every relation of any LM."""
-    found: dict[str, PairRecord] = {}
+    found: dict[str, TrialRecord] = {}
     for record in (record for results in models for record in results.main):
         found.setdefault(record.relation, record)
     return found
 
 
-def _enough_known(records: Sequence[PairRecord]) -> dict[str, Spread]:
+def _enough_known(records: Sequence[TrialRecord]) -> dict[str, Spread]:
     """Known test samples of the relations of which the LM knows at least n."""
     n = {record.relation: record.n_shot for record in records}
     return {relation: known for relation, known in analysis.known_facts(records).items() if known[0] >= n[relation]}

@@ -80,7 +80,7 @@ class RunFolder(Callback):
 
     @override
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        pairs = getattr(getattr(trainer, "datamodule", None), "pairs", None)
+        pairs = getattr(getattr(trainer, "datamodule", None), "schedule", None)
         if pairs is not None:
             checkpoint[PAIRS_KEY] = len(pairs)
         progress: Any = trainer.fit_loop.epoch_progress.current

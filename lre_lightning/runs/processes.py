@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Processes:
     """This process among all processes of a run.
 
     `sum` and `rows` are collective: each process has to call them, in the same order, with tensors of the same shapes.
 
     Attributes:
-        rank: This process, from 0.
-        size: How many there are.
+        index: This process, from 0.
+        count: The number of processes.
         device: Where tensors must lie to travel; None where they may lie anywhere.
 
-    >>> Ranks().sum(torch.tensor([1, 2]))[0].tolist()
+    >>> Processes().sum(torch.tensor([1, 2]))[0].tolist()
     [1, 2]
     """
 
-    rank: int = 0
-    size: int = 1
+    index: int = 0
+    count: int = 1
     device: torch.device | None = None
 
     @classmethod
-    def of(cls, strategy: Strategy, rank: int, size: int) -> Ranks:
+    def of(cls, strategy: Strategy, index: int, count: int) -> Processes:
         """The processes of a Trainer's strategy, once it has set up its environment."""
-        if size == 1:
-            return ALONE
+        if count == 1:
+            return ONE_PROCESS
         anywhere = torch.distributed.get_backend() == "gloo"
-        return cls(rank, size, None if anywhere else strategy.root_device)
+        return cls(index, count, None if anywhere else strategy.root_device)
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sums of tensors over all processes, in place where a tensor can travel as it is.
@@ -56,34 +56,34 @@ class Ranks:
         Returns:
             The sums, each on the device of its tensor, and exact for whole numbers.
         """
-        if self.size == 1:
+        if self.count == 1:
             return list(tensors)
         sent = [tensor.to(self.device or tensor.device) for tensor in tensors]
         for work in [torch.distributed.all_reduce(tensor, async_op=True) for tensor in sent]:
             work.wait()
         return [total.to(tensor.device) for total, tensor in zip(sent, tensors, strict=True)]
 
-    def rows(self, mine: Tensor, places: Sequence[int], count: int) -> Tensor:
+    def rows(self, mine: Tensor, places: Sequence[int], total: int) -> Tensor:
         """The rows of all processes.
 
         Args:
             mine: This process's rows, `(rows, ...)`.
             places: Where they belong among all; each place belongs to one process.
-            count: Number of rows of all processes.
+            total: Number of rows of all processes.
 
         Returns:
-            All rows, `(count, ...)`, with zeros where no process has one, in the dtype and on the device of `mine`.
+            All rows, `(total, ...)`, with zeros where no process has one, in the dtype and on the device of `mine`.
         """
-        if self.size == 1 and list(places) == list(range(count)):
+        if self.count == 1 and list(places) == list(range(total)):
             return mine
         wide = torch.promote_types(mine.dtype, torch.float32) if mine.is_floating_point() else mine.dtype
-        rows = torch.zeros(count, *mine.shape[1:], dtype=wide, device=mine.device)
+        rows = torch.zeros(total, *mine.shape[1:], dtype=wide, device=mine.device)
         rows[torch.tensor(list(places), dtype=torch.long, device=mine.device)] = mine.to(wide)
-        (total,) = self.sum(rows)
-        return total.to(mine.dtype)
+        (summed,) = self.sum(rows)
+        return summed.to(mine.dtype)
 
 
-ALONE = Ranks()
+ONE_PROCESS = Processes()
 """A run of one process."""
 
 
@@ -155,23 +155,23 @@ def without_wrapper(strategy: Strategy, module: LightningModule) -> None:
     overridden["configure_ddp"] = configure_ddp
 
 
-def check_alike(strategy: Strategy, ranks: Ranks, what: str, digest: str) -> None:
+def check_alike(strategy: Strategy, processes: Processes, what: str, digest: str) -> None:
     """Check that something is the same in all processes.
 
     Args:
         strategy: The Trainer's strategy.
-        ranks: The processes.
+        processes: The processes.
         what: The thing, as users know it.
         digest: Tells it from others.
 
     Raises:
         LREError: On every process, if it differs in one.
     """
-    if ranks.size == 1:
+    if processes.count == 1:
         return
-    (differing,) = ranks.sum(torch.tensor([strategy.broadcast(digest) != digest], dtype=torch.long))
+    (differing,) = processes.sum(torch.tensor([strategy.broadcast(digest) != digest], dtype=torch.long))
     if differing.item():
         raise LREError(
-            f"{what} on {differing.item()} of {ranks.size} processes are not those of the first: give all of them the "
+            f"{what} on {differing.item()} of {processes.count} processes differ from the first: give all of them the "
             "same files and options"
         )

@@ -16,7 +16,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import PromptJacobian
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES
-from lre_lightning.runs.processes import Ranks
+from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.scores import EncodedTrial
 
 Map = Callable[[Tensor], Tensor]
@@ -93,7 +93,7 @@ class Example:
 
 
 def everyones_examples(
-    examples: Mapping[int, Example], count: int, layers: Sequence[Layer], lm: LanguageModel, ranks: Ranks
+    examples: Mapping[int, Example], count: int, layers: Sequence[Layer], lm: LanguageModel, processes: Processes
 ) -> list[Example]:
     """The examples of all processes, in the order of the draw; a collective call.
 
@@ -102,16 +102,16 @@ def everyones_examples(
         count: How many there are in all.
         layers: Their layers.
         lm: The LM that they are of.
-        ranks: The processes.
+        processes: The processes.
     """
-    if ranks.size == 1:
+    if processes.count == 1:
         return [examples[place] for place in sorted(examples)]
     wide = torch.promote_types(lm.dtype, torch.float32)
     mine = torch.zeros(len(examples), len(layers) + 1, lm.hidden_size, dtype=wide, device=lm.device)
     for row, example in zip(mine, examples.values(), strict=True):
         row[:-1] = torch.stack([example.subject[layer].to(lm.device) for layer in layers])
         row[-1] = example.object
-    everyones = ranks.rows(mine, list(examples), count)
+    everyones = processes.rows(mine, list(examples), count)
     return [Example(dict(zip(layers, rows[:-1], strict=True)), rows[-1]) for rows in everyones]
 
 

@@ -87,5 +87,5 @@ def trial_integrals(
         runs = trial.runs.select(first)
         pair = line_integrals(runs, lre, trial.subject[first, index], ends[edits], chunk_size=chunk_size)
         found[mine] = torch.stack(pair, 1).cpu().double()
-    (found,) = trial.shared.ranks.sum(found)
+    (found,) = trial.shared.processes.sum(found)
     return tuple((exact, estimate) for exact, estimate in found.tolist())

@@ -11,17 +11,17 @@ import torch
 from lre_lightning.grid import Layer
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import BETWEEN_TEMPLATES, Grid, PairRecord
+from lre_lightning.records.record import BETWEEN_TEMPLATES, Grid, TrialRecord
 from lre_lightning.scoring.baselines import Example, causal_baselines, faithful_baselines, fit_baselines
 from lre_lightning.scoring.line_integrals import trial_integrals
 from lre_lightning.scoring.scores import EncodedTrial, faithfulness_predictions, score
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
-    from lre_lightning.prompts.trials import Draw
+    from lre_lightning.prompts.trials import Trial
 
 
-def new_record(draw: Draw, data: PromptSource, tested: int, known: int) -> PairRecord:
+def new_record(draw: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
     """The record of a trial before it is scored.
 
     Args:
@@ -33,10 +33,10 @@ def new_record(draw: Draw, data: PromptSource, tested: int, known: int) -> PairR
     """
     several = len(draw.asked_with) > 1
     prompts = {**asdict(data.form), "sampling": data.sampling, **({"template": data.template} if several else {})}
-    return PairRecord(
+    return TrialRecord(
         relation=draw.relation.name,
         category=draw.relation.category,
-        trial=draw.trial,
+        trial=draw.number,
         samples=len(draw.relation.samples),
         range_size=len(draw.relation.objects),
         tested=tested,
@@ -53,13 +53,13 @@ def new_record(draw: Draw, data: PromptSource, tested: int, known: int) -> PairR
 
 
 def with_grid(
-    record: PairRecord,
+    record: TrialRecord,
     trial: EncodedTrial,
     lres: Mapping[Layer, LRE],
     betas: Sequence[float],
     ranks: Sequence[int],
     chunk_size: int | None = None,
-) -> PairRecord:
+) -> TrialRecord:
     """The record with the counts of faithfulness and causality on the grid (figures "sweep" and "rank-sweep").
 
     Args:
@@ -83,12 +83,12 @@ def with_grid(
 
 
 def with_baselines(
-    record: PairRecord,
+    record: TrialRecord,
     trial: EncodedTrial,
     lres: Mapping[Layer, LRE],
     examples: Sequence[Example],
     chunk_size: int | None = None,
-) -> PairRecord:
+) -> TrialRecord:
     """The record with the counts of all baselines, and of the LRE on zero-shot prompts.
 
     Args:
@@ -111,7 +111,7 @@ def with_baselines(
     )
 
 
-def with_low_rank(record: PairRecord, trial: EncodedTrial, lre: LRE) -> PairRecord:
+def with_low_rank(record: TrialRecord, trial: EncodedTrial, lre: LRE) -> TrialRecord:
     """The record with faithfulness by rank at the chosen layer and beta, W cut down to the rank (figure "rank-sweep").
 
     Args:
@@ -126,8 +126,8 @@ def with_low_rank(record: PairRecord, trial: EncodedTrial, lre: LRE) -> PairReco
 
 
 def with_line_integrals(
-    record: PairRecord, trial: EncodedTrial, lre: LRE, pairs: int, key: str, chunk_size: int | None = None
-) -> PairRecord:
+    record: TrialRecord, trial: EncodedTrial, lre: LRE, pairs: int, key: str, chunk_size: int | None = None
+) -> TrialRecord:
     """The record with the line integrals between pairs of test subjects at the chosen layer (table "line_int").
 
     Args:

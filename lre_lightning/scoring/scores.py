@@ -22,7 +22,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.relations.relation import Sample
-from lre_lightning.runs.processes import ALONE, Ranks
+from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,22 +55,22 @@ class Shared:
     Attributes:
         samples: The subjects and objects of all of them.
         mine: Which of them are this process's prompts, in the order of these.
-        ranks: The processes.
+        processes: The processes.
         templates: With how many templates each sample is asked for, one after another.
     """
 
     samples: Sequence[Sample | Prompt]
     mine: Sequence[int]
-    ranks: Ranks = ALONE
+    processes: Processes = ONE_PROCESS
     templates: int = 1
 
     def everyone(self, rows: Tensor) -> Tensor:
         """The rows of all samples, `(samples, ...)`, of those of this process's prompts; a collective call."""
-        return self.ranks.rows(rows, self.mine, len(self.samples))
+        return self.processes.rows(rows, self.mine, len(self.samples))
 
     def total(self, *counts: Tensor) -> list[Tensor]:
         """Sums of counts, int64, over all processes, on the CPU; a collective call."""
-        (flat,) = self.ranks.sum(torch.cat([count.flatten().cpu() for count in counts]))
+        (flat,) = self.processes.sum(torch.cat([count.flatten().cpu() for count in counts]))
         parts = flat.split([count.numel() for count in counts])
         return [part.reshape(count.shape) for part, count in zip(parts, counts, strict=True)]
 

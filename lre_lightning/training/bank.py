@@ -14,16 +14,16 @@ from torch import nn
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE, check_origin, checked_metadata
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import at_point
 from lre_lightning.storage.files import safe_name
 from lre_lightning.storage.plain import listing, mapping, number, text, whole
 
-Pair: TypeAlias = tuple[str, int]
+TrialKey: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
 
 
-class LREStore(MutableMapping[Pair, LRE]):
+class LREStore(MutableMapping[TrialKey, LRE]):
     """LREs by relation and trial, in files as soon as there is a folder for them.
 
     In a large LM an LRE takes tens of megabytes, and there are as many as relations times trials: with a folder memory
@@ -36,10 +36,10 @@ class LREStore(MutableMapping[Pair, LRE]):
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.writes = True  # one process of many does
-        self._kept: dict[Pair, LRE | Path] = {}
-        self.metadata: dict[Pair, dict[str, Any]] = {}
+        self._kept: dict[TrialKey, LRE | Path] = {}
+        self.metadata: dict[TrialKey, dict[str, Any]] = {}
 
-    def __getitem__(self, pair: Pair) -> LRE:
+    def __getitem__(self, pair: TrialKey) -> LRE:
         """The LRE of a pair, read from its file where it has one.
 
         Raises:
@@ -53,7 +53,7 @@ class LREStore(MutableMapping[Pair, LRE]):
             raise LREError(f"{str(kept)!r} is not the LRE that this run kept: another run wrote to its folder")
         return replace(lre, beta=self.metadata[pair]["beta"])
 
-    def __setitem__(self, pair: Pair, lre: LRE) -> None:
+    def __setitem__(self, pair: TrialKey, lre: LRE) -> None:
         """Keep an LRE, and write its file where there is a folder."""
         self.metadata[pair] = lre.metadata()
         if self.folder is None:
@@ -64,11 +64,11 @@ class LREStore(MutableMapping[Pair, LRE]):
             lre.save(path)
         self._kept[pair] = path
 
-    def __delitem__(self, pair: Pair) -> None:
+    def __delitem__(self, pair: TrialKey) -> None:
         """Forget an LRE; its file stays."""
         del self._kept[pair], self.metadata[pair]
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[TrialKey]:
         """The pairs, in the order in which they were kept."""
         return iter(self._kept)
 
@@ -136,7 +136,7 @@ class LREBank(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lres = LREStore()
-        self.records: dict[Pair, PairRecord] = {}
+        self.records: dict[TrialKey, TrialRecord] = {}
         self.tuned: tuple[float, dict[str, float]] | None = None
         self.searched: list[Path] = []
 
@@ -153,7 +153,7 @@ class LREBank(nn.Module):
         """
         given = mapping(state, "the state of LREs")
         tuned = given.get("tuned")
-        records = [PairRecord.from_plain(entry) for entry in listing(given.get("records"), "the records")]
+        records = [TrialRecord.from_plain(entry) for entry in listing(given.get("records"), "the records")]
         self.lres.fill(listing(given.get("lres"), "the LREs"), self.searched)
         self.records = {(record.relation, record.trial): record for record in records}
         self.tuned = None if tuned is None else _checked_tuning(tuned)
@@ -168,7 +168,7 @@ class LREBank(nn.Module):
                 self.lres[pair] = replace(self.lres[pair], beta=beta)
 
 
-def file_of(pair: Pair) -> Path:
+def file_of(pair: TrialKey) -> Path:
     """A pair's file below the folder of LREs, in a folder of its relation's `safe_name`.
 
     Raises:
@@ -193,7 +193,7 @@ def _same(metadata: dict[str, Any], other: dict[str, Any]) -> bool:
     return first == second
 
 
-def _find(pair: Pair, metadata: dict[str, Any], folders: Sequence[Path]) -> Path:
+def _find(pair: TrialKey, metadata: dict[str, Any], folders: Sequence[Path]) -> Path:
     """The file of this very LRE: another run's may have the same name."""
     paths = [folder / file_of(pair) for folder in folders]
     for path in paths:

@@ -22,21 +22,28 @@ from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import DeviceMap, Quantization
 from lre_lightning.models.patching import PromptBatch
-from lre_lightning.records.record import BETWEEN_TEMPLATES, PairRecord
+from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
 from lre_lightning.records.selection import Criterion, choose_after
 from lre_lightning.runs.checkpoints import read_hyperparameters, restrict
 from lre_lightning.runs.folder import RunFolder
-from lre_lightning.runs.processes import ALONE, Ranks, check_alike, check_strategy, share_error, without_wrapper
+from lre_lightning.runs.processes import (
+    ONE_PROCESS,
+    Processes,
+    check_alike,
+    check_strategy,
+    share_error,
+    without_wrapper,
+)
 from lre_lightning.scoring.baselines import Example, everyones_examples
 from lre_lightning.scoring.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
 from lre_lightning.scoring.scores import Encoded, EncodedTrial, Shared, encode
 from lre_lightning.storage.plain import mapping
-from lre_lightning.training.bank import LREBank, Pair
+from lre_lightning.training.bank import LREBank, TrialKey
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.batch import RelationBatch
     from lre_lightning.prompts.source import PromptSource
-    from lre_lightning.prompts.trials import Draw
+    from lre_lightning.prompts.trials import Trial
 
     NameOrModel = str | LanguageModel
 else:
@@ -161,7 +168,7 @@ class LREModule(L.LightningModule):
         self.bank = LREBank()
         self.lre_dir = None if lre_dir is None else Path(lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
-        self._rescored: dict[Pair, PairRecord] | None = None
+        self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._estimator = LREEstimator(self.layers)
         self._examples: dict[int, Example] = {}
         self._enough_known = True
@@ -170,7 +177,7 @@ class LREModule(L.LightningModule):
         self._candidates: Mapping[Layer, LRE] | None = None
         self._encoded: list[Encoded] = []
         self._mine: list[int] = []
-        self._ranks = ALONE
+        self._processes = ONE_PROCESS
         # Every process loads the LM by itself: Lightning need not send it around.
         tensors = [*self.named_parameters(), *self.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]
@@ -187,12 +194,12 @@ class LREModule(L.LightningModule):
         return dict(choices)
 
     @property
-    def records(self) -> dict[Pair, PairRecord]:
+    def records(self) -> dict[TrialKey, TrialRecord]:
         """The counts by relation and trial: those of the last validation alone, else those of fit."""
         return self.bank.records if self._rescored is None else self._rescored
 
     @property
-    def lres(self) -> Mapping[Pair, LRE]:
+    def lres(self) -> Mapping[TrialKey, LRE]:
         """The LREs that are kept, by relation and trial."""
         return self.bank.lres
 
@@ -236,15 +243,15 @@ class LREModule(L.LightningModule):
         """
         strategy = self.trainer.strategy
         check_strategy(strategy)
-        self._ranks = Ranks.of(strategy, self.trainer.global_rank, self.trainer.world_size)
-        if self._ranks.size > 1:
+        self._processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size)
+        if self._processes.count > 1:
             if self.hparams["device_map"] is not None:
                 raise LREError(
-                    f"with a device_map the LM is spread out by one process, and the trainer has {self._ranks.size}: "
+                    f"with a device_map one process spreads the LM, and the trainer has {self._processes.count}: "
                     "give it devices=1, or leave the device_map out"
                 )
-            check_alike(strategy, self._ranks, "the weights of the LM", self.lm.fingerprint)
-            check_alike(strategy, self._ranks, "the relations, or their draws,", self._data.digest)
+            check_alike(strategy, self._processes, "the weights of the LM", self.lm.fingerprint)
+            check_alike(strategy, self._processes, "the relations, or their draws,", self._data.digest)
         without_wrapper(strategy, self)
         names = [relation.name for relation in self._data.relations] if stage == "fit" and self.choices else []
         if names and not self.choices.keys() & set(names):
@@ -254,7 +261,7 @@ class LREModule(L.LightningModule):
             )
         if getattr(self._data, "epoch", "pair") != "pair":
             raise LREError("an LREModule takes one pair an epoch, and the datamodule serves all: leave its epoch out")
-        trials = max((trial for _, trial in self._data.pairs), default=0) + 1
+        trials = max((trial for _, trial in self._data.schedule), default=0) + 1
         if stage == "fit" and self.selection_trials >= trials:
             raise LREError(
                 f"{self.selection_trials} trials that choose leave none to report: there are {trials} of "
@@ -264,7 +271,7 @@ class LREModule(L.LightningModule):
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)
         if stage == "fit":
-            pairs, limit = len(self._data.pairs), self.trainer.max_epochs
+            pairs, limit = len(self._data.schedule), self.trainer.max_epochs
             self.trainer.fit_loop.max_epochs = pairs if limit is None or limit < 0 else min(limit, pairs)
 
     # Fit: one epoch is one trial of one relation.
@@ -275,7 +282,7 @@ class LREModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
-        draw = self._data.draws(self.current_epoch)
+        draw = self._data.trial(self.current_epoch)
         self._estimator = LREEstimator(self._layers_of(draw.relation.name))
         self._examples, self._early = {}, {}
         self._enough_known = self._knows_enough(draw)
@@ -310,7 +317,7 @@ class LREModule(L.LightningModule):
         ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
         return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self._estimator.layers, self.chunk_size)
 
-    def _knows_enough(self, draw: Draw) -> bool:
+    def _knows_enough(self, draw: Trial) -> bool:
         """Whether the LM answers at least n test prompts of the pair; stops at the n-th, or keeps the pair's record."""
         loader = self._data.val_dataloader()
         batches, left = iter(loader), len(loader)
@@ -323,7 +330,7 @@ class LREModule(L.LightningModule):
                 encoded = self._encode(batch, self._estimator.layers, self.baselines)
                 self._early[_samples_of(batch)] = encoded
                 found = torch.tensor([len(encoded.prompts), int(encoded.known.sum()), left])
-            (found,) = self._ranks.sum(found)
+            (found,) = self._processes.sum(found)
             tested, known, more = tested + int(found[0]), known + int(found[1]), int(found[2])
             if not more:
                 break
@@ -353,8 +360,8 @@ class LREModule(L.LightningModule):
                 raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
         elif self._enough_known and not self.trainer.sanity_checking:
             self._pair = self.current_epoch
-            self._estimator.add_up(self._ranks, self.lm)
-            origin = self._origin(self._data.draws(self._pair))
+            self._estimator.add_up(self._processes, self.lm)
+            origin = self._origin(self._data.trial(self._pair))
             self._candidates = {
                 layer: LRE(weight, bias, layer, origin, self.beta) for layer, weight, bias in self._estimator.means()
             }
@@ -363,7 +370,7 @@ class LREModule(L.LightningModule):
         """Run the batch's prompts and keep what scoring needs; score the pairs before, whose prompts have been seen."""
         if not self._enough_known or self.trainer.sanity_checking:
             return
-        self._finish_pairs(self._data.pairs.index((int(batch.relation[0]), int(batch.trial[0]))))
+        self._finish_pairs(self._data.schedule.index((int(batch.relation[0]), int(batch.trial[0]))))
         samples = _samples_of(batch)
         early = self._early.pop(samples, None) if self._in_fit else None
         self._encoded.append(
@@ -374,7 +381,7 @@ class LREModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Score the last pair."""
         if self._enough_known and not self.trainer.sanity_checking:
-            self._finish_pairs(self.current_epoch + 1 if self._in_fit else len(self._data.pairs))
+            self._finish_pairs(self.current_epoch + 1 if self._in_fit else len(self._data.schedule))
 
     @property
     def _in_fit(self) -> bool:
@@ -383,7 +390,7 @@ class LREModule(L.LightningModule):
     def _finish_pairs(self, end: int) -> None:
         """Score the pairs up to `end`: in the same order in each process, had it prompts of them or not."""
         while self._pair < end:
-            self._finish_pair(self._data.draws(self._pair))
+            self._finish_pair(self._data.trial(self._pair))
             self._pair, self._candidates, self._encoded, self._mine = self._pair + 1, None, [], []
 
     def _encode(self, batch: RelationBatch, layers: Sequence[Layer], zero_shot: bool = False) -> Encoded:
@@ -409,14 +416,14 @@ class LREModule(L.LightningModule):
     def _layers_of_candidates(self) -> Sequence[Layer]:
         """Where s is wanted in the test prompts of the pair."""
         if self._candidates is None:
-            draw = self._data.draws(self._pair)
-            saved = self.bank.lres.get((draw.relation.name, draw.trial))
+            draw = self._data.trial(self._pair)
+            saved = self.bank.lres.get((draw.relation.name, draw.number))
             if saved is not None:
                 saved.check_model(self.lm)
             self._candidates = {} if saved is None else {saved.layer: saved.to(self.lm.device)}
         return list(self._candidates) or self.layers[-1:]
 
-    def _origin(self, draw: Draw) -> Origin:
+    def _origin(self, draw: Trial) -> Origin:
         relation = draw.relation
         return Origin(
             model=self.lm.name,
@@ -424,21 +431,21 @@ class LREModule(L.LightningModule):
             relation=relation.name,
             revision=self.lm.revision,
             category=relation.category,
-            trial=draw.trial,
+            trial=draw.number,
             template=BETWEEN_TEMPLATES.join(draw.asked_with),
             train=tuple((sample.subject, sample.object) for sample in draw.train),
         )
 
-    def _finish_pair(self, draw: Draw) -> None:
+    def _finish_pair(self, draw: Trial) -> None:
         """Score the pair whose prompts have all been seen, keep its record, and in fit its LRE."""
         layers = self._layers_of_candidates()
         candidates = self._candidates or {}
-        (tested,) = self._ranks.sum(torch.tensor([len(self._mine)]))
+        (tested,) = self._processes.sum(torch.tensor([len(self._mine)]))
         if not tested:
             return
         encoded = self._encoded or [self._encode_nothing(layers, self._in_fit and self.baselines)]
-        key = "\x1f".join([draw.relation.name, str(draw.trial), *(sample.subject for sample in draw.train)])
-        shared = Shared(draw.test_asked, self._mine, self._ranks, len(draw.asked_with))
+        key = "\x1f".join([draw.relation.name, str(draw.number), *(sample.subject for sample in draw.train)])
+        shared = Shared(draw.test_asked, self._mine, self._processes, len(draw.asked_with))
         trial = EncodedTrial.join(encoded, key, shared)
         record = self._record(draw, int(tested), trial.all_known)
         if candidates and record.known >= len(draw.train):
@@ -448,12 +455,12 @@ class LREModule(L.LightningModule):
                 record = self._again(record, trial, candidates)
         self._keep(record)
 
-    def _record(self, draw: Draw, tested: int, known: int) -> PairRecord:
+    def _record(self, draw: Trial, tested: int, known: int) -> TrialRecord:
         record = new_record(draw, self._data, tested, known)
         beta = self.beta if self._in_fit else self.beta_of(record.relation)
-        return dataclass_replace(record, model=self.lm.name, beta=beta, reported=draw.trial >= self.selection_trials)
+        return dataclass_replace(record, model=self.lm.name, beta=beta, reported=draw.number >= self.selection_trials)
 
-    def _keep(self, record: PairRecord) -> None:
+    def _keep(self, record: TrialRecord) -> None:
         """Keep a pair's record and log its scores."""
         self.records[record.relation, record.trial] = record
         scores = {"known": float(record.known)}
@@ -463,15 +470,17 @@ class LREModule(L.LightningModule):
             self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _fitted(
-        self, record: PairRecord, draw: Draw, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str
-    ) -> PairRecord:
+        self, record: TrialRecord, draw: Trial, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str
+    ) -> TrialRecord:
         """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
         record = with_grid(record, trial, candidates, self.betas, self._ranks_of(record.relation), self.chunk_size)
         layer, rank = self._chosen(record)
         record = dataclass_replace(record, layer=layer, rank=rank)
         record = with_low_rank(record, trial, candidates[layer])
         if self.baselines:
-            examples = everyones_examples(self._examples, len(draw.train_asked), list(candidates), self.lm, self._ranks)
+            examples = everyones_examples(
+                self._examples, len(draw.train_asked), list(candidates), self.lm, self._processes
+            )
             record = with_baselines(record, trial, candidates, examples, self.chunk_size)
         if self.line_integrals:
             record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key, self.chunk_size)
@@ -485,14 +494,14 @@ class LREModule(L.LightningModule):
             share_error(self.trainer, error)  # the others wait for the first one's file
         return record
 
-    def _again(self, record: PairRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE]) -> PairRecord:
+    def _again(self, record: TrialRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE]) -> TrialRecord:
         """The record of a pair whose saved LRE is scored at its own layer and rank."""
         ((layer, saved),) = candidates.items()
         rank = saved.rank or self.lm.hidden_size
         record = with_grid(record, trial, candidates, (record.beta,), (rank,), self.chunk_size)
         return dataclass_replace(record, layer=layer, rank=rank)
 
-    def _chosen(self, record: PairRecord) -> tuple[Layer, int]:
+    def _chosen(self, record: TrialRecord) -> tuple[Layer, int]:
         """Layer and rank for a pair: given, or chosen."""
         if record.relation in self.choices:
             choice = self.choices[record.relation]

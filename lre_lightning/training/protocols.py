@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class HasRecords(Protocol):
     """A module with counts of its relations. On several devices every rank has the counts of all of them, reduced."""
 
     @property
-    def records(self) -> Mapping[tuple[str, int], PairRecord]:
+    def records(self) -> Mapping[tuple[str, int], TrialRecord]:
         """The counts by the name of the relation and the number of the trial."""
 
     def set_beta(self, betas: Mapping[str, float]) -> None:

@@ -22,7 +22,7 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import PairRecord, read_records
+from lre_lightning.records.record import TrialRecord, read_records
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import write_toy_model, write_toy_relations
 
@@ -31,7 +31,7 @@ BETAS = (0.0, 1.0, 2.0)
 
 def record(relation, faithful, causal, trial=0, **changes):
     """A record on one layer and rank, out of 100."""
-    return PairRecord(
+    return TrialRecord(
         relation,
         "factual",
         trial,
@@ -83,7 +83,7 @@ def test_too_few_relations_for_a_correlation_are_said_to_be():
 
 
 def test_nothing_is_chosen_where_nothing_was_scored():
-    unscored = PairRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
+    unscored = TrialRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert BetaTuning().choose([unscored]) == {}

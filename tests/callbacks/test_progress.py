@@ -21,7 +21,7 @@ from lre_lightning.callbacks import RelationLog, RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console, relation_line
 from lre_lightning.callbacks.progress import FitProgress
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.training.test_module import GRID, data_of, trainer_of
@@ -220,14 +220,14 @@ def record(trial, faithful, causal, **changes):
     """A record of relation b, whose numbers all differ."""
     scores = {"faithful": ((1, 2), (3, faithful)), "causal": ((4, 5), (causal, 6)), "known": 10, "edited": 8}
     place = {"layers": (0, 7), "betas": (1.0, 2.25), "ranks": (4, 8), "layer": 7, "beta": 2.25, "rank": 4}
-    return PairRecord("b", "factual", trial, samples=30, range_size=4, tested=22, **scores | place | changes)
+    return TrialRecord("b", "factual", trial, samples=30, range_size=4, tested=22, **scores | place | changes)
 
 
 def test_a_line_has_the_means_of_the_relations_own_trials(clock):
     progress = FitProgress(["a", "b"], [(0, 0), (1, 0), (1, 1), (1, 2), (0, 1)])
     advance(progress, clock, 1, 61, 0, 59.5)
-    unscored = PairRecord("b", "factual", 2, samples=30, range_size=4, tested=22, known=3)
-    other = PairRecord("a", "factual", 0, samples=30, range_size=4, tested=22, known=9)
+    unscored = TrialRecord("b", "factual", 2, samples=30, range_size=4, tested=22, known=3)
+    other = TrialRecord("a", "factual", 0, samples=30, range_size=4, tested=22, known=9)
     assert relation_line(progress, 1, [record(0, 9, 2), other, record(1, 6, 8), unscored]) == (
         "relation 2 of 2, 'b': scored 2 of 3 trials, known 7.7, layer 7, beta 2.25, rank 4, faithfulness 0.75, "
         "causality 0.62, took 2 min 0 s, left 30 s"
@@ -252,7 +252,7 @@ class Tally(BoringModel):
     def on_validation_end(self):
         name, trial = ["first", "second"][self.current_epoch % 2], self.current_epoch // 2
         kept = record(trial, 9, 2, model="own")
-        self.records[name, trial] = PairRecord(**kept.plain() | {"relation": name})
+        self.records[name, trial] = TrialRecord(**kept.plain() | {"relation": name})
 
 
 class Turns(BoringDataModule):

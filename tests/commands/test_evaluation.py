@@ -259,7 +259,7 @@ def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, t
         data = RelationDataModule(model, "thing colour", relations, **{"n_shot": 3, "trials": 1} | options)
         data.val_dataloader = lambda pairs: asked.append(pairs) or RelationDataModule.val_dataloader(data, pairs)
         (record,) = count_known(lm, data, path)
-        assert record.train == tuple((s.subject, s.object) for s in data.draws(0).train)
+        assert record.train == tuple((s.subject, s.object) for s in data.trial(0).train)
         return bool(asked)
 
     assert count()

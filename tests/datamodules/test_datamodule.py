@@ -101,13 +101,13 @@ def fitted(recorder, data, tmp_path, **arguments):
 def test_without_a_trainer(make):
     data = make(seed=4)
     assert [relation.name for relation in data.relations] == ["first", "second", "third"]
-    assert data.pairs == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    for index, (relation, trial) in enumerate(data.pairs):
-        assert data.draws(index) == draws.draw(data.relations[relation], 3, trial, 4)
+    assert data.schedule == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    for index, (relation, trial) in enumerate(data.schedule):
+        assert data.trial(index) == draws.draw(data.relations[relation], 3, trial, 4)
     batches = list(data.train_dataloader())
     assert [batch.sample.tolist() for batch in batches] == [[0, 1], [2]]
     assert [prompt for batch in batches for prompt in batch.prompts] == draws.train_prompts(
-        data.draws(0), data.tokenizer
+        data.trial(0), data.tokenizer
     )
     assert {int(batch.weight.min()) for batch in batches} == {1}
 
@@ -116,7 +116,7 @@ def test_an_explicit_pair(make):
     data = make(seed=5)
     (batch, _) = data.train_dataloader(pair=3)
     assert (batch.relation.tolist(), batch.trial.tolist()) == ([1, 1], [1, 1])
-    assert [prompt.subject for prompt in batch.prompts] == [sample.subject for sample in data.draws(3).train[:2]]
+    assert [prompt.subject for prompt in batch.prompts] == [sample.subject for sample in data.trial(3).train[:2]]
     with pytest.raises(LREError, match="there is no pair 6: 3 relations and 2 trials of each make the pairs 0 to 5"):
         data.train_dataloader(pair=6)
     with pytest.raises(LREError, match="there is no pair -1"):
@@ -135,12 +135,12 @@ def test_validation_serves_every_test_sample_once(make, pairs):
         )
     ]
     chosen = range(6) if pairs is None else pairs
-    assert seen == [(*data.pairs[pair], i) for pair in chosen for i in range(len(data.draws(pair).test))]
+    assert seen == [(*data.schedule[pair], i) for pair in chosen for i in range(len(data.trial(pair).test))]
     assert all(len(set(batch.relation.tolist())) == len(set(batch.trial.tolist())) == 1 for batch in batches)
     assert max(map(len, batches)) == 2
     for batch in batches:
         relation, trial = batch.relation[0].item(), batch.trial[0].item()
-        test = data.draws(data.pairs.index((relation, trial))).test
+        test = data.trial(data.schedule.index((relation, trial))).test
         assert [prompt.subject for prompt in batch.prompts] == [test[i].subject for i in batch.sample]
     assert len(data.val_dataloader(pairs=pairs)) == len(batches)
 
@@ -191,14 +191,14 @@ def test_a_template_by_its_index_few_shot_ones_first(make, index):
         for line in context:
             assert line.startswith(TEMPLATES[index].split("{}")[0])
             assert TEMPLATES[index].split("{}")[1] in line
-    assert data.draws(0) == draws.draw(data.relations[0], 3, 0, 0)
-    assert data.draws(0).train == make().draws(0).train  # another template, the same draw
+    assert data.trial(0) == draws.draw(data.relations[0], 3, 0, 0)
+    assert data.trial(0).train == make().trial(0).train  # another template, the same draw
     assert data.hparams["template"] == index
 
 
 def test_one_template_for_all_relations(make):
     data = make(template="{}")
-    context = [f"{sample.subject} {sample.object}" for sample in data.draws(0).train]
+    context = [f"{sample.subject} {sample.object}" for sample in data.trial(0).train]
     for prompt in next(iter(data.val_dataloader())).prompts:
         assert prompt.text == "\n".join([*context, prompt.subject])
     assert {relation.template for relation in data.relations} == {"{}"}
@@ -256,10 +256,10 @@ def test_subjects_alone_follow_the_start_token_and_nothing_else(make, folder):
 def test_every_epoch_of_a_fit_is_one_pair(make, tmp_path):
     data, recorder = make(), Recorder()
     fitted(recorder, data, tmp_path, max_epochs=6)
-    assert pairs_seen(recorder.seen, "train") == list(enumerate(data.pairs))
-    assert pairs_seen(recorder.seen, "val") == list(enumerate(data.pairs))
+    assert pairs_seen(recorder.seen, "train") == list(enumerate(data.schedule))
+    assert pairs_seen(recorder.seen, "val") == list(enumerate(data.schedule))
     for pair in range(6):
-        for stage, size in (("train", 3), ("val", len(data.draws(pair).test))):
+        for stage, size in (("train", 3), ("val", len(data.trial(pair).test))):
             samples = [i for what, epoch, _, some in recorder.seen if (what, epoch) == (stage, pair) for i in some]
             assert samples == list(range(size))
 
@@ -270,7 +270,7 @@ def test_validate_and_test_serve_all_pairs(make, tmp_path):
     for stage, run in (("val", fit.validate), ("test", fit.test)):
         recorder.seen.clear()
         run(recorder, datamodule=data, verbose=False)
-        assert [pair for _, pair in pairs_seen(recorder.seen, stage)] == data.pairs
+        assert [pair for _, pair in pairs_seen(recorder.seen, stage)] == data.schedule
     assert len(data.val_dataloader()) == len(recorder.seen)
 
 
@@ -284,8 +284,8 @@ def test_after_a_fit_the_loaders_are_those_without_a_trainer(make, tmp_path):
 def test_the_fit_ends_after_the_last_pair(make, tmp_path):
     data, recorder = make(trials=1), Recorder()
     fitted(recorder, data, tmp_path, max_epochs=9)
-    assert pairs_seen(recorder.seen, "train") == list(enumerate(data.pairs))
-    assert pairs_seen(recorder.seen, "val") == list(enumerate(data.pairs))
+    assert pairs_seen(recorder.seen, "train") == list(enumerate(data.schedule))
+    assert pairs_seen(recorder.seen, "val") == list(enumerate(data.schedule))
 
 
 def test_resuming_goes_on_at_the_next_pair(make, tmp_path):
@@ -293,8 +293,8 @@ def test_resuming_goes_on_at_the_next_pair(make, tmp_path):
     first.save_checkpoint(tmp_path / "last.ckpt")
     data, recorder = make(), Recorder()
     trainer(tmp_path, max_epochs=4).fit(recorder, datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    assert pairs_seen(recorder.seen, "train") == [(2, data.pairs[2]), (3, data.pairs[3])]
-    assert pairs_seen(recorder.seen, "val") == [(2, data.pairs[2]), (3, data.pairs[3])]
+    assert pairs_seen(recorder.seen, "train") == [(2, data.schedule[2]), (3, data.schedule[3])]
+    assert pairs_seen(recorder.seen, "val") == [(2, data.schedule[2]), (3, data.schedule[3])]
 
 
 @pytest.mark.parametrize("every", [0, 2])
@@ -323,7 +323,7 @@ def test_the_checkpoint_finds_the_same_data(make, tmp_path, folder, monkeypatch)
     assert dict(loaded.hparams) == dict(data.hparams)
     assert loaded.hparams["source"] == str(folder / "relations")
     assert [relation.name for relation in loaded.relations] == ["second", "first"]
-    assert loaded.draws(1) == data.draws(1)
+    assert loaded.trial(1) == data.trial(1)
 
 
 def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
@@ -546,7 +546,7 @@ def test_subjects_of_like_length_go_to_one_process(make):
         batches = list(data.val_dataloader([0]))
         lengths += [len(prompt.subject) for batch in batches for prompt in batch.prompts]
         for batch in batches:
-            assert [data.draws(0).test[i].subject for i in batch.sample] == [p.subject for p in batch.prompts]
+            assert [data.trial(0).test[i].subject for i in batch.sample] == [p.subject for p in batch.prompts]
     assert lengths == sorted(lengths)
 
 

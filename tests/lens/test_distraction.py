@@ -109,7 +109,7 @@ def test_the_example_of_the_docstring(tmp_path, kind):
 def test_the_few_shot_question_has_the_training_examples_before_it(make):
     few, zero = make(undistracted="few-shot"), make()
     for row, plain in zip(served(few), served(zero), strict=True):
-        train = few.draws(row[1]).train
+        train = few.trial(row[1]).train
         lines = [f"{TEMPLATE.format(sample.subject)} {sample.object}" for sample in train]
         assert row[3].text == "\n".join([*lines, TEMPLATE.format(row[3].subject)])
         assert row[2] == plain[2], "the distracted prompt has none"
@@ -148,11 +148,11 @@ def test_tokens_and_positions(make, tokenizer, kind):
 def test_it_serves_the_test_samples_of_the_same_draw(make):
     data = make(batch_size=2, seed=5)
     plain = RelationDataModule(data.tokenizer, data.selection, n_shot=3, trials=2, seed=5)
-    assert data.pairs == plain.pairs
+    assert data.schedule == plain.schedule
     for pair in range(2):
-        assert data.draws(pair) == plain.draws(pair)
+        assert data.trial(pair) == plain.trial(pair)
         rows = served(data, [pair])
-        assert [(r[0], r[1], r[2].subject) for r in rows] == [(0, pair, s.subject) for s in plain.draws(pair).test]
+        assert [(r[0], r[1], r[2].subject) for r in rows] == [(0, pair, s.subject) for s in plain.trial(pair).test]
     assert [len(batch) for batch in data.val_dataloader()] == [2, 2, 2, 2, 1] * 2
     assert [batch.sample.tolist() for batch in data.val_dataloader([1])] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
 
@@ -180,7 +180,7 @@ def test_the_draw_depends_on_seed_relation_and_trial_alone(make):
     assert falsehoods(make(distraction="instruction")) == first
     other = falsehoods(make(seed=1))
     assert sum(other.get(fact) != false for fact, false in first.items()) > len(first) / 3
-    trials = make().draws(0), make().draws(1)
+    trials = make().trial(0), make().trial(1)
     both = [sample for sample in trials[0].test if sample in trials[1].test]
     assert any(first[0, s.subject, s.object] != first[1, s.subject, s.object] for s in both)
     renamed = replace(trials[0], relation=replace(trials[0].relation, name="other"))
@@ -188,7 +188,7 @@ def test_the_draw_depends_on_seed_relation_and_trial_alone(make):
 
 
 def test_another_object_in_the_range_moves_a_draw_only_to_itself(make):
-    draw = make().draws(0)
+    draw = make().trial(0)
     more = replace(draw.relation, samples=(Sample("Nowhere", "Quito"), *draw.relation.samples))
     for sample in draw.test:
         order = false_objects(replace(draw, relation=more), sample, 0)
@@ -210,7 +210,7 @@ def test_another_is_drawn_where_the_first_token_is_the_same(make):
     samples = [{"subject": COUNTRIES[i], "object": cities[i % 3]} for i in range(12)]
     for seed in range(4):
         data = make(samples=samples, seed=seed)
-        assert data.draws(0) == RelationDataModule(data.tokenizer, data.selection, n_shot=3, seed=seed).draws(0)
+        assert data.trial(0) == RelationDataModule(data.tokenizer, data.selection, n_shot=3, seed=seed).trial(0)
         falses = {(asked.object, false) for _, _, asked, _, false, _ in served(data)}
         assert falses <= {("New York", "Rome"), ("New Delhi", "Rome"), ("Rome", "New York"), ("Rome", "New Delhi")}
 
@@ -223,18 +223,18 @@ def test_samples_without_a_false_object_are_left_out(make):
     whole = RelationDataModule(data.tokenizer, data.selection, n_shot=3, trials=12)
     left_out = 0
     for pair in range(12):
-        expected = [s for s in whole.draws(pair).test if s.subject != COUNTRIES[0] or s.object == "Rome"]
-        assert {s for s in data.draws(pair).test if s.object != "Rome"} == {s for s in expected if s.object != "Rome"}
-        assert [row[2].subject for row in served(data, [pair])] == [s.subject for s in data.draws(pair).test]
-        assert data.draws(pair).train == whole.draws(pair).train
-        left_out += len(whole.draws(pair).test) - len(data.draws(pair).test)
+        expected = [s for s in whole.trial(pair).test if s.subject != COUNTRIES[0] or s.object == "Rome"]
+        assert {s for s in data.trial(pair).test if s.object != "Rome"} == {s for s in expected if s.object != "Rome"}
+        assert [row[2].subject for row in served(data, [pair])] == [s.subject for s in data.trial(pair).test]
+        assert data.trial(pair).train == whole.trial(pair).train
+        left_out += len(whole.trial(pair).test) - len(data.trial(pair).test)
     assert left_out > 0
 
 
 def test_a_pair_may_serve_nothing(make):
     data = make(tokenizer="characters")  # where every object's first token is the space before it
     assert list(data.val_dataloader()) == []
-    assert data.draws(0).test == ()
+    assert data.trial(0).test == ()
 
 
 def test_a_relation_with_one_object(make):
@@ -395,7 +395,7 @@ def toy_lres(lm, data, weights, layer=0, beta=1.0):
     """One LRE a relation and trial, whose W is that of its relation."""
     bias = torch.zeros(toy.WIDTH)
     return {
-        (draw.relation.name, draw.trial): LRE(
+        (draw.relation.name, draw.number): LRE(
             weights[draw.relation.name],
             bias,
             layer,
@@ -403,13 +403,13 @@ def toy_lres(lm, data, weights, layer=0, beta=1.0):
                 lm.name,
                 lm.fingerprint,
                 draw.relation.name,
-                trial=draw.trial,
+                trial=draw.number,
                 template=draw.relation.template,
                 train=tuple((sample.subject, sample.object) for sample in draw.train),
             ),
             beta,
         )
-        for draw in map(data.draws, range(len(data.pairs)))
+        for draw in map(data.trial, range(len(data.schedule)))
         if draw.relation.name in weights
     }
 
@@ -461,7 +461,7 @@ def test_only_facts_that_the_lm_knows_undistracted_count(toy_folder):
     results = latent_knowledge(lm, data, toy_lres(lm, data, dict.fromkeys(names, projection(OWN))))
     assert len(results) == 6
     for result in results:
-        draw = data.draws(data.pairs.index(([r.name for r in data.relations].index(result.relation), result.trial)))
+        draw = data.trial(data.schedule.index(([r.name for r in data.relations].index(result.relation), result.trial)))
         right = [s for s in draw.test if toy.OBJECTS[toy.SUBJECTS.index(s.subject) % 4] == s.object]
         assert (result.tested, result.known) == (21, len(right))
         assert result.found[LENS] == (len(right),) * 3, "the lens is right about all of them"
@@ -480,7 +480,7 @@ def test_examples_in_the_undistracted_prompt_decide_what_is_known(toy_folder):
         latent_knowledge(lm, data, toy_lres(lm, data, {"thing colour": projection(OWN)}))[0]
         for data in (toy_data(toy_folder, undistracted=form) for form in ("zero-shot", "few-shot"))
     )
-    examples = {sample.object for sample in toy_data(toy_folder, relations=["thing colour"]).draws(0).train}
+    examples = {sample.object for sample in toy_data(toy_folder, relations=["thing colour"]).trial(0).train}
     assert (zero.known, few.known) == (21, 5 * len(examples))
 
 
@@ -554,7 +554,7 @@ def test_against_a_plain_loop(tmp_path, family, kind, beta):
     generator = torch.Generator().manual_seed(0)
     lres = {}
     for pair, layer in ((0, 1), (1, "emb")):
-        draw = data.draws(pair)
+        draw = data.trial(pair)
         train = tuple((sample.subject, sample.object) for sample in draw.train)
         origin = Origin("", lm.fingerprint, draw.relation.name, template=draw.relation.template, train=train)
         weight, bias = (torch.randn(*shape, generator=generator) for shape in ((WIDTH, WIDTH), (WIDTH,)))
@@ -567,7 +567,7 @@ def test_against_a_plain_loop(tmp_path, family, kind, beta):
         other = lres[results[1 - pair].relation, 0]
         expected = plain_loop(lm, data, pair, {LENS: own, OTHER_LENS: other}, 0.5 if beta is None else beta, ks)
         assert (result.known, result.found, result.false_found) == expected
-        assert 0 < result.known < result.tested == len(data.draws(pair).test)
+        assert 0 < result.known < result.tested == len(data.trial(pair).test)
         assert (result.layer, result.beta) == (own.layer, beta or 0.5)
     counts = {tuple(found) for r in results for side in (r.found, r.false_found) for found in side.values()}
     assert len(counts) > 4, "numbers that all agree would show little"
@@ -575,7 +575,7 @@ def test_against_a_plain_loop(tmp_path, family, kind, beta):
 
 def plain_loop(lm, data, pair, lenses, beta, ks):
     """The same counts: whole prompts without a cache, one at a time, and sorted lists."""
-    draw, tokenizer = data.draws(pair), data.tokenizer
+    draw, tokenizer = data.trial(pair), data.tokenizer
     template, known = draw.relation.template, 0
     counts = {reader: ([0] * len(ks), [0] * len(ks)) for reader in (LM, *lenses)}
     token = {word: i + FIRST_WORD for i, word in enumerate(WORDS)}

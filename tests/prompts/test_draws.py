@@ -249,7 +249,7 @@ def data_of(*relations, place=None, **options):
 
 
 def drawn_by(data):
-    return {(data.relations[r].name, t): data.draws(i) for i, (r, t) in enumerate(data.pairs)}
+    return {(data.relations[r].name, t): data.trial(i) for i, (r, t) in enumerate(data.schedule)}
 
 
 @pytest.mark.parametrize("sampling", ["random", "balanced"])
@@ -282,7 +282,7 @@ def test_a_batch_that_was_made_for_one_of_several_processes_is_not_served_to_one
 
 def test_later_trials_are_those_of_a_longer_run():
     longer, later = data_of(PLACES, CITIES, trials=5), data_of(PLACES, CITIES, trials=2, first_trial=3)
-    assert later.pairs == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    assert later.schedule == [(0, 3), (0, 4), (1, 3), (1, 4)]
     assert drawn_by(later) == {pair: drawn for pair, drawn in drawn_by(longer).items() if pair[1] >= 3}
     batches = list(later.val_dataloader([0]))
     assert {int(batch.trial[0]) for batch in batches} == {3}
@@ -302,7 +302,7 @@ def test_capped_samples_are_nested_and_independent_of_order():
         assert set(data.relations[0].samples) == kept[most]
         ordered = [sample for sample in THINGS.samples if sample in kept[most]]
         assert list(data_of(THINGS, max_samples=most).relations[0].samples) == ordered
-        assert data.draws(1).train == data_of(THINGS, max_samples=most).draws(1).train
+        assert data.trial(1).train == data_of(THINGS, max_samples=most).trial(1).train
     assert kept[5] != set(data_of(THINGS, max_samples=5, seed=3).relations[0].samples)
 
 
@@ -315,8 +315,8 @@ def test_a_cap_below_what_a_trial_needs_is_refused(most):
 def test_training_samples_by_relation():
     wanted = ["city 5", ["city 0", "land 0"], "city 3", "city 4"]
     data = data_of(CITIES, THINGS, train_samples={"cities": wanted}, trials=1)
-    assert [sample.subject for sample in data.draws(0).train] == ["city 5", "city 0", "city 3", "city 4"]
-    assert data.draws(1) == data_of(THINGS, trials=1).draws(0)  # the others are drawn
+    assert [sample.subject for sample in data.trial(0).train] == ["city 5", "city 0", "city 3", "city 4"]
+    assert data.trial(1) == data_of(THINGS, trials=1).trial(0)  # the others are drawn
     assert data.digest != data_of(CITIES, THINGS, trials=1).digest
     again = RelationDataModule(**{**data.hparams, "source": [CITIES, THINGS], "tokenizer": data.tokenizer})
     assert again.digest == data.digest

@@ -80,13 +80,13 @@ def test_what_stands_between_lines(name, separator):
 @pytest.mark.parametrize("shots", [0, 1, 2, 3, 7, None])
 def test_the_number_of_examples(shots):
     data = data_of(shots=shots)
-    train = data.draws(0).train
+    train = data.trial(0).train
     for prompt, i in zip(prompts_of(data.train_dataloader()), range(N), strict=True):
         assert lines(prompt)[:-1] == [line(sample) for sample in (train[:i] + train[i + 1 :])[:shots]]
         assert prompt.text.endswith(CAPITALS.template.replace("{}", train[i].subject))
     for prompt in prompts_of(data.val_dataloader()):
         assert lines(prompt)[:-1] == [line(sample) for sample in train[:shots]]
-    assert data.draws(0) == data_of().draws(0)
+    assert data.trial(0) == data_of().trial(0)
     assert (data.digest == data_of().digest) is (shots is None)
 
 
@@ -156,12 +156,12 @@ DOUBLE = replace(CAPITALS, name="double", prompt_templates=("{}:", "{} is", "{}:
 )
 def test_choices_of_templates(template, expected):
     data = data_of(ZERO_SHOT, FEW_SHOT_ONLY, DOUBLE, template=template)
-    assert {relation.name: list(data.draws(i).asked_with) for i, relation in enumerate(data.relations)} == expected
+    assert {relation.name: list(data.trial(i).asked_with) for i, relation in enumerate(data.relations)} == expected
     for i, relation in enumerate(data.relations):
         asked = expected[relation.name]
         assert relation.template == asked[0]
         train, test = prompts_of(data.train_dataloader(i)), prompts_of(data.val_dataloader([i]))
-        drawn = data.draws(i)
+        drawn = data.trial(i)
         assert [lines(prompt)[-1] for prompt in (*train, *test)] == [
             template.replace("{}", sample.subject) for sample in (*drawn.train, *drawn.test) for template in asked
         ]
@@ -188,7 +188,7 @@ def test_templates_that_no_relation_has():
     with pytest.raises(LREError, match="has no template: give one"):
         data_of(bare).setup()
     for template in ("bare", "{} is", {CAPITALS.name: "{} is"}):
-        assert data_of(bare, template=template).draws(0).asked_with == (
+        assert data_of(bare, template=template).trial(0).asked_with == (
             {"bare": "{}"}.get(template, "{} is") if isinstance(template, str) else "{} is",
         )
 
@@ -199,7 +199,7 @@ def test_every_sample_is_asked_for_once_with_each_template_on_every_process():
         data.trainer = SimpleNamespace(global_rank=rank, world_size=2, state=SimpleNamespace(fn="validate"))
         for split, batches in (("train", data.train_dataloader(0)), ("test", data.val_dataloader([0]))):
             for batch in batches:
-                asked = getattr(data.draws(0), f"{split}_asked")
+                asked = getattr(data.trial(0), f"{split}_asked")
                 assert [asked[i].subject for i in batch.sample] == [prompt.subject for prompt in batch.prompts]
                 seen[split] += batch.sample[batch.weight > 0].tolist()
     assert {split: sorted(places) for split, places in seen.items()} == {
@@ -217,7 +217,7 @@ def all_templates(lm, tmp_path_factory):
 
 def test_an_lre_of_several_templates_is_the_mean_over_all_their_prompts(all_templates, lm):
     module, data, _ = all_templates
-    drawn, (lre,) = data.draws(0), module.lres.values()
+    drawn, (lre,) = data.trial(0), module.lres.values()
     estimator = LREEstimator([lre.layer])
     for i, sample in enumerate(drawn.train):
         for template in CAPITALS.templates:
@@ -238,7 +238,7 @@ def test_the_record_says_which_templates_were_asked_with(all_templates):
     assert record.template_index is None
     assert (record.tested, record.n_shot, record.samples) == (3 * 13, 3, 16)
     assert record.prompts == {**PLAIN, "sampling": "balanced", "template": "all"}
-    assert record.train == tuple((sample.subject, sample.object) for sample in data.draws(0).train)
+    assert record.train == tuple((sample.subject, sample.object) for sample in data.trial(0).train)
     assert (record.seed, record.digest) == (0, data.relations[0].digest)
 
 
@@ -309,7 +309,7 @@ def test_left_padded_prompts_have_the_hidden_states_of_right_padded_ones(family)
 def test_a_fit_is_the_same_with_padding_on_either_side(lm, tmp_path):
     sides = ("right", "left")
     right, left = (fitted(lm, data_of(padding_side=side, template="all"), tmp_path / side) for side in sides)
-    assert right._data.draws(0) == left._data.draws(0)
+    assert right._data.trial(0) == left._data.trial(0)
     batch = next(iter(left._data.val_dataloader([0])))
     assert batch.attention_mask[:, 0].min() == 0
     assert batch.attention_mask[:, -1].min() == 1
@@ -531,7 +531,7 @@ def test_a_record_of_a_relation_that_has_changed_is_refused(record):
     def again(relation, **options):
         return RelationDataModule.of_record(record, source=[relation], **{"max_samples": 16, **options})
 
-    assert len(again(CAPITALS).draws(0).train) == N
+    assert len(again(CAPITALS).trial(0).train) == N
     samples = CAPITALS.samples
     with pytest.raises(LREError, match="has other samples than the one of the record: give the source"):
         again(CAPITALS, max_samples=None).setup()
@@ -551,9 +551,9 @@ def test_a_template_with_what_is_put_between_templates_is_one_template(record):
     template = f"The capital{BETWEEN_TEMPLATES}city of {{}} is"
     one = replace(record, template=template, prompts={**record.prompts, "template": template})
     given = {"source": [CAPITALS], "max_samples": 16}
-    assert RelationDataModule.of_record(one, **given).draws(0).asked_with == (template,)
+    assert RelationDataModule.of_record(one, **given).trial(0).asked_with == (template,)
     del one.prompts["template"]
-    assert RelationDataModule.of_record(one, **given).draws(0).asked_with == (template,)
+    assert RelationDataModule.of_record(one, **given).trial(0).asked_with == (template,)
 
 
 def test_a_record_that_does_not_know_its_draw_is_refused(record):

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import COLUMNS, PairRecord, append_records, read_records, rows, write_records
+from lre_lightning.records.record import COLUMNS, TrialRecord, append_records, read_records, rows, write_records
 
-BARE = PairRecord("capital", "factual", 0, samples=20, range_size=4, tested=12, known=10)
+BARE = TrialRecord("capital", "factual", 0, samples=20, range_size=4, tested=12, known=10)
 
 
 def full(trial=0, relation="capital", **changes):
@@ -46,12 +46,12 @@ def full(trial=0, relation="capital", **changes):
         "digest": "0a" * 32,
         "prompts": {"separator": "; ", "shots": 2, "chat": False, "system": None, "sampling": "balanced"},
     }
-    return PairRecord(relation=relation, trial=trial, **{**fields, **changes})
+    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
 
 
 def test_a_full_record_has_a_value_for_every_field():
     plain = full().plain()
-    assert set(plain) == {field.name for field in dataclasses.fields(PairRecord)}
+    assert set(plain) == {field.name for field in dataclasses.fields(TrialRecord)}
     assert [name for name, value in BARE.plain().items() if plain[name] == value] == [
         "relation",
         "category",
@@ -99,25 +99,25 @@ def test_a_score_of_nothing_is_nan():
 
 @pytest.mark.parametrize("record", [BARE, full(), full(layer="emb", template_index=None)])
 def test_plain_data_becomes_the_same_record_also_from_lists(record):
-    assert PairRecord.from_plain(record.plain()) == record
-    again = PairRecord.from_plain(json.loads(json.dumps(record.plain())))
+    assert TrialRecord.from_plain(record.plain()) == record
+    again = TrialRecord.from_plain(json.loads(json.dumps(record.plain())))
     assert again == record
     assert type(again.faithful) is type(again.line_integrals) is tuple
     assert all(type(counts) is tuple for counts in (*again.causal, *again.causal_baselines.values()))
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(PairRecord)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TrialRecord)])
 def test_a_missing_field_is_refused(name):
     data = full().plain()
     del data[name]
     with pytest.raises(LREError, match=f"this is not a record of results: KeyError '{name}'"):
-        PairRecord.from_plain(data)
+        TrialRecord.from_plain(data)
 
 
 @pytest.mark.parametrize("data", [[], 3, None, "relation"])
 def test_other_data_are_refused(data):
     with pytest.raises(LREError, match="this is not a record of results: TypeError"):
-        PairRecord.from_plain(data)
+        TrialRecord.from_plain(data)
 
 
 # Files

@@ -10,7 +10,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord, append_records, write_records
+from lre_lightning.records.record import TrialRecord, append_records, write_records
 from lre_lightning.records.summary import COLUMNS, append_csv, summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
 from lre_lightning.storage.files import check_writable, grown_whole, write_whole, written_whole
@@ -33,11 +33,11 @@ def record(trial=0, relation="capital", **changes):
         "causal": ((2, 5), (7, 7)),
         "edited": 8,
     }
-    return PairRecord(relation=relation, trial=trial, **{**fields, **changes})
+    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
 
 
 def unscored(relation="ceo"):
-    return PairRecord(relation, "factual", 0, samples=20, range_size=20, tested=12, known=3)
+    return TrialRecord(relation, "factual", 0, samples=20, range_size=20, tested=12, known=3)
 
 
 def test_scores_are_shares_of_what_was_counted():
@@ -96,9 +96,9 @@ def test_trials_without_an_edit_have_no_causality_and_spoil_nothing_else():
 
 
 def test_records_survive_as_plain_data():
-    assert PairRecord.from_plain(record().plain()) == record()
+    assert TrialRecord.from_plain(record().plain()) == record()
     with pytest.raises(LREError, match="not a record of results: KeyError 'known'"):
-        PairRecord.from_plain({key: value for key, value in record().plain().items() if key != "known"})
+        TrialRecord.from_plain({key: value for key, value in record().plain().items() if key != "known"})
 
 
 def test_table_shows_scores_with_deviations_and_what_was_not_scored():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose, choose_after, reselect
 
 CRITERIA = ("causality", "faithfulness")
@@ -26,7 +26,7 @@ FIELDS = {
 
 
 def record(trial=0, relation="capital", **changes):
-    return PairRecord(relation=relation, trial=trial, **{**FIELDS, **changes})
+    return TrialRecord(relation=relation, trial=trial, **{**FIELDS, **changes})
 
 
 def best_at(layer, rank, trial=0, /, **changes):
@@ -164,7 +164,7 @@ def test_the_records_own_beta_counts():
 def test_reselect_takes_the_mean_of_all_trials_where_none_was_set_apart():
     trials = [record(0, causal=((8, 6), (0, 0))), record(1, causal=((0, 6), (7, 8)))]
     other = [best_at(0, 4, 0, relation="mother"), best_at(0, 4, 1, relation="mother")]
-    unscored = PairRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
+    unscored = TrialRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
     found = reselect([trials[0], other[0], unscored, other[1], trials[1]])
     assert [(r.relation, r.trial, r.layer, r.rank, r.beta) for r in found] == [
         ("capital", 0, "emb", 8, 2.0),

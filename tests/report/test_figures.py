@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import BarContainer, ErrorbarContainer
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import figures
 from lre_lightning.report.analysis import by_model
 
@@ -71,7 +71,7 @@ def record(relation="capital", trial=0, **changes):
         "faithful_low_rank": counts(0.5, known, 2),
         "line_integrals": ((2.0 + trial, 1.0), (9.0 * share, 3.0), (5.0, 0.0)),
     }
-    return PairRecord(relation, category, trial, **{**fields, **changes})
+    return TrialRecord(relation, category, trial, **{**fields, **changes})
 
 
 def _plain(entry):
@@ -79,7 +79,7 @@ def _plain(entry):
 
 
 def unscored(relation="ceo", **changes):
-    return PairRecord(relation, "factual", 0, 20, 20, tested=12, known=3, n_shot=8, template="{} is", **changes)
+    return TrialRecord(relation, "factual", 0, 20, 20, tested=12, known=3, n_shot=8, template="{} is", **changes)
 
 
 def run(**changes):
@@ -638,7 +638,7 @@ def dataset(model, seed, trials=24, depth=29):
                 own = {"faithful": (counts(level, 3), *grid["faithful"][1:]), "known": random.integers(50, 60).item()}
                 fields = {"range_size": int(random.integers(2, 50)), "samples": 100, "tested": 60, "edited": 50}
                 fields |= {"model": model, "n_shot": 8, "template": "{}"}
-                records.append(PairRecord(name, category, trial, **{**grid, **fields, **own}))
+                records.append(TrialRecord(name, category, trial, **{**grid, **fields, **own}))
     return records
 
 

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import PairRecord, write_records
+from lre_lightning.records.record import TrialRecord, write_records
 from lre_lightning.report import page, sections, tables
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.findings import findings
@@ -55,12 +55,12 @@ def record(relation, trial, faithful, causal, **changes):
         "faithful_low_rank": (faithful - 4, faithful - 1),
         "line_integrals": ((3.0, 1.0), (4.0, 2.0), (1.0, -1.0)),
     }
-    return PairRecord(relation=relation, trial=trial, **{**fields, **changes})
+    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
 
 
 def unscored(relation="ceo", **changes):
     fields = {"model": "/models/demo", "n_shot": 4, "template": "{} is led by", "first_tokens": 18, **changes}
-    return PairRecord(relation, "factual", 0, samples=30, range_size=20, tested=26, known=3, **fields)
+    return TrialRecord(relation, "factual", 0, samples=30, range_size=20, tested=26, known=3, **fields)
 
 
 WORDS = {"category": "linguistic", "samples": 50, "range_size": 25, "first_tokens": 25}
@@ -684,7 +684,7 @@ def minimal(r, **changes):
     """The record of a fit with one layer, rank and beta, and nothing but the scores."""
     if not r.scored:
         return replace(r, first_tokens=None, **changes)
-    return PairRecord(
+    return TrialRecord(
         **{name: getattr(r, name) for name in ("relation", "category", "trial", "samples", "range_size", "tested")},
         known=r.known,
         layers=(0,),

@@ -16,8 +16,8 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import PairRecord, read_records
-from lre_lightning.runs.processes import Ranks, check_strategy, without_wrapper
+from lre_lightning.records.record import TrialRecord, read_records
+from lre_lightning.runs.processes import Processes, check_strategy, without_wrapper
 from tests.helpers.toy import relation_json, write_toy_model
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def runs(folder):
     return folder / "ddp_fork"
 
 
-def counts_of(folder, file="fit_results.jsonl") -> list[PairRecord]:
+def counts_of(folder, file="fit_results.jsonl") -> list[TrialRecord]:
     """The records without what is no count, and those numbers apart."""
     records = [record.plain() for record in read_records([folder / file])]
     return records, [record.pop("line_integrals") for record in records]
@@ -277,5 +277,5 @@ def test_a_strategy_goes_on_to_wrap_other_modules():
 
 def test_one_process_has_all_rows():
     rows = torch.arange(6.0).reshape(3, 2)
-    assert torch.equal(Ranks().rows(rows, [0, 1, 2], 3), rows)
-    assert Ranks().rows(rows, [2, 0, 4], 5).tolist() == [[2, 3], [0, 0], [0, 1], [0, 0], [4, 5]]
+    assert torch.equal(Processes().rows(rows, [0, 1, 2], 3), rows)
+    assert Processes().rows(rows, [2, 0, 4], 5).tolist() == [[2, 3], [0, 0], [0, 1], [0, 0], [4, 5]]

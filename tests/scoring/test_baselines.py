@@ -13,7 +13,7 @@ from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.prompt import Prompt, make_prompts
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, PairRecord
+from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
 from lre_lightning.relations.relation import Sample
 from lre_lightning.scoring.baselines import (
     Example,
@@ -366,7 +366,7 @@ def test_a_record_has_counts_few_shot_and_zero_shot(random_lm, random_trial):
     examples = list(map(Example.of, examples_of(random_lm, random_trial.prompts[4:9])))
     weights = torch.eye(16, dtype=torch.float64) + normal(3, 16, 16, seed=7) / 10
     lres = {la: LRE(w, w[0], la, Origin("", "", "")) for la, w in zip(LAYERS, weights, strict=True)}
-    blank = PairRecord("", "", 0, samples=24, range_size=9, tested=24, known=22, layers=LAYERS, betas=(0.5, 1.0))
+    blank = TrialRecord("", "", 0, samples=24, range_size=9, tested=24, known=22, layers=LAYERS, betas=(0.5, 1.0))
     record = with_baselines(blank, random_trial, lres, examples, chunk_size=5)
     maps = {layer: fit_baselines(examples, layer) for layer in LAYERS}
     assert record.faithful_baselines == faithful_baselines(random_trial, random_trial.subject, maps)

@@ -13,8 +13,8 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE, Origin
-from lre_lightning.prompts.trials import Draw
-from lre_lightning.records.record import CAUSALITY_BASELINES, PairRecord, read_records
+from lre_lightning.prompts.trials import Trial
+from lre_lightning.records.record import CAUSALITY_BASELINES, TrialRecord, read_records
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.measurements import new_record, with_low_rank
 from lre_lightning.scoring.scores import EncodedTrial
@@ -172,7 +172,7 @@ def scored_pairs(module):
 
 def by_hand(lm, module, pair):
     relation = [r.name for r in module._data.relations].index(pair[0])
-    return ByHand(lm, module._data.draws(module._data.pairs.index((relation, pair[1]))))
+    return ByHand(lm, module._data.trial(module._data.schedule.index((relation, pair[1]))))
 
 
 def edits_of(trial):
@@ -255,7 +255,7 @@ def test_objects_that_begin_alike_have_one_first_token():
     )
     relation = Relation("mixed colour", "bias", ("the {}",), (), "", "", False, samples)
     data = RelationDataModule(toy.toy_tokenizer(), source=relation, n_shot=2, first_trial=3, trials=1)
-    record = new_record(Draw(relation, 3, samples[:2], samples[2:]), data, tested=3, known=1)
+    record = new_record(Trial(relation, 3, samples[:2], samples[2:]), data, tested=3, known=1)
     assert (record.samples, record.range_size, record.first_tokens) == (5, 4, 2)
     assert (record.relation, record.category, record.trial, record.n_shot) == ("mixed colour", "bias", 3, 2)
     assert (record.tested, record.known, record.template, record.scored) == (3, 1, "the {}", False)
@@ -316,7 +316,7 @@ def test_w_cut_down_to_a_rank_follows_the_definition(lm, fitted):
     weight, bias = torch.randn(WIDTH, WIDTH + 1, generator=generator, dtype=torch.float64).split([WIDTH, 1], 1)
     lre = LRE(weight, bias[:, 0], 0, Origin("", "", ""), beta=7.0)
     counts = {"known": 20, "layers": LAYERS, "ranks": (1, 3, WIDTH), "beta": 1.5}
-    record = PairRecord("thing colour", "", 0, samples=24, range_size=4, tested=20, **counts)
+    record = TrialRecord("thing colour", "", 0, samples=24, range_size=4, tested=20, **counts)
     left, values, right = torch.linalg.svd(weight)
     expected = [0, 0, 0]
     for row in range(20):

@@ -131,7 +131,7 @@ def test_files_of_lres_are_those_of_the_bank(fitted):
     assert len(files) == len(module.bank.lres) == 4
     lre = LRE.load(root / "lres" / "thing_colour" / "trial1.safetensors", module.lm)
     assert torch.equal(lre.weight, module.bank.lres["thing colour", 1].weight)
-    assert lre.origin.train == tuple((s.subject, s.object) for s in module._data.draws(3).train)
+    assert lre.origin.train == tuple((s.subject, s.object) for s in module._data.trial(3).train)
 
 
 def test_a_checkpoint_is_plain_data_without_the_lm(fitted):
