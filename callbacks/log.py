@@ -33,7 +33,7 @@ class RelationLog(Callback):
     mean faithfulness and causality there, how long the relation took, and how long the rest of the fit takes, as
     `lre_lightning.callbacks.progress.FitProgress` estimates it. On several devices rank zero writes.
 
-    Works with any LightningModule that is a `HasRecords`, and any datamodule that has `pairs`,
+    Works with any LightningModule that is a `HasRecords`, and any datamodule that has `schedule`,
     a list of (relation index, trial), and `relations`.
 
     Args:
@@ -52,7 +52,7 @@ class RelationLog(Callback):
             name = type(pl_module).__name__
             raise LREError(f"RelationLog needs a module with `records` and `set_beta`, which {name} has not")
         if FitProgress.of(trainer) is None:
-            raise LREError("RelationLog needs a datamodule with `pairs` and `relations`, such as a RelationDataModule")
+            raise LREError("RelationLog needs a datamodule with `schedule` and `relations`, such as a RelationDataModule")
 
     @override
     @rank_zero_only

@@ -48,9 +48,9 @@ class FitProgress:
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> Self | None:
-        """A fit from its current epoch on; None if its datamodule has no `pairs` or no `relations`."""
+        """A fit from its current epoch on; None if its datamodule has no `schedule` or no `relations`."""
         datamodule: Any = getattr(trainer, "datamodule", None)
-        pairs, relations = (getattr(datamodule, name, None) for name in ("pairs", "relations"))
+        pairs, relations = (getattr(datamodule, name, None) for name in ("schedule", "relations"))
         if not pairs or not relations:
             return None
         limit = trainer.max_epochs
@@ -103,7 +103,7 @@ class RelationProgressBar(TQDMProgressBar):
     """Lightning's progress bar, over the pairs of a fit: relation, trial, and how long the rest of the fit takes.
 
     The estimate is that of `FitProgress`. Where the output is neither a terminal nor a notebook there is no bar, since
-    it would fill a file; `RelationLog` is for those. Works with any datamodule that has `pairs`, a list of (relation
+    it would fill a file; `RelationLog` is for those. Works with any datamodule that has `schedule`, a list of (relation
     index, trial), and `relations`; with others it is Lightning's own.
     """
 

@@ -341,7 +341,7 @@ class LREModule(L.LightningModule):
     @property
     def _data(self) -> PromptSource:
         datamodule: Any = getattr(self.trainer, "datamodule", None)
-        if not hasattr(datamodule, "draws"):
+        if not hasattr(datamodule, "schedule"):
             raise LREError("an LREModule needs a RelationDataModule: trainer.fit(module, datamodule=...)")
         return cast("PromptSource", datamodule)
 

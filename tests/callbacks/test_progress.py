@@ -258,7 +258,7 @@ class Tally(BoringModel):
 class Turns(BoringDataModule):
     """Someone's own data, whose relations take turns."""
 
-    pairs = ((0, 0), (1, 0), (0, 1), (1, 1))
+    schedule = ((0, 0), (1, 0), (0, 1), (1, 1))
 
     @property
     def relations(self):
@@ -307,8 +307,8 @@ def test_names_stay_on_their_line(clock, tmp_path):
     ("module", "data", "message"),
     [
         (BoringModel, Turns, "RelationLog needs a module with `records` and `set_beta`, which BoringModel has not"),
-        (Tally, BoringDataModule, "RelationLog needs a datamodule with `pairs` and `relations`"),
-        (Tally, lambda: None, "RelationLog needs a datamodule with `pairs` and `relations`"),
+        (Tally, BoringDataModule, "RelationLog needs a datamodule with `schedule` and `relations`"),
+        (Tally, lambda: None, "RelationLog needs a datamodule with `schedule` and `relations`"),
     ],
 )
 def test_what_it_cannot_log_is_refused(tmp_path, module, data, message):

@@ -230,8 +230,8 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("was", "now", "message"),
     [
-        ("data.n_shot=2", "data.n_shot=3", "the relations, or their draws, on 1 of 2 processes are not those"),
-        ("path={folder}/model", "path={tmp_path}/other", "the weights of the LM on 1 of 2 processes are not those"),
+        ("data.n_shot=2", "data.n_shot=3", "the relations, or their draws, on 1 of 2 processes differ"),
+        ("path={folder}/model", "path={tmp_path}/other", "the weights of the LM on 1 of 2 processes differ"),
     ],
 )
 def test_processes_that_differ_are_refused(folder, tmp_path, was, now, message):
