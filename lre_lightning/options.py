@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from lre_lightning.errors import LREError
@@ -11,7 +11,14 @@ from lre_lightning.errors import LREError
 T = TypeVar("T")
 
 
-def option(default: Any = None, *, harmless: bool = False, explicit: bool = False, recorded: bool = False) -> Any:
+def option(
+    default: Any = None,
+    *,
+    harmless: bool = False,
+    explicit: bool = False,
+    recorded: bool = False,
+    linked: str | None = None,
+) -> Any:
     """Declare a field of an options dataclass.
 
     Args:
@@ -19,8 +26,9 @@ def option(default: Any = None, *, harmless: bool = False, explicit: bool = Fals
         harmless: Neither the trials nor what is measured depends on it: a resumed fit may have another value.
         explicit: It lets code run or says where to write: a checkpoint's value is never used, only one that is given.
         recorded: It is part of how a trial's prompts are made: `TrialRecord.prompts` keeps it.
+        linked: The option, by its name on the command line, that this one takes its value from there.
     """
-    metadata = {"harmless": harmless, "explicit": explicit, "recorded": recorded}
+    metadata = {"harmless": harmless, "explicit": explicit, "recorded": recorded, "linked": linked}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -55,16 +63,40 @@ def plain(options: Any) -> dict[str, Any]:
     return dataclasses.asdict(options)
 
 
-def declared(kind: type, name: str) -> Iterator[str]:
-    """Yield the dotted names of the fields that declare `name`: ``"harmless"``, ``"explicit"`` or ``"recorded"``.
+def declared(kind: type, what: str) -> dict[str, Any]:
+    """Return what the options of a class declare, by their dotted names, where they declare it.
 
     Args:
-        kind: A dataclass, or a class whose constructor takes dataclasses.
-        name: What the fields declare.
+        kind: A class whose constructor takes dataclasses of options.
+        what: ``"harmless"``, ``"explicit"``, ``"recorded"`` or ``"linked"``.
     """
-    if dataclasses.is_dataclass(kind):
-        yield from (field.name for field in dataclasses.fields(kind) if field.metadata.get(name))
-        return
-    for argument, hint in get_type_hints(vars(kind)["__init__"]).items():
-        if dataclasses.is_dataclass(hint):
-            yield from (f"{argument}.{inner}" for inner in declared(hint, name))  # type: ignore[arg-type]
+    return {
+        f"{argument}.{field.name}": field.metadata[what]
+        for argument, hint in get_type_hints(vars(kind)["__init__"]).items()
+        if dataclasses.is_dataclass(hint)
+        for field in dataclasses.fields(hint)
+        if field.metadata.get(what)
+    }
+
+
+def flatten(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class by their dotted names, those of its nested options one by one."""
+    flat: dict[str, Any] = {}
+    hints = get_type_hints(vars(kind)["__init__"])
+    for name, value in arguments.items():
+        if dataclasses.is_dataclass(hints.get(name)) and value is not None:
+            nested = value if isinstance(value, Mapping) else plain(value)
+            flat |= {f"{name}.{inner}": one for inner, one in nested.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def without(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the plain arguments of a class without the options of some dotted names."""
+    kept = {name: dict(value) if isinstance(value, Mapping) else value for name, value in arguments.items()}
+    for name in names:
+        argument, _, inner = name.partition(".")
+        if isinstance(kept.get(argument), dict):
+            kept[argument].pop(inner, None)
+    return kept
