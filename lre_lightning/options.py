@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from lre_lightning.errors import LREError
 
@@ -67,14 +68,13 @@ def declared(kind: type, what: str) -> dict[str, Any]:
     """Return what the options of a class declare, by their dotted names, where they declare it.
 
     Args:
-        kind: A class whose constructor takes dataclasses of options.
+        kind: A class whose constructor has dataclasses of options as defaults.
         what: ``"harmless"``, ``"explicit"``, ``"recorded"`` or ``"linked"``.
     """
     return {
         f"{argument}.{field.name}": field.metadata[what]
-        for argument, hint in get_type_hints(vars(kind)["__init__"]).items()
-        if dataclasses.is_dataclass(hint)
-        for field in dataclasses.fields(hint)
+        for argument, default in _groups(kind).items()
+        for field in dataclasses.fields(default)
         if field.metadata.get(what)
     }
 
@@ -82,14 +82,20 @@ def declared(kind: type, what: str) -> dict[str, Any]:
 def flatten(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a class by their dotted names, those of its nested options one by one."""
     flat: dict[str, Any] = {}
-    hints = get_type_hints(vars(kind)["__init__"])
+    groups = _groups(kind)
     for name, value in arguments.items():
-        if dataclasses.is_dataclass(hints.get(name)) and value is not None:
+        if name in groups and value is not None:
             nested = value if isinstance(value, Mapping) else plain(value)
             flat |= {f"{name}.{inner}": one for inner, one in nested.items()}
         else:
             flat[name] = value
     return flat
+
+
+def _groups(kind: type) -> dict[str, Any]:
+    """Return the arguments of a class that are dataclasses of options, with their defaults."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {p.name: p.default for p in parameters if dataclasses.is_dataclass(p.default)}
 
 
 def without(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
