@@ -32,15 +32,14 @@ from lre_lightning.commands.evaluate import Setting, check_options
 from lre_lightning.commands.trainer import LRETrainer
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number, first_line
-from lre_lightning.runs.checkpoint_io import WholeCheckpointIO, finished_pairs
-from lre_lightning.runs.checkpoints import read_hyperparameters
+from lre_lightning.runs.checkpoints import WholeCheckpointIO, finished_trials, read_hyperparameters
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import RankZeroError, on_rank_zero
 from lre_lightning.runs.stopping import Stop, command_line
 from lre_lightning.storage.files import NotWritten, check_writable, write_whole
 from lre_lightning.storage.locks import FolderLock
 from lre_lightning.storage.plain import printable
-from lre_lightning.training.module import LREModule
+from lre_lightning.training.module import EXPLICIT, LREModule
 
 if TYPE_CHECKING:
     from lre_lightning.lens.lens import Lens
@@ -214,7 +213,7 @@ class LRECommandLine(LightningCLI):
         """Make defaults of what a checkpoint remembers, of which the parser would not check the types otherwise."""
         found = {
             section: {key: value for key, value in arguments.items() if f"{section}.{key}" not in LINKED}
-            for section, arguments in read_hyperparameters(path).items()
+            for section, arguments in read_hyperparameters(path, EXPLICIT).items()
         }
         parser, checking = self._subcommand_parsers[name], self._subcommand_parsers["validate"]
         checking.exit_on_error = False
@@ -464,11 +463,11 @@ def refuse_to_overwrite(last: Path, resumed: Path | None) -> None:
     """
     if not last.is_file() or (resumed is not None and last.samefile(resumed)):
         return
-    done, total, model = finished_pairs(last)
+    done, total, model = finished_trials(last)
     if done:
-        pairs = f"{done} pairs" if total is None else f"{done} of {total} pairs"
+        trials = f"{done} trials" if total is None else f"{done} of {total} trials"
         raise LREError(
-            f"{str(last.parents[1])!r} has a fit of {model!r} with {pairs} finished: go on with it by "
+            f"{str(last.parents[1])!r} has a fit of {model!r} with {trials} finished: go on with it by "
             "--ckpt_path last, give another --trainer.default_root_dir, or remove that folder"
         )
 

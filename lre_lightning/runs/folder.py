@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from typing_extensions import override
 
-from lre_lightning.runs.checkpoint_io import PAIRS_KEY
+from lre_lightning.runs.checkpoints import TRIALS_KEY
 from lre_lightning.runs.processes import on_rank_zero
 from lre_lightning.storage.files import check_writable, remove_part
 from lre_lightning.storage.locks import FolderLock
@@ -82,7 +82,7 @@ class RunFolder(Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         pairs = getattr(getattr(trainer, "datamodule", None), "schedule", None)
         if pairs is not None:
-            checkpoint[PAIRS_KEY] = len(pairs)
+            checkpoint[TRIALS_KEY] = len(pairs)
         progress: Any = trainer.fit_loop.epoch_progress.current
         if progress.ready != progress.processed and self._between_pairs:
             checkpoint["loops"]["fit_loop"] = self._between_pairs

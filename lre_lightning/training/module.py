@@ -51,6 +51,8 @@ else:
 
 CRITERIA = get_args(Criterion)
 LM_PREFIX = "lm."
+EXPLICIT = ("model.trust_remote_code", "model.lre_dir", "model.offload_folder", "data.trust_remote_code")
+"""Options that let code run or say where to write: a checkpoint cannot set them."""
 
 
 class Choice(TypedDict):
@@ -574,7 +576,7 @@ class LREModule(L.LightningModule):
         Raises:
             LREError: If the file is no checkpoint of this module, or what it holds cannot be loaded.
         """
-        remembered = read_hyperparameters(Path(checkpoint_path))["model"]
+        remembered = read_hyperparameters(Path(checkpoint_path), EXPLICIT)["model"]
         options = {
             name: option.default
             for name, option in signature(cls).parameters.items()

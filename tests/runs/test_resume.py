@@ -23,7 +23,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.record import read_records
 from lre_lightning.records.summary import COLUMNS
-from lre_lightning.runs.checkpoint_io import WholeCheckpointIO, finished_pairs
+from lre_lightning.runs.checkpoints import WholeCheckpointIO, finished_trials
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.storage.locks import FolderLock
 from tests.helpers.launcher import FIT, PAIRS, Launcher
@@ -70,7 +70,7 @@ def table_of(ended):
 def assert_all_is_whole(root):
     """Whatever has its final name is whole, and the records go just as far as the checkpoint or one pair further."""
     last = root / "checkpoints" / "last.ckpt"
-    finished = finished_pairs(last)[0] if last.exists() else 0
+    finished = finished_trials(last)[0] if last.exists() else 0
     for path in root.rglob("*"):
         if path.suffix == ".safetensors":
             LRE.load(path)
@@ -162,7 +162,7 @@ def test_there_is_a_checkpoint_before_the_first_pair(launch, whole, tmp_path, mo
     ended = launch(tmp_path, signum=signal.SIGKILL, where="lre_lightning.training.module:LREModule.training_step")
     assert (ended.status, ended.pairs) == (-9, [0])
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert finished_pairs(last)[:2] == (0, PAIRS)
+    assert finished_trials(last)[:2] == (0, PAIRS)
     assert launch(tmp_path, *more).status == 0
     assert results(tmp_path / "run") == results(whole[0])
 
@@ -192,7 +192,7 @@ def test_a_fit_with_finished_pairs_is_not_overwritten(launch, half, tmp_path):
     other = shutil.copy(last, tmp_path)
     for more in ([], [f"--ckpt_path={other}"]):
         ended = launch(half, *more)
-        assert_one_error(ended, half / "run", "3 of 6 pairs finished", "--ckpt_path last", "root_dir", "/model'")
+        assert_one_error(ended, half / "run", "3 of 6 trials finished", "--ckpt_path last", "root_dir", "/model'")
     assert results(half / "run") == before
 
 
@@ -412,10 +412,10 @@ from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lre_lightning.checkpoint_io import WholeCheckpointIO
+from lre_lightning.runs.checkpoints import WholeCheckpointIO
 from lre_lightning.errors import LREError
-from lre_lightning.rank_zero import on_rank_zero
-from lre_lightning.trainer import LRETrainer
+from lre_lightning.runs.processes import on_rank_zero
+from lre_lightning.commands.trainer import LRETrainer
 
 
 class Writes(Callback):

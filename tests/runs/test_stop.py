@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from lre_lightning.records.record import read_records
-from lre_lightning.runs.checkpoint_io import finished_pairs
+from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.stopping import command_line
 from tests.helpers.launcher import PAIRS, Launcher
 
@@ -64,7 +64,7 @@ def test_a_fit_ends_at_once_and_goes_on(launch, whole, tmp_path, signum, doing):
     assert list(tmp_path.rglob("*.part")) == []
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     if doing != "loading":
-        assert finished_pairs(last)[0] in (len(ended.pairs) - 1, len(ended.pairs))
+        assert finished_trials(last)[0] in (len(ended.pairs) - 1, len(ended.pairs))
     again = launch(tmp_path, args=args)
     assert (again.status, read_records([tmp_path])) == (0, whole), again.error
     assert not set(again.pairs) & set(ended.pairs[:-1])
@@ -92,7 +92,7 @@ def test_other_jobs_say_what_there_is_to_say(launch, tmp_path):
 def test_a_second_signal_kills(launch, tmp_path):
     code = """
         import os, signal
-        from lre_lightning.stopping import Stop, Stopped
+        from lre_lightning.runs.stopping import Stop, Stopped
         with Stop():
             try:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -122,7 +122,7 @@ def test_a_run_that_does_not_end_is_ended(launch, tmp_path):
 def test_handlers_are_those_of_before_again(launch, tmp_path):
     code = """
         import signal
-        from lre_lightning.stopping import Stop
+        from lre_lightning.runs.stopping import Stop
         before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
         with Stop() as stop:
             assert signal.getsignal(signal.SIGTERM) == stop._stop
@@ -193,7 +193,7 @@ def test_under_slurm_the_job_is_queued_again_and_goes_on(launch, whole, tmp_path
     ended = launch.wait(pid)
     assert_says_how_to_go_on(ended, signal.SIGTERM)
     assert (tmp_path / "queued.txt").read_text() == "requeue 7\n"
-    assert finished_pairs(tmp_path / "run" / "hpc_ckpt_1.ckpt")[0] == 2
+    assert finished_trials(tmp_path / "run" / "hpc_ckpt_1.ckpt")[0] == 2
     again = launch(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     assert (again.status, again.pairs) == (0, [3, 4, 5]), again.error
     assert read_records([tmp_path]) == whole
