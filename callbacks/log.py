@@ -52,7 +52,9 @@ class RelationLog(Callback):
             name = type(pl_module).__name__
             raise LREError(f"RelationLog needs a module with `records` and `set_beta`, which {name} has not")
         if FitProgress.of(trainer) is None:
-            raise LREError("RelationLog needs a datamodule with `schedule` and `relations`, such as a RelationDataModule")
+            raise LREError(
+                "RelationLog needs a datamodule with `schedule` and `relations`, such as a RelationDataModule"
+            )
 
     @override
     @rank_zero_only

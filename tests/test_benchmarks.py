@@ -35,9 +35,10 @@ def test_a_wrong_jacobian_fails_the_benchmark(lm, monkeypatch):
         jacobian.compare(lm, PROMPTS, 1, [1], 1)
 
 
-def test_the_floor_has_the_products_of_the_blocks(lm):
+def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):
+    monkeypatch.setattr(lm, "chunk_size", WIDTH)
     with Products(lm) as products:
-        prompt_jacobian(lm, *PROMPTS[0], chunk_size=WIDTH)
+        prompt_jacobian(lm, *PROMPTS[0])
     forward = [notes for _, notes in products.calls if any(isinstance(note, torch.Tensor) for note in notes)]
     # Seven weights a block: the prefix, one lane that is measured or the chunk itself, and one backward pass.
     assert len(forward) >= 3 * 7 * LAYERS - 1

@@ -65,34 +65,32 @@ def prompt_jacobian(
     input_ids: Tensor,
     subject_position: int,
     layers: Sequence[Layer] | None = None,
-    chunk_size: int | None = None,
 ) -> PromptJacobian:
     """Compute do/ds at every requested layer for one prompt.
+
+    `lm.chunk_size` rows of the Jacobians are computed at a time. If it is None, as many as fit into half of the free
+    memory of the LM's devices, but no more than keep them busy; with offloaded weights, which are loaded again for
+    every chunk, as many as fit.
 
     Args:
         lm: The language model.
         input_ids: The prompt's token ids `(positions,)`, int64, without padding.
         subject_position: Index of the subject's last token.
         layers: The layers wanted; all if None.
-        chunk_size: How many rows of the Jacobians are computed at a time; memory grows with it. If None, what fits into
-            half of the free memory of the LM's devices, and no more than keeps them busy; as much as fits where weights
-            are offloaded, since they are loaded again for every chunk.
 
     Raises:
-        LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, the chunk
-            size is below 1, a Jacobian is not finite, or memory does not even hold a chunk of one.
+        LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, a
+            Jacobian is not finite, or memory does not even hold a chunk of one.
     """
     if not 0 <= subject_position < len(input_ids):
         raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
-    if chunk_size is not None and chunk_size < 1:
-        raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
     lm.check_ids(input_ids)
     chosen = lm.check_layers(layers)
     with torch.inference_mode(False):
         ids = input_ids.to(lm.device, copy=True)
         cache = lm.prefix_cache(ids[:subject_position])
         suffix = ids[subject_position:]
-        wanted = chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
+        wanted = lm.chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
         sweeps = math.ceil(lm.hidden_size / wanted)
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.models import parts as architectures
 from lre_lightning.models.caches import growing_cache
 from lre_lightning.models.hooks import is_offloaded, observe, placement_hooks, replace, runs_on, skip, weights_at_hand
-from lre_lightning.models.loading import DeviceMap, Quantization, check_loaded, load_model, multiply_dequantized
+from lre_lightning.models.loading import Loading, check_loaded, load_model, multiply_dequantized
 from lre_lightning.models.memory import ChunkSizes
 from lre_lightning.models.parts import Parts
+from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -45,6 +46,8 @@ class LanguageModel(nn.Module):
         name: What the LM is called in results and in the origin of its LREs.
         revision: Revision of the LM on the hub, where it came from there.
         parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
+        chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen for the device if
+            None. It can be changed later.
 
     Raises:
         LREError: If `model` is not a supported decoder-only LM, or its weights are not loaded.
@@ -57,12 +60,19 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, name: str | None = None, revision: str | None = None, *, parts: Parts | None = None
+        self,
+        model: nn.Module,
+        name: str | None = None,
+        revision: str | None = None,
+        *,
+        parts: Parts | None = None,
+        chunk_size: int | None = None,
     ) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         self.revision = revision
+        self.chunk_size = chunk_size
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
@@ -75,46 +85,30 @@ class LanguageModel(nn.Module):
         self._form = architectures.check_parts(model, self._parts)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
-        device_map: DeviceMap | None = None,
-        max_memory: dict[int | str, int | str] | None = None,
-        offload_folder: str | None = None,
-        quantization: Quantization | None = None,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-    ) -> Self:
+    def from_pretrained(cls, name_or_path: str, **options: Any) -> Self:
         """Load an LM from a hub name or a local folder (``"demo"`` is the bundled one).
 
         Args:
             name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it.
-            dtype: One of ``"auto"`` (as stored), ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``.
-            attn_implementation: As in transformers: ``"sdpa"``, ``"eager"``, …; the model's default if None.
-            device_map: Where the LM's parts go (needs accelerate): ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
-                ``"sequential"`` over all devices, then the CPU, then the disk; one device, such as ``"cuda:1"`` or
-                ``"disk"``; or a device by the names of modules, with ``""`` for all that is not named. An LM on more
-                than one device, or offloaded, stays there; one on a single device is moved by Lightning.
-            max_memory: How much of each device ``"auto"`` and the like may fill: ``{0: "20GiB", "cpu": "60GiB"}``.
-            offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
-            quantization: ``"8bit"`` or ``"4bit"`` (NF4) weights (needs bitsandbytes), which are multiplied in `dtype`.
-            revision: Branch, tag or commit on the hub.
-            trust_remote_code: Run code that comes with the model. Off unless asked for.
+            **options: The fields of `Loading`, such as ``dtype="bfloat16"``.
 
         Raises:
-            LREError: If there is no such model, it is not a supported decoder-only LM, or an argument is out of range.
+            LREError: If there is no such model, it is not a supported decoder-only LM, or an option is invalid.
         """
-        options = {
-            "revision": revision,
-            "trust_remote_code": trust_remote_code,
-            "attn_implementation": attn_implementation,
-            "offload_folder": offload_folder,
-        }
-        model = load_model(name_or_path, dtype, options, device_map, max_memory, quantization)
-        return cls(model, name=name_or_path, revision=revision)
+        loading = options_of(Loading, options, "LanguageModel.from_pretrained")
+        model = load_model(name_or_path, loading)
+        return cls(model, name_or_path, loading.revision, chunk_size=loading.chunk_size)
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen for the device if None."""
+        return self._chunk_size
+
+    @chunk_size.setter
+    def chunk_size(self, value: int | None) -> None:
+        if value is not None:
+            check_number("chunk_size", value, 1)
+        self._chunk_size = value
 
     @property
     def num_layers(self) -> int:
@@ -341,12 +335,11 @@ class LanguageModel(nn.Module):
             weight = self._unembedding_weight
             return weight[token_ids.to(weight.device)]
 
-    def predict(self, hidden: Tensor, chunk_size: int | None = None) -> Tensor:
-        """The most likely next token, argmax D(hidden), computed in chunks so that few logits exist at a time.
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Return the most likely next token, argmax D(hidden); few logits exist at a time.
 
         Args:
             hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`.
-            chunk_size: How many of them are decoded at a time; as many as make 128 MiB of logits if None.
 
         Returns:
             Token ids `(...)`, int64, on the device of `hidden`.
@@ -354,10 +347,9 @@ class LanguageModel(nn.Module):
         flat = hidden.reshape(-1, hidden.shape[-1])
         if not len(flat):
             return torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
-        wanted = min(len(flat), chunk_size) if chunk_size else self.logit_rows(len(flat))
 
         def decode(size: int) -> Tensor:
             return torch.cat([self.decode(rows).argmax(-1) for rows in flat.split(size)])
 
-        found = self.chunk_sizes.run("decoded hidden states", wanted, decode)
+        found = self.chunk_sizes.run("decoded hidden states", self.logit_rows(len(flat)), decode)
         return found.reshape(hidden.shape[:-1]).to(hidden.device)

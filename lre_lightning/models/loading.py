@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lre_lightning.demo import resolve
-from lre_lightning.errors import LREError, first_line
+from lre_lightning.errors import LREError, check_number, first_line
 from lre_lightning.models.hooks import is_offloaded
+from lre_lightning.options import option
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedModel
@@ -40,45 +42,85 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
 """What bitsandbytes is asked for."""
 
 
-def load_model(
-    name_or_path: str,
-    dtype: str,
-    options: Mapping[str, Any],
-    device_map: DeviceMap | None = None,
-    max_memory: Mapping[Place, Place] | None = None,
-    quantization: str | None = None,
-) -> PreTrainedModel:
+@dataclass(frozen=True)
+class Loading:
+    """Options for loading and running a language model.
+
+    Attributes:
+        dtype: Dtype of the LM: ``"auto"`` (as stored), ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        attn_implementation: Attention implementation as in transformers, such as ``"sdpa"`` or ``"eager"``; the model's
+            default if None.
+        device_map: Where the parts of the LM go (needs accelerate): ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
+            ``"sequential"`` fill all devices, then the CPU, then the disk; one device, such as ``"cuda:1"`` or
+            ``"disk"``, takes the whole LM; a mapping gives a device for each module name, with ``""`` for everything
+            that is not named. An LM on several devices, or offloaded, stays where it is, and the Trainer must have one
+            device; an LM on a single device is moved by Lightning.
+        max_memory: How much of each device ``"auto"`` and the like may fill: ``{0: "20GiB", "cpu": "60GiB"}``.
+        offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
+        quantization: ``"8bit"`` or ``"4bit"`` (NF4) to store the weights quantized (needs bitsandbytes); they are
+            multiplied in `dtype`.
+        revision: Branch, tag or commit on the hub.
+        trust_remote_code: Run code that comes with the LM.
+        chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; memory grows with it. If
+            None, it is chosen to fit the LM's devices.
+
+    Raises:
+        LREError: If a value is invalid on any machine. Devices are checked when the LM is loaded.
+    """
+
+    dtype: str = option("float32")
+    attn_implementation: str | None = option(harmless=True)
+    device_map: DeviceMap | None = option(harmless=True)
+    max_memory: dict[Place, Place] | None = option(harmless=True)
+    offload_folder: str | None = option(harmless=True, explicit=True)
+    quantization: Quantization | None = option()
+    revision: str | None = option()
+    trust_remote_code: bool = option(False, harmless=True, explicit=True)
+    chunk_size: int | None = option(harmless=True)
+
+    def __post_init__(self) -> None:
+        """Check what holds on any machine."""
+        if self.dtype not in DTYPES:
+            raise LREError(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise LREError(
+                f"quantization {self.quantization!r} is unknown: use one of {', '.join(QUANTIZATIONS)}, or none"
+            )
+        if self.max_memory is not None and (not isinstance(self.device_map, str) or self.device_map not in SPREADS):
+            raise LREError(
+                f"max_memory limits what {', '.join(SPREADS)} fill, and device_map is {self.device_map!r}: give one of "
+                "those"
+            )
+        if self.chunk_size is not None:
+            check_number("chunk_size", self.chunk_size, 1)
+
+
+def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
     """Load a causal LM with its unembedding.
 
     Args:
         name_or_path: Hub name or folder; ``"demo"`` is the bundled LM.
-        dtype: One of `DTYPES`; ``"auto"`` is the dtype in which the weights are stored.
-        options: Further arguments of `AutoModelForCausalLM.from_pretrained`; those that are None are left out.
-        device_map: Where its parts go.
-        max_memory: How much of each device `SPREADS` may fill.
-        quantization: One of `QUANTIZATIONS`, or None.
+        loading: The options.
 
     Raises:
-        LREError: If the dtype, a place or a part is unknown, something is not installed, or no causal LM can be loaded.
+        LREError: If a device or a part is unknown, something is not installed, or no causal LM can be loaded.
     """
     from transformers import AutoModelForCausalLM
 
-    if dtype not in DTYPES:
-        raise LREError(f"dtype {dtype!r} is unknown: use one of {', '.join(DTYPES)}")
     path = locate(name_or_path)
-    given = {key: value for key, value in options.items() if value is not None}
-    if quantization is not None:
-        given["quantization_config"] = _quantization_config(quantization)
-    if max_memory is not None:
-        given["max_memory"] = _checked_memory(max_memory, device_map)
+    names = ("revision", "trust_remote_code", "attn_implementation", "offload_folder")
+    given = {name: value for name in names if (value := getattr(loading, name)) is not None}
+    if loading.quantization is not None:
+        given["quantization_config"] = _quantization_config(loading.quantization)
+    if loading.max_memory is not None:
+        given["max_memory"] = _checked_memory(loading.max_memory)
+    dtype = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
     try:
-        if device_map is not None:
-            given["device_map"] = places = _checked_map(device_map, path, given)
-            if quantization is not None and isinstance(places, dict):
-                _check_not_offloaded(quantization, places)
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **given
-        )
+        if loading.device_map is not None:
+            given["device_map"] = places = _checked_map(loading.device_map, path, given)
+            if loading.quantization is not None and isinstance(places, dict):
+                _check_not_offloaded(loading.quantization, places)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **given)
     except LREError:
         raise
     except Exception as error:  # whatever a hub, a config or a file of weights may be wrong with
@@ -99,8 +141,6 @@ def locate(name_or_path: str) -> str:
 
 
 def _quantization_config(quantization: str) -> BitsAndBytesConfig:
-    if quantization not in QUANTIZATIONS:
-        raise LREError(f"quantization {quantization!r} is unknown: use one of {', '.join(QUANTIZATIONS)}, or none")
     for name in ("bitsandbytes", "accelerate"):
         _check_installed(name, f"{quantization} weights need {name}")
     from transformers import BitsAndBytesConfig
@@ -135,12 +175,8 @@ def _check_place(place: Place, option: str) -> None:
         raise LREError(f"{option} names the device {place!r}, which is not here: use {places}")
 
 
-def _checked_memory(max_memory: Mapping[Place, Place], device_map: DeviceMap | None) -> dict[Place, Place]:
+def _checked_memory(max_memory: Mapping[Place, Place]) -> dict[Place, Place]:
     """How much of each device may be filled, with devices that are here and sizes that can be read."""
-    if not isinstance(device_map, str) or device_map not in SPREADS:
-        raise LREError(
-            f"max_memory limits what {', '.join(SPREADS)} fill, and device_map is {device_map!r}: give one of those"
-        )
     _check_installed("accelerate", "max_memory needs accelerate")
     from accelerate.utils import convert_file_size_to_int  # type: ignore[import-untyped]
 

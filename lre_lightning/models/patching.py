@@ -118,7 +118,7 @@ class PromptBatch:
         return subject, at(self._last - self._shared, found[last])
 
     @torch.no_grad()
-    def patched(self, layer: Layer, subject: Tensor, chunk_size: int | None = None) -> Tensor:
+    def patched(self, layer: Layer, subject: Tensor) -> Tensor:
         """Run the prompts with s replaced, `F(s, c | s := subject)`.
 
         The hidden states of all layers are kept for the next call: drop the batch when it is scored.
@@ -126,22 +126,20 @@ class PromptBatch:
         Args:
             layer: The layer whose output at the subject's last token is replaced.
             subject: What to put there, `(batch, variants, hidden)`, in any floating dtype.
-            chunk_size: How many prompts run at a time; chosen for the device if None.
 
         Returns:
             o for every prompt and variant, `(batch, variants, hidden)`, in the LM's dtype, on the device of `subject`.
         """
-        wanted = self._wanted(subject, chunk_size)
+        wanted = self._wanted(subject)
         return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._patched, layer, subject))
 
-    def pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor, chunk_size: int | None = None) -> Tensor:
+    def pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor) -> Tensor:
         """Run the prompts with s replaced and compute u^T F'(s), the gradient of u . o with respect to s.
 
         Args:
             layer: The layer whose output at the subject's last token is replaced.
             subject: What to put there, `(batch, variants, hidden)`, in any floating dtype.
             cotangent: u for every prompt, `(batch, hidden)`.
-            chunk_size: How many prompts run at a time; chosen for the device if None.
 
         Returns:
             u^T F'(s) for every prompt and variant, `(batch, variants, hidden)`, in the dtype and on the device of
@@ -152,13 +150,13 @@ class PromptBatch:
         """
         if torch.is_inference_mode_enabled():
             raise LREError("a pullback needs a graph: leave torch.inference_mode(), torch.no_grad() is fine")
-        wanted = self._wanted(subject, chunk_size)
+        wanted = self._wanted(subject)
         return self.lm.chunk_sizes.run("patched prompts", wanted, partial(self._pullback, layer, subject, cotangent))
 
-    def _wanted(self, subject: Tensor, chunk_size: int | None) -> int:
+    def _wanted(self, subject: Tensor) -> int:
         """How many prompts to run at a time, of as many as there are prompts and variants."""
-        there_are = max(1, len(self) * subject.shape[1])
-        return min(there_are, chunk_size or busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64))
+        busy = busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64)
+        return min(max(1, len(self) * subject.shape[1]), self.lm.chunk_size or busy)
 
     def _pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor, chunk_size: int) -> Tensor:
         gradient = torch.empty_like(subject)

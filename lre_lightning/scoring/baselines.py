@@ -151,15 +151,12 @@ def faithful_baselines(
     return dict(zip(FAITHFULNESS_BASELINES, map(tuple, counts.tolist()), strict=True))
 
 
-def causal_baselines(
-    trial: EncodedTrial, layers: Sequence[Layer], chunk_size: int | None = None
-) -> dict[str, tuple[int, ...]]:
+def causal_baselines(trial: EncodedTrial, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
     """Count how often the LM answers o' after s', the unembedding's row of o', or o' was put in place of s.
 
     Args:
         trial: The test prompts, with s at `layers`.
         layers: Where to put it.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
 
     Returns:
         Successes by name of `CAUSALITY_BASELINES`, `[layer]`.
@@ -169,6 +166,6 @@ def causal_baselines(
     counts = []
     for index, layer in enumerate(layers):
         inserted = torch.stack([trial.target_subjects(index).to(target), row, target], dim=1)
-        counts.append(trial.count_causal(lm.predict(trial.edited_runs.patched(layer, inserted, chunk_size))))
+        counts.append(trial.count_causal(lm.predict(trial.edited_runs.patched(layer, inserted))))
     (total,) = trial.shared.total(torch.stack(counts, dim=1))
     return dict(zip(CAUSALITY_BASELINES, map(tuple, total.tolist()), strict=True))

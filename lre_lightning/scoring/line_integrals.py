@@ -27,7 +27,6 @@ def line_integrals(
     start: Tensor,
     end: Tensor,
     nodes: int = NODES,
-    chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The change of F between pairs of subject states, and the LRE's estimate of it.
 
@@ -39,7 +38,6 @@ def line_integrals(
         start: s1, `(pairs, hidden)`.
         end: s2, `(pairs, hidden)`.
         nodes: Points of the quadrature (Gauss-Legendre) along each line.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
 
     Returns:
         The integral of u^T F'(s) v from s1 to s2 and u^T W v ||s2 - s1||, `(pairs,)` each, in the dtype of W.
@@ -47,18 +45,16 @@ def line_integrals(
     wide = lre.weight.dtype
     start, end = start.to(wide), end.to(wide)
     points, weights = (torch.from_numpy(array).to(start) for array in np.polynomial.legendre.leggauss(nodes))
-    ends = runs.patched(lre.layer, torch.stack([start, end], 1), chunk_size).to(wide)
+    ends = runs.patched(lre.layer, torch.stack([start, end], 1)).to(wide)
     u = torch.nn.functional.normalize(ends[:, 1] - ends[:, 0], dim=-1)
     way = end - start
     line = start[:, None] + (points[:, None] + 1) / 2 * way[:, None]
-    slopes = (runs.pullback(lre.layer, line, u, chunk_size) * way[:, None]).sum(-1)
+    slopes = (runs.pullback(lre.layer, line, u) * way[:, None]).sum(-1)
     estimate = (u * (way @ lre.weight.to(way.device).T)).sum(-1)
     return slopes @ weights / 2, estimate
 
 
-def trial_integrals(
-    trial: EncodedTrial, index: int, lre: LRE, count: int, key: str, chunk_size: int | None = None
-) -> tuple[tuple[float, float], ...]:
+def trial_integrals(trial: EncodedTrial, index: int, lre: LRE, count: int, key: str) -> tuple[tuple[float, float], ...]:
     """Line integrals between pairs (s, s') of known test subjects of a trial with different objects.
 
     Args:
@@ -67,7 +63,6 @@ def trial_integrals(
         lre: The LRE.
         count: How many pairs, if there are as many.
         key: Seeds the draw of pairs.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
 
     Returns:
         For each pair the integral and its estimate.
@@ -85,7 +80,7 @@ def trial_integrals(
         edits = torch.tensor([own[drawn[place]] for place in mine], device=ends.device)
         first = trial.edited[edits]
         runs = trial.runs.select(first)
-        pair = line_integrals(runs, lre, trial.subject[first, index], ends[edits], chunk_size=chunk_size)
+        pair = line_integrals(runs, lre, trial.subject[first, index], ends[edits])
         found[mine] = torch.stack(pair, 1).cpu().double()
     (found,) = trial.shared.processes.sum(found)
     return tuple((exact, estimate) for exact, estimate in found.tolist())

@@ -58,7 +58,6 @@ def with_grid(
     lres: Mapping[Layer, LRE],
     betas: Sequence[float],
     ranks: Sequence[int],
-    chunk_size: int | None = None,
 ) -> TrialRecord:
     """The record with the counts of faithfulness and causality on the grid (figures "sweep" and "rank-sweep").
 
@@ -68,9 +67,8 @@ def with_grid(
         lres: The LRE at each layer.
         betas: Where faithfulness is counted.
         ranks: Where causality is counted.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
     """
-    counts = score(trial, lres, betas, ranks, chunk_size)
+    counts = score(trial, lres, betas, ranks)
     return replace(
         record,
         layers=tuple(lres),
@@ -87,7 +85,6 @@ def with_baselines(
     trial: EncodedTrial,
     lres: Mapping[Layer, LRE],
     examples: Sequence[Example],
-    chunk_size: int | None = None,
 ) -> TrialRecord:
     """The record with the counts of all baselines, and of the LRE on zero-shot prompts.
 
@@ -96,7 +93,6 @@ def with_baselines(
         trial: The test prompts, with s few-shot and zero-shot at the layers of `lres`.
         lres: The LRE at each layer.
         examples: The examples that the LREs were estimated from.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
     """
     assert trial.zero_shot is not None
     maps = {layer: fit_baselines(examples, layer) for layer in lres}
@@ -107,7 +103,7 @@ def with_baselines(
         faithful_baselines=faithful_baselines(trial, trial.subject, maps),
         faithful_zero_shot=_grid(zero_shot),
         zero_shot_baselines=faithful_baselines(trial, trial.zero_shot, maps),
-        causal_baselines=causal_baselines(trial, list(lres), chunk_size),
+        causal_baselines=causal_baselines(trial, list(lres)),
     )
 
 
@@ -125,9 +121,7 @@ def with_low_rank(record: TrialRecord, trial: EncodedTrial, lre: LRE) -> TrialRe
     return replace(record, faithful_low_rank=tuple(faithful.tolist()))
 
 
-def with_line_integrals(
-    record: TrialRecord, trial: EncodedTrial, lre: LRE, pairs: int, key: str, chunk_size: int | None = None
-) -> TrialRecord:
+def with_line_integrals(record: TrialRecord, trial: EncodedTrial, lre: LRE, pairs: int, key: str) -> TrialRecord:
     """The record with the line integrals between pairs of test subjects at the chosen layer (table "line_int").
 
     Args:
@@ -136,10 +130,9 @@ def with_line_integrals(
         lre: The LRE at the chosen layer.
         pairs: How many pairs.
         key: Seeds the draw of pairs.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
     """
     index = record.layers.index(lre.layer)
-    return replace(record, line_integrals=trial_integrals(trial, index, lre, pairs, key, chunk_size))
+    return replace(record, line_integrals=trial_integrals(trial, index, lre, pairs, key))
 
 
 def _grid(counts: torch.Tensor) -> Grid:

@@ -243,7 +243,6 @@ def causality_predictions(
     subject: Tensor,
     difference: Tensor,
     ranks: Sequence[int],
-    chunk_size: int | None = None,
 ) -> Tensor:
     """What the LM answers after s := s + W^+ (o' - o), for every layer and rank, at beta = 1.
 
@@ -253,7 +252,6 @@ def causality_predictions(
         subject: s at those layers, `(batch, layers, hidden)`.
         difference: o' - o for each prompt, `(batch, hidden)`.
         ranks: Ranks of the pseudo-inverse.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
 
     Returns:
         Token ids `(batch, layers, ranks)`, int64.
@@ -262,7 +260,7 @@ def causality_predictions(
     for index, lre in enumerate(lres):
         delta = LowRankInverse(lre.weight, max(ranks)).apply(difference.to(lre.weight), ranks)
         edited = subject[:, index, None].to(delta) + delta
-        columns.append(runs.lm.predict(runs.patched(lre.layer, edited, chunk_size)))
+        columns.append(runs.lm.predict(runs.patched(lre.layer, edited)))
     return torch.stack(columns, dim=1)
 
 
@@ -302,7 +300,6 @@ def score(
     lres: Mapping[Layer, LRE],
     betas: Sequence[float],
     ranks: Sequence[int],
-    chunk_size: int | None = None,
 ) -> Counts:
     """Count faithful predictions and successful edits over all test prompts of one relation and trial.
 
@@ -311,7 +308,6 @@ def score(
         lres: The LRE at each layer.
         betas: Where faithfulness is counted.
         ranks: Where causality is counted.
-        chunk_size: How many patched prompts run at a time; chosen for the device if None.
     """
     operators = list(lres.values())
     known = trial.subject[trial.known]
@@ -320,7 +316,7 @@ def score(
     if len(trial.edited):
         difference = trial.target_objects - trial.object[trial.edited]
         subject = trial.subject[trial.edited]
-        answers = causality_predictions(trial.edited_runs, operators, subject, difference, ranks, chunk_size)
+        answers = causality_predictions(trial.edited_runs, operators, subject, difference, ranks)
         causal = trial.count_causal(answers)
     faithful, causal, tested = trial.shared.total(faithful, causal, torch.tensor(len(trial.prompts)))
     return Counts(int(tested), trial.all_known, faithful, causal, len(trial.all_edited))

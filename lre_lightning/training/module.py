@@ -145,12 +145,10 @@ class LREModule(L.LightningModule):
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), beta])
         if select_by not in CRITERIA:
             raise LREError(f"select_by {select_by!r} is unknown: use {' or '.join(map(repr, CRITERIA))}")
-        if chunk_size is not None and chunk_size < 1:
-            raise LREError(f"chunk size {chunk_size} is out of range: it must be at least 1")
         for name, number in (("selection_trials", selection_trials), ("line_integrals", line_integrals)):
             if number < 0:
                 raise LREError(f"{name} {number} is out of range: it must be at least 0")
-        self.beta, self.select_by, self.chunk_size = float(beta), select_by, chunk_size
+        self.beta, self.select_by = float(beta), select_by
         self.selection_trials, self.baselines, self.line_integrals = selection_trials, baselines, line_integrals
         self.lm = given or LanguageModel.from_pretrained(
             name_or_path,
@@ -162,7 +160,10 @@ class LREModule(L.LightningModule):
             quantization=quantization,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            chunk_size=chunk_size,
         )
+        if given is not None and chunk_size is not None:
+            given.chunk_size = chunk_size
         embedding: list[Layer] = ["emb"] if baselines else []
         self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
         self.ranks = check_ranks(default_ranks(self.lm.hidden_size) if ranks is None else ranks, self.lm.hidden_size)
@@ -317,7 +318,7 @@ class LREModule(L.LightningModule):
 
     def _jacobian(self, batch: RelationBatch, row: int) -> PromptJacobian:
         ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
-        return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self._estimator.layers, self.chunk_size)
+        return prompt_jacobian(self.lm, ids, int(batch.subject_position[row]), self._estimator.layers)
 
     def _knows_enough(self, draw: Trial) -> bool:
         """Whether the LM answers at least n test prompts of the pair; stops at the n-th, or keeps the pair's record."""
@@ -475,7 +476,7 @@ class LREModule(L.LightningModule):
         self, record: TrialRecord, draw: Trial, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str
     ) -> TrialRecord:
         """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
-        record = with_grid(record, trial, candidates, self.betas, self._ranks_of(record.relation), self.chunk_size)
+        record = with_grid(record, trial, candidates, self.betas, self._ranks_of(record.relation))
         layer, rank = self._chosen(record)
         record = dataclass_replace(record, layer=layer, rank=rank)
         record = with_low_rank(record, trial, candidates[layer])
@@ -483,9 +484,9 @@ class LREModule(L.LightningModule):
             examples = everyones_examples(
                 self._examples, len(draw.train_asked), list(candidates), self.lm, self._processes
             )
-            record = with_baselines(record, trial, candidates, examples, self.chunk_size)
+            record = with_baselines(record, trial, candidates, examples)
         if self.line_integrals:
-            record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key, self.chunk_size)
+            record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key)
         if record.reported:
             kept = dataclass_replace(candidates[layer].to("cpu"), rank=rank)
             error = None
@@ -500,7 +501,7 @@ class LREModule(L.LightningModule):
         """The record of a pair whose saved LRE is scored at its own layer and rank."""
         ((layer, saved),) = candidates.items()
         rank = saved.rank or self.lm.hidden_size
-        record = with_grid(record, trial, candidates, (record.beta,), (rank,), self.chunk_size)
+        record = with_grid(record, trial, candidates, (record.beta,), (rank,))
         return dataclass_replace(record, layer=layer, rank=rank)
 
     def _chosen(self, record: TrialRecord) -> tuple[Layer, int]:

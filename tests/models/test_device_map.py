@@ -60,8 +60,10 @@ def everything(lm, new_device="cpu"):
         found[f"pullback {layer}"] = batch.pullback(layer, new, u)
     rows = [2, 0, 0, 1, 2]
     joined = PromptBatch.join([batch.select(torch.tensor(rows[:2], device=new_device)), batch])
-    found["patched, joined, in chunks"] = joined.patched(0, new[rows], chunk_size=4)
-    found["pullback, joined, in chunks"] = joined.pullback(0, new[rows], u[rows], chunk_size=4)
+    lm.chunk_size = 4
+    found["patched, joined, in chunks"] = joined.patched(0, new[rows])
+    found["pullback, joined, in chunks"] = joined.pullback(0, new[rows], u[rows])
+    lm.chunk_size = None
     return found
 
 

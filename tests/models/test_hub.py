@@ -15,7 +15,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import json, sys
 from lre_lightning import LREError, LanguageModel
-from lre_lightning.prompts import load_tokenizer
+from lre_lightning.prompts.prompt import load_tokenizer
 try:
     lm = LanguageModel.from_pretrained(sys.argv[1], revision=sys.argv[2], device_map=json.loads(sys.argv[3]))
     print(lm.name, lm.revision, lm.num_layers, lm.fingerprint, len(load_tokenizer(sys.argv[1], sys.argv[2])))

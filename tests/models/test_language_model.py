@@ -3,6 +3,7 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models import language_model
 from lre_lightning.models.caches import share_cache
 from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
@@ -51,13 +52,14 @@ def test_padding_on_the_right_changes_nothing(family):
         torch.testing.assert_close(lm(padded)[:, :6], lm(IDS[:, :6]), rtol=1e-6, atol=1e-7)
 
 
-def test_predict_is_the_argmax_of_the_logits_in_any_chunks():
+def test_predict_is_the_argmax_of_the_logits_in_any_chunks(monkeypatch):
     lm = LanguageModel(tiny_model("gemma2"))
     hidden = torch.randn(5, 3, WIDTH)
     expected = lm.decode(hidden).argmax(-1)
     assert len(set(expected.flatten().tolist())) > 3
     assert torch.equal(lm.predict(hidden), expected)
-    assert torch.equal(lm.predict(hidden, chunk_size=4), expected)
+    monkeypatch.setattr(language_model, "LOGIT_BYTES", 4 * 8 * VOCAB)
+    assert torch.equal(lm.predict(hidden), expected)
     assert lm.predict(hidden[:0]).shape == (0, 3)
 
 
@@ -123,6 +125,8 @@ def test_layers_come_in_the_lms_order():
     [
         ("./nowhere", {}, "model folder './nowhere' does not exist"),
         ("demo", {"dtype": "float8"}, "dtype 'float8' is unknown: use one of auto"),
+        ("demo", {"chunk_size": 0}, "chunk_size must be a whole number of at least 1, got 0"),
+        ("demo", {"dtyp": "float32"}, "from_pretrained has no option 'dtyp': it has dtype, attn_implementation, "),
         ("no/such-model", {}, "no decoder-only LM can be loaded from 'no/such-model'"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from lre_lightning.errors import LREError
 from lre_lightning.lre import jacobian as engine
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.models import memory
+from lre_lightning.models import language_model, memory
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import ChunkSizes, free_memory
 from lre_lightning.models.patching import PromptBatch
@@ -211,7 +211,7 @@ def check_equal(found, expected):
 
 def test_lanes_follow_free_memory(monkeypatch):
     lm = LanguageModel(tiny_model("gpt2"))
-    expected = prompt_jacobian(lm, PROMPT, 9, chunk_size=WIDTH)
+    expected = prompt_jacobian(lm, PROMPT, 9)
     monkeypatch.setattr(engine, "free_memory", lambda _: 0)
     result, seen = lanes_of(monkeypatch, lm)
     assert seen == [1]
@@ -223,7 +223,8 @@ def test_lanes_follow_free_memory(monkeypatch):
         assert seen == [lanes]
         check_equal(result, expected)
     monkeypatch.setattr(engine, "free_memory", lambda _: 0)
-    assert lanes_of(monkeypatch, lm, chunk_size=8)[1] == [8]  # what is asked for is not changed
+    lm.chunk_size = 8
+    assert lanes_of(monkeypatch, lm)[1] == [8]  # what is asked for is not changed
 
 
 @pytest.mark.parametrize(("free", "lanes"), [(None, 40), (2**50, 40), (0, 1)])
@@ -274,12 +275,12 @@ def limit_batches(monkeypatch, method, most):
 
 
 def test_jacobians_go_on_with_fewer_lanes(monkeypatch):
-    lm = LanguageModel(tiny_model("gpt2"))
+    lm = LanguageModel(tiny_model("gpt2"), chunk_size=WIDTH)
     expected = prompt_jacobian(lm, PROMPT, 9)
     sizes = limit_batches(monkeypatch, "hidden_states", 5)
     with caught_warnings() as caught:
         for _ in range(3):
-            check_equal(prompt_jacobian(lm, PROMPT, 9, chunk_size=WIDTH), expected)
+            check_equal(prompt_jacobian(lm, PROMPT, 9), expected)
     assert sizes == [16, 8, 4, 4, 4]
     messages = [str(warning.message) for warning in caught]
     assert messages == ["out of memory for 16 rows of a Jacobian at a time: going on with 4"]
@@ -328,10 +329,11 @@ def test_decoding_goes_on_with_fewer_hidden_states(monkeypatch):
     lm = LanguageModel(tiny_model("gpt2"))
     hidden = torch.randn(5, 8, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = lm.predict(hidden)
+    monkeypatch.setattr(language_model, "LOGIT_BYTES", 16 * 8 * VOCAB)
     sizes = limit_batches(monkeypatch, "decode", 3)
     with caught_warnings() as caught:
         for _ in range(3):
-            assert torch.equal(lm.predict(hidden, chunk_size=16), expected)
+            assert torch.equal(lm.predict(hidden), expected)
     assert sizes[:3] == [16, 8, 4]
     assert set(sizes[3:]) == {2}
     assert len(caught) == 1
@@ -343,8 +345,8 @@ REAL = textwrap.dedent(
     """
     import ctypes, resource, sys, warnings
     import torch, transformers
-    from lre_lightning.jacobian import prompt_jacobian
-    from lre_lightning.language_model import LanguageModel
+    from lre_lightning.lre.jacobian import prompt_jacobian
+    from lre_lightning.models.language_model import LanguageModel
 
     width = 256
     options = {"vocab_size": 50, "n_embd": width, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
@@ -352,7 +354,9 @@ REAL = textwrap.dedent(
     torch.set_num_threads(1)
     lm = LanguageModel(transformers.AutoModelForCausalLM.from_config(transformers.GPT2Config(**options)))
     prompt = torch.arange(44) * 11 % 50
-    expected = prompt_jacobian(lm, prompt, 4, ["emb", 0], chunk_size=32).jacobian  # all lanes take about 350 MiB
+    lm.chunk_size = 32
+    expected = prompt_jacobian(lm, prompt, 4, ["emb", 0]).jacobian  # all lanes take about 350 MiB
+    lm.chunk_size = width
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(open("/proc/self/statm").read().split()[0])
     limit = pages * resource.getpagesize() + 64 * 2**20
@@ -360,7 +364,7 @@ REAL = textwrap.dedent(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for position, layers in ((4, ["emb", 0]), (42, [0])):
-            found = prompt_jacobian(lm, prompt, position, layers, chunk_size=width).jacobian
+            found = prompt_jacobian(lm, prompt, position, layers).jacobian
             for layer in found if position == 4 else ():
                 error = (found[layer] - expected[layer]).abs().max() / expected[layer].abs().max()
                 assert error < 1e-5, error

@@ -40,8 +40,9 @@ def test_hidden_states_equal_those_of_whole_prompts(lm):
 @pytest.mark.parametrize("chunk_size", [2, 64])
 def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm, layer, chunk_size):
     new = torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lm.chunk_size = chunk_size
     batch = batch_of(lm)
-    patched = batch.patched(layer, new, chunk_size)
+    patched = batch.patched(layer, new)
     changed = 0
     for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
         for variant in range(4):

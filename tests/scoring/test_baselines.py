@@ -340,7 +340,7 @@ def test_a_trial_knows_what_the_lm_says_and_edits_lead_to_other_known_objects(ra
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 7])
-def test_causal_counts_are_those_of_a_plain_loop(random_lm, random_trial, chunk_size):
+def test_causal_counts_are_those_of_a_plain_loop(random_lm, random_trial, chunk_size, monkeypatch):
     expected = {name: [0] * len(LAYERS) for name in CAUSALITY_BASELINES}
     rows = random_lm.model.lm_head.weight
     for row, aim in zip(random_trial.edited.tolist(), random_trial.targets.tolist(), strict=True):
@@ -353,7 +353,8 @@ def test_causal_counts_are_those_of_a_plain_loop(random_lm, random_trial, chunk_
             }
             for name, value in inserted.items():
                 expected[name][column] += whole(random_lm, [prompt], layer, value) == [target.object_token]
-    found = causal_baselines(random_trial, LAYERS, chunk_size)
+    monkeypatch.setattr(random_lm, "chunk_size", chunk_size)
+    found = causal_baselines(random_trial, LAYERS)
     assert found == {name: tuple(counts) for name, counts in expected.items()}
     assert len({count for counts in found.values() for count in counts}) > 3
 
@@ -367,7 +368,7 @@ def test_a_record_has_counts_few_shot_and_zero_shot(random_lm, random_trial):
     weights = torch.eye(16, dtype=torch.float64) + normal(3, 16, 16, seed=7) / 10
     lres = {la: LRE(w, w[0], la, Origin("", "", "")) for la, w in zip(LAYERS, weights, strict=True)}
     blank = TrialRecord("", "", 0, samples=24, range_size=9, tested=24, known=22, layers=LAYERS, betas=(0.5, 1.0))
-    record = with_baselines(blank, random_trial, lres, examples, chunk_size=5)
+    record = with_baselines(blank, random_trial, lres, examples)
     maps = {layer: fit_baselines(examples, layer) for layer in LAYERS}
     assert record.faithful_baselines == faithful_baselines(random_trial, random_trial.subject, maps)
     assert record.zero_shot_baselines == faithful_baselines(random_trial, random_trial.zero_shot, maps)

@@ -71,7 +71,8 @@ def test_the_integral_is_the_distance_between_the_ends_of_f(lm, layer):
     exact = torch.stack(distances).norm(dim=-1)
     lre = lre_of(normal(WIDTH, WIDTH), layer)
 
-    def error(**options):
+    def error(chunk_size=None, **options):
+        lm.chunk_size = chunk_size
         found, _ = line_integrals(batch_of(lm), lre, start, end, **options)
         return float((found / exact - 1).abs().max())
 
@@ -85,7 +86,8 @@ def test_the_integral_is_the_distance_between_the_ends_of_f(lm, layer):
 def test_the_estimate_is_what_w_says_about_the_same_line(lm, layer):
     start, end = ends_of(lm, layer)
     weight = normal(WIDTH, WIDTH, seed=3)
-    _, found = line_integrals(batch_of(lm), lre_of(weight, layer), start, end, chunk_size=5)
+    lm.chunk_size = 5
+    _, found = line_integrals(batch_of(lm), lre_of(weight, layer), start, end)
     for row in range(len(PROMPTS)):
         with torch.no_grad():
             change = plain(lm, row, layer, end[row]) - plain(lm, row, layer, start[row])
@@ -141,8 +143,9 @@ def test_pullbacks_do_not_depend_on_chunks(chunk_size):
     lm = LanguageModel(tiny_model("llama"))
     subject, cotangent = normal(4, 5, WIDTH, seed=1), normal(4, WIDTH, seed=2)
     expected = batch_of(lm).pullback(0, subject, cotangent)
+    lm.chunk_size = chunk_size
     with torch.no_grad():
-        found = batch_of(lm).pullback(0, subject, cotangent, chunk_size)
+        found = batch_of(lm).pullback(0, subject, cotangent)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert not subject.requires_grad
 
@@ -209,7 +212,8 @@ def test_pairs_are_drawn_by_the_key_alone():
     found = trial_integrals(whole, 1, lres[0], 6, "key")
     assert len(found) == len(set(found)) == 6
     assert trial_integrals(whole, 1, lres[0], 6, "key") == found
-    again = trial_integrals(parts, 1, lres[0], 6, "key", chunk_size=3)
+    lm.chunk_size = 3
+    again = trial_integrals(parts, 1, lres[0], 6, "key")
     assert [round(exact, 9) for exact, _ in again] == [round(exact, 9) for exact, _ in found]
     every = trial_integrals(whole, 1, lres[0], 24, "key")
     assert [round(exact, 9) for exact, _ in every[:6]] == [round(exact, 9) for exact, _ in found]

@@ -287,9 +287,10 @@ def test_layers_that_are_given_are_joined_by_the_embedding_for_baselines(lm, fit
     assert record.faithful_zero_shot == (reference.faithful_zero_shot[0], reference.faithful_zero_shot[2])
 
 
-def test_batches_chunks_and_lightnings_own_defaults_give_the_same(lm, fitted, data, tmp_path):
+def test_batches_chunks_and_lightnings_own_defaults_give_the_same(lm, fitted, data, tmp_path, monkeypatch):
     whole, _, _ = fitted
-    module = LREModule(lm, **FULL, chunk_size=3)
+    monkeypatch.setattr(lm, "chunk_size", 3)
+    module = LREModule(lm, **FULL)
     fit(tmp_path, module, data(batch_size=3), num_sanity_val_steps=2, inference_mode=True)
     for pair, record in module.records.items():
         expected = whole.records[pair]
@@ -380,8 +381,8 @@ def counted(monkeypatch, best):
     """Let the choice see other counts of edits in a fit: the best points by trial, or by relation and trial."""
     with_grid = module_file.with_grid
 
-    def grid(record, trial, lres, betas, ranks, chunk_size):
-        found = with_grid(record, trial, lres, betas, ranks, chunk_size)
+    def grid(record, trial, lres, betas, ranks):
+        found = with_grid(record, trial, lres, betas, ranks)
         points = [best.get((record.relation, record.trial), best.get(record.trial))]
         causal = tuple(
             tuple(record.known if (layer, rank) in points else 0 for rank in found.ranks) for layer in found.layers
@@ -466,9 +467,9 @@ def estimated(monkeypatch):
     """Layers at which Jacobians are computed, by relation, in the order of the fit."""
     found = []
 
-    def note(lm, input_ids, subject_position, layers, chunk_size):
+    def note(lm, input_ids, subject_position, layers):
         found.append(tuple(layers))
-        return prompt_jacobian(lm, input_ids, subject_position, layers, chunk_size)
+        return prompt_jacobian(lm, input_ids, subject_position, layers)
 
     monkeypatch.setattr(module_file, "prompt_jacobian", note)
     return found

@@ -93,12 +93,11 @@ def test_faithfulness_predictions_follow_the_definition(lm, lres, prompts):
     assert len(set(found.flatten().tolist())) > 5
 
 
-def test_causality_predictions_follow_the_definition(lm, lres, prompts):
+def test_causality_predictions_follow_the_definition(lm, lres, prompts, monkeypatch):
     encoded = batch_of(lm, prompts)
     target = encoded.object.flip(0)
-    found = causality_predictions(
-        encoded.runs, list(lres.values()), encoded.subject, target - encoded.object, RANKS, chunk_size=5
-    )
+    monkeypatch.setattr(lm, "chunk_size", 5)
+    found = causality_predictions(encoded.runs, list(lres.values()), encoded.subject, target - encoded.object, RANKS)
     for row, prompt in enumerate(prompts):
         for i, (layer, lre) in enumerate(lres.items()):
             left, values, right = torch.linalg.svd(lre.weight)
@@ -117,7 +116,7 @@ def test_causality_predictions_follow_the_definition(lm, lres, prompts):
     assert len(set(found.flatten().tolist())) > 3
 
 
-def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts):
+def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts, monkeypatch):
     estimator = LREEstimator(LAYERS)
     for prompt in prompts[2:5]:
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
@@ -125,7 +124,8 @@ def test_counts_do_not_depend_on_batches_or_chunks(lm, prompts):
     betas = (0.0, 40.0, -40.0)
     whole = score(EncodedTrial.join([batch_of(lm, prompts)], "key"), lres, betas, RANKS)
     batches = [batch_of(lm, prompts[i : i + 5]) for i in (0, 5, 10)]
-    parts = score(EncodedTrial.join(batches, "key"), lres, betas, RANKS, chunk_size=3)
+    monkeypatch.setattr(lm, "chunk_size", 3)
+    parts = score(EncodedTrial.join(batches, "key"), lres, betas, RANKS)
     assert (whole.tested, whole.known) == (12, 10)
     for field in dataclasses.fields(whole):
         left, right = getattr(whole, field.name), getattr(parts, field.name)

@@ -232,7 +232,7 @@ def test_leaves_the_trainers_world_as_it_was(fitted):
         ({"layers": [2]}, "layer 2 is out of range"),
         ({"ranks": [17]}, "rank 17 is out of range: it must be 1 to 16"),
         ({"betas": [float("nan")]}, "beta nan is out of range"),
-        ({"chunk_size": 0}, "chunk size 0 is out of range"),
+        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1, got 0"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
         ({"select_by": "luck"}, "select_by 'luck' is unknown: use 'causality' or 'faithfulness'"),
     ],
