@@ -9,7 +9,7 @@ import torch
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.demo import MODEL_DIR
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.scoring.scores import encode
+from lre_lightning.scoring.states import PromptStates
 from lre_lightning.training.module import LREModule
 
 LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object superclass"], "company CEO"
@@ -42,9 +42,8 @@ def test_the_lm_knows_its_facts(data):
     lm = LanguageModel.from_pretrained("demo")
     known, tested = Counter(), Counter()
     for batch in data.val_dataloader():
-        encoded = encode(lm, batch.prompts, batch.input_ids, batch.subject_position, batch.last_position, [0])
         name = data.relations[int(batch.relation[0])].name
-        known[name] += int(encoded.known.sum())
+        known[name] += int(PromptStates.run(lm, batch, [0]).known.sum())
         tested[name] += len(batch)
     assert len(tested) == len(data.relations)
     assert {name for name in tested if known[name] < 0.9 * tested[name]} == set()

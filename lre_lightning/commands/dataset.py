@@ -14,8 +14,8 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord, read_records, write_records
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.tables import Table, dataset, first_tokens, full_dataset
-from lre_lightning.scoring.measurements import new_record
-from lre_lightning.scoring.scores import encode
+from lre_lightning.scoring.scores import new_record
+from lre_lightning.scoring.states import PromptStates
 
 if TYPE_CHECKING:
     from lre_lightning.datamodules import RelationDataModule
@@ -44,8 +44,7 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
         earlier = done.get(record.key)
         if earlier is None or (earlier.train, earlier.digest) != (record.train, record.digest):
             known = sum(
-                int(encode(lm, b.prompts, b.input_ids, b.subject_position, b.last_position, lm.layers[-1:]).known.sum())
-                for b in (batch.padded("right") for batch in data.val_dataloader([pair]))
+                int(PromptStates.run(lm, batch, lm.layers[-1:]).known.sum()) for batch in data.val_dataloader([pair])
             )
             done[record.key] = replace(record, known=known)
             if path:

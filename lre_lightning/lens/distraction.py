@@ -25,7 +25,7 @@ from lre_lightning.metrics.recall import KS, token_ranks
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.source import PromptSource
-from lre_lightning.scoring.scores import encode
+from lre_lightning.scoring.states import PromptStates
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.trials import Trial
@@ -218,9 +218,7 @@ def _read_pair(
     ranks = {reader: [torch.empty(0, 2, dtype=torch.long)] for reader in (LM, *lenses)}
     for batch in data.val_dataloader([pair]):
         batch = batch.padded("right")
-        asked = batch.undistracted.padded("right")
-        places = asked.input_ids, asked.subject_position, asked.last_position
-        known = encode(lm, asked.prompts, *places, lm.layers[-1:]).known.to(batch.input_ids.device)
+        known = PromptStates.run(lm, batch.undistracted, lm.layers[-1:]).known.to(batch.input_ids.device)
         if known.any():
             tokens = torch.stack([batch.object_token, batch.false_token], 1)[known]
             runs = PromptBatch(lm, batch.input_ids[known], batch.subject_position[known], batch.last_position[known])

@@ -1,171 +1,164 @@
-"""Other ways to approximate o by a map of s, and other things to put in place of s (Section 4 of the paper).
+"""Baselines of the paper's Section 4: other approximations of F, and other states to insert in place of s.
 
-Faithfulness: linear regression on the same n examples, translation, identity (the logit lens). Causality: the oracle
-s', the row of the unembedding that belongs to o', and o' itself.
+A new baseline is a function and an entry of `FAITHFULNESS` or `CAUSALITY` under its name, which
+`lre_lightning.records.record` declares for the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import PromptJacobian
+from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.runs.processes import Processes
-from lre_lightning.scoring.scores import EncodedTrial
+from lre_lightning.scoring.scores import faithfulness_predictions, grid_of
+from lre_lightning.scoring.states import TrialStates
 
 Map = Callable[[Tensor], Tensor]
-"""An approximation of F: s `(..., hidden)` in, o `(..., hidden)` out, float32."""
+"""An approximation of F: maps s to o, `(..., hidden)`, float32 or wider."""
 
 
-def identity(subject: Tensor) -> Tensor:
-    """S itself, so that the decoder head reads it directly: the logit lens."""
-    return subject
+def linear_regression(subjects: Tensor, objects: Tensor) -> Map:
+    """Fit o = W s + b by least squares.
 
-
-class Translation:
-    """o = s + b with b = E[o - s] over examples.
+    With fewer examples than dimensions many fits are exact; the one of smallest W is taken, as in
+    `numpy.linalg.lstsq`. The intercept is not penalized.
 
     Args:
         subjects: s of the examples, `(examples, hidden)`.
         objects: o of the examples, `(examples, hidden)`.
 
-    >>> shift = Translation(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 1.0], [5.0, 1.0]]))
-    >>> shift(torch.tensor([0.0, 0.0])).tolist()
-    [1.0, 1.0]
-    """
-
-    def __init__(self, subjects: Tensor, objects: Tensor) -> None:
-        self.bias = (objects - subjects).mean(0)
-
-    def __call__(self, subject: Tensor) -> Tensor:
-        """Predict o from s, `(..., hidden)`."""
-        return subject + self.bias
-
-
-class LinearRegression:
-    """o = W s + b by least squares on examples.
-
-    Of the many exact fits that there are with fewer examples than dimensions it is the one of the smallest W, as in
-    `numpy.linalg.lstsq`; the intercept is not penalized.
-
-    Args:
-        subjects: s of the examples, `(examples, hidden)`.
-        objects: o of the examples, `(examples, hidden)`.
-
-    >>> doubling = LinearRegression(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[3.0], [5.0], [9.0]]))
-    >>> doubling(torch.tensor([10.0])).round(decimals=4).tolist()
+    >>> fitted = linear_regression(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[3.0], [5.0], [9.0]]))
+    >>> fitted(torch.tensor([10.0])).round(decimals=4).tolist()
     [21.0]
     """
-
-    def __init__(self, subjects: Tensor, objects: Tensor) -> None:
-        self._subject, self._object = subjects.mean(0), objects.mean(0)
-        # In float64, and relative to the states themselves, so that what rounding leaves of the direction that centring
-        # takes away does not count as a small difference between examples.
-        wide = subjects.cpu().double()
-        rounding = torch.finfo(wide.dtype).eps * max(wide.shape) * torch.linalg.matrix_norm(wide, 2)
-        self._inverse = torch.linalg.pinv(wide - wide.mean(0), atol=rounding).to(subjects)
-        self._targets = objects - self._object
-
-    def __call__(self, subject: Tensor) -> Tensor:
-        """Predict o from s, `(..., hidden)`."""
-        predicted: Tensor = (subject - self._subject) @ self._inverse @ self._targets + self._object
-        return predicted
+    subject, object_ = subjects.mean(0), objects.mean(0)
+    # Centring leaves rounding errors in the direction that it removes. A cutoff relative to the uncentred states, in
+    # float64, keeps them from counting as a small difference between examples.
+    wide = subjects.cpu().double()
+    rounding = torch.finfo(wide.dtype).eps * max(wide.shape) * torch.linalg.matrix_norm(wide, 2)
+    inverse = torch.linalg.pinv(wide - wide.mean(0), atol=rounding).to(subjects)
+    targets = objects - object_
+    return lambda new: (new - subject) @ inverse @ targets + object_
 
 
-@dataclass(frozen=True, eq=False)
-class Example:
-    """A training example: s by layer and o, `(hidden,)` each, float32."""
+def translation(subjects: Tensor, objects: Tensor) -> Map:
+    """Fit o = s + b with b = E[o - s]; arguments as for `linear_regression`.
 
-    subject: dict[Layer, Tensor]
-    object: Tensor
-
-    @classmethod
-    def of(cls, prompt: PromptJacobian) -> Example:
-        """What baselines need of a prompt whose Jacobians have been computed."""
-        wide = torch.promote_types(prompt.object.dtype, torch.float32)
-        return cls({layer: s.to(wide) for layer, s in prompt.subject.items()}, prompt.object.to(wide))
+    >>> fitted = translation(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 1.0], [5.0, 1.0]]))
+    >>> fitted(torch.tensor([0.0, 0.0])).tolist()
+    [1.0, 1.0]
+    """
+    bias = (objects - subjects).mean(0)
+    return lambda new: new + bias
 
 
-def everyones_examples(
-    examples: Mapping[int, Example], count: int, layers: Sequence[Layer], lm: LanguageModel, processes: Processes
-) -> list[Example]:
-    """The examples of all processes, in the order of the draw; a collective call.
+def identity(subjects: Tensor, objects: Tensor) -> Map:
+    """Return o = s, which the decoder head then reads directly: the logit lens."""
+    return lambda new: new
+
+
+FAITHFULNESS: Mapping[str, Callable[[Tensor, Tensor], Map]] = {
+    "linear regression": linear_regression,
+    "translation": translation,
+    "identity": identity,
+}
+"""Fits of o by a map of s, on the examples that the LRE is estimated from."""
+
+CAUSALITY: Mapping[str, Callable[[TrialStates, int], Tensor]] = {
+    "oracle": TrialStates.target_subjects,
+    "unembedding": lambda states, index: states.runs.lm.unembedding(states.wanted),
+    "object": lambda states, index: states.target_objects,
+}
+"""States to insert in place of s at the layer of an index, `(edits, hidden)`: s', the unembedding's row of o', o'."""
+
+
+class Examples:
+    """s and o of the training examples of a trial, collected one by one.
 
     Args:
-        examples: Those of this process, by their place in the draw.
-        count: How many there are in all.
-        layers: Their layers.
-        lm: The LM that they are of.
-        processes: The processes.
+        lm: The LM that the states are of.
+        layers: The layers at which s is kept.
     """
-    if processes.count == 1:
-        return [examples[place] for place in sorted(examples)]
-    wide = torch.promote_types(lm.dtype, torch.float32)
-    mine = torch.zeros(len(examples), len(layers) + 1, lm.hidden_size, dtype=wide, device=lm.device)
-    for row, example in zip(mine, examples.values(), strict=True):
-        row[:-1] = torch.stack([example.subject[layer].to(lm.device) for layer in layers])
-        row[-1] = example.object
-    everyones = processes.rows(mine, list(examples), count)
-    return [Example(dict(zip(layers, rows[:-1], strict=True)), rows[-1]) for rows in everyones]
+
+    def __init__(self, lm: LanguageModel, layers: Sequence[Layer]) -> None:
+        self.layers = tuple(layers)
+        wide = torch.promote_types(lm.dtype, torch.float32)
+        self._none = torch.empty(0, len(self.layers) + 1, lm.hidden_size, dtype=wide, device=lm.device)
+        self._states: dict[int, Tensor] = {}  # s by layer and o, (layers + 1, hidden)
+
+    def add(self, index: int, prompt: PromptJacobian) -> None:
+        """Add the example of an index in `Trial.train_asked`."""
+        self._states[index] = torch.stack([*(prompt.subject[layer] for layer in self.layers), prompt.object])
+
+    def gather(self, count: int, processes: Processes) -> Tensor:
+        """Gather the examples of all processes, in the order of the draw; a collective call.
+
+        Args:
+            count: Number of examples on all processes.
+            processes: The processes.
+
+        Returns:
+            s at each layer and, last, o, `(layers + 1, examples, hidden)`, in float32 or the LM's dtype if that is
+            wider.
+        """
+        indices = sorted(self._states)
+        states = torch.cat([self._none, *(self._states[index][None] for index in indices)])
+        if processes.count > 1:
+            states = processes.rows(states, indices, count)
+        return states.transpose(0, 1).contiguous()
 
 
-def fit_baselines(examples: Sequence[Example], layer: Layer) -> dict[str, Map]:
-    """Fit each of `FAITHFULNESS_BASELINES` on the examples of an LRE, at least one.
+def with_baselines(
+    record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], examples: Examples
+) -> TrialRecord:
+    """Return the record with the counts of all baselines, and of the LRE on zero-shot prompts.
 
     Args:
-        examples: The training examples.
-        layer: Where s is read.
+        record: The record of the trial, on its grid.
+        states: The test prompts, with s few-shot and zero-shot at the layers of `lres`.
+        lres: The LRE of each layer.
+        examples: The examples that the LREs were estimated from, at the same layers.
     """
-    subjects = torch.stack([example.subject[layer] for example in examples])
-    objects = torch.stack([example.object for example in examples]).to(subjects.device)
-    maps = (LinearRegression(subjects, objects), Translation(subjects, objects), identity)
-    return dict(zip(FAITHFULNESS_BASELINES, maps, strict=True))
+    assert states.zero_shot is not None
+    *subjects, objects = examples.gather(len(states.trial.train_asked), states.processes)
+    maps = {name: [fit(subject, objects) for subject in subjects] for name, fit in FAITHFULNESS.items()}
+    answers = faithfulness_predictions(
+        states.runs.lm, list(lres.values()), states.zero_shot[states.known], record.betas
+    )
+    return replace(
+        record,
+        faithful_baselines=_faithful(states, states.subject, maps),
+        faithful_zero_shot=grid_of(states.count_faithful(answers)),
+        zero_shot_baselines=_faithful(states, states.zero_shot, maps),
+        causal_baselines=_causal(states, list(lres)),
+    )
 
 
-def faithful_baselines(
-    trial: EncodedTrial, subject: Tensor, maps: Mapping[Layer, Mapping[str, Map]]
-) -> dict[str, tuple[int, ...]]:
-    """Count the baselines' faithful predictions over the known samples of a trial.
-
-    Args:
-        trial: The test prompts.
-        subject: s of all samples at the layers of `maps`, few-shot or zero-shot, `(samples, layers, hidden)`.
-        maps: The fitted baselines by layer and name.
-
-    Returns:
-        Faithful predictions by name, `[layer]`.
-    """
-    known = subject[trial.known]
-    counts = torch.zeros(len(FAITHFULNESS_BASELINES), len(maps), dtype=torch.long)
-    for index, at in enumerate(maps.values()):
-        wide = known[:, index].to(torch.promote_types(known.dtype, torch.float32))
-        for row, name in enumerate(FAITHFULNESS_BASELINES):
-            counts[row, index] = trial.count_faithful(trial.runs.lm.predict(at[name](wide)))
-    (counts,) = trial.shared.total(counts)
-    return dict(zip(FAITHFULNESS_BASELINES, map(tuple, counts.tolist()), strict=True))
+def _faithful(states: TrialStates, subject: Tensor, maps: Mapping[str, Sequence[Map]]) -> dict[str, tuple[int, ...]]:
+    """Count each map's faithful predictions at each layer; `subject` is s of all prompts, few-shot or zero-shot."""
+    lm, known = states.runs.lm, subject[states.known].unbind(1)
+    wide = [s.to(torch.promote_types(s.dtype, torch.float32)) for s in known]
+    answers = [
+        torch.stack([lm.predict(predict(s)) for predict, s in zip(by_layer, wide, strict=True)], 1)
+        for by_layer in maps.values()
+    ]
+    counts = states.count_faithful(torch.stack(answers, 1))
+    return dict(zip(maps, map(tuple, counts.tolist()), strict=True))
 
 
-def causal_baselines(trial: EncodedTrial, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Count how often the LM answers o' after s', the unembedding's row of o', or o' was put in place of s.
-
-    Args:
-        trial: The test prompts, with s at `layers`.
-        layers: Where to put it.
-
-    Returns:
-        Successes by name of `CAUSALITY_BASELINES`, `[layer]`.
-    """
-    lm, target = trial.runs.lm, trial.target_objects
-    row = lm.unembedding(trial.wanted).to(target)
-    counts = []
+def _causal(states: TrialStates, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+    """Count how often the LM answers o' after each state was inserted in place of s, at each layer."""
+    answers = []
     for index, layer in enumerate(layers):
-        inserted = torch.stack([trial.target_subjects(index).to(target), row, target], dim=1)
-        counts.append(trial.count_causal(lm.predict(trial.edited_runs.patched(layer, inserted))))
-    (total,) = trial.shared.total(torch.stack(counts, dim=1))
-    return dict(zip(CAUSALITY_BASELINES, map(tuple, total.tolist()), strict=True))
+        inserted = [insert(states, index).to(states.target_objects) for insert in CAUSALITY.values()]
+        answers.append(states.runs.lm.predict(states.edited_runs.patched(layer, torch.stack(inserted, 1))))
+    counts = states.count_causal(torch.stack(answers, 2))
+    return dict(zip(CAUSALITY, map(tuple, counts.tolist()), strict=True))

@@ -21,7 +21,6 @@ from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import DeviceMap, Quantization
-from lre_lightning.models.patching import PromptBatch
 from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
 from lre_lightning.records.selection import Criterion, choose_after
 from lre_lightning.runs.checkpoints import read_hyperparameters, restrict
@@ -34,9 +33,10 @@ from lre_lightning.runs.processes import (
     share_error,
     without_wrapper,
 )
-from lre_lightning.scoring.baselines import Example, everyones_examples
-from lre_lightning.scoring.measurements import new_record, with_baselines, with_grid, with_line_integrals, with_low_rank
-from lre_lightning.scoring.scores import Encoded, EncodedTrial, Shared, encode
+from lre_lightning.scoring.baselines import Examples, with_baselines
+from lre_lightning.scoring.line_integrals import with_line_integrals
+from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
+from lre_lightning.scoring.states import PromptStates, TrialStates
 from lre_lightning.storage.plain import mapping
 from lre_lightning.training.bank import LREBank, TrialKey
 
@@ -173,13 +173,14 @@ class LREModule(L.LightningModule):
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._estimator = LREEstimator(self.layers)
-        self._examples: dict[int, Example] = {}
+        self._examples = Examples(self.lm, self.layers)
         self._enough_known = True
-        self._early: dict[tuple[int, ...], Encoded] = {}  # test prompts that were run before the pair, by their samples
+        self._early: dict[
+            tuple[int, ...], PromptStates
+        ] = {}  # test prompts that were run before the pair, by their samples
         self._pair = 0  # the one whose test prompts are being collected
         self._candidates: Mapping[Layer, LRE] | None = None
-        self._encoded: list[Encoded] = []
-        self._mine: list[int] = []
+        self._states: list[PromptStates] = []
         self._processes = ONE_PROCESS
         # Every process loads the LM by itself: Lightning need not send it around.
         tensors = [*self.named_parameters(), *self.named_buffers()]
@@ -287,7 +288,7 @@ class LREModule(L.LightningModule):
         """Begin a pair; if the LM knows too few of its test samples, that is all there is to find out."""
         draw = self._data.trial(self.current_epoch)
         self._estimator = LREEstimator(self._layers_of(draw.relation.name))
-        self._examples, self._early = {}, {}
+        self._examples, self._early = Examples(self.lm, self._estimator.layers), {}
         self._enough_known = self._knows_enough(draw)
 
     def _layers_of(self, relation: str) -> tuple[Layer, ...]:
@@ -312,7 +313,7 @@ class LREModule(L.LightningModule):
                 if batch.weight[row]:
                     example = self._jacobian(batch, row)
                     self._estimator.update(example)
-                    self._examples[int(batch.sample[row])] = Example.of(example)
+                    self._examples.add(int(batch.sample[row]), example)
         optimizer: Any = self.optimizers()
         optimizer.step()
 
@@ -330,9 +331,9 @@ class LREModule(L.LightningModule):
             if left:
                 left -= 1
                 batch = next(batches).to(self.device)
-                encoded = self._encode(batch, self._estimator.layers, self.baselines)
-                self._early[_samples_of(batch)] = encoded
-                found = torch.tensor([len(encoded.prompts), int(encoded.known.sum()), left])
+                states = self._run(batch, self._estimator.layers, self.baselines)
+                self._early[states.samples] = states
+                found = torch.tensor([len(states.prompts), int(states.known.sum()), left])
             (found,) = self._processes.sum(found)
             tested, known, more = tested + int(found[0]), known + int(found[1]), int(found[2])
             if not more:
@@ -374,12 +375,9 @@ class LREModule(L.LightningModule):
         if not self._enough_known or self.trainer.sanity_checking:
             return
         self._finish_pairs(self._data.schedule.index((int(batch.relation[0]), int(batch.trial[0]))))
-        samples = _samples_of(batch)
+        samples = tuple(batch.sample[batch.weight > 0].tolist())
         early = self._early.pop(samples, None) if self._in_fit else None
-        self._encoded.append(
-            early or self._encode(batch, self._layers_of_candidates(), self._in_fit and self.baselines)
-        )
-        self._mine += samples
+        self._states.append(early or self._run(batch, self._layers_of_candidates(), self._in_fit and self.baselines))
 
     def on_validation_epoch_end(self) -> None:
         """Score the last pair."""
@@ -394,27 +392,11 @@ class LREModule(L.LightningModule):
         """Score the pairs up to `end`: in the same order in each process, had it prompts of them or not."""
         while self._pair < end:
             self._finish_pair(self._data.trial(self._pair))
-            self._pair, self._candidates, self._encoded, self._mine = self._pair + 1, None, [], []
+            self._pair, self._candidates, self._states = self._pair + 1, None, []
 
-    def _encode(self, batch: RelationBatch, layers: Sequence[Layer], zero_shot: bool = False) -> Encoded:
-        """Run the prompts of a batch, copies that only fill up excepted, and perhaps their subjects alone."""
-        batch = batch.padded("right")
-        own = (batch.weight > 0).nonzero().flatten()
-        ids, subject, last = (t[own] for t in (batch.input_ids, batch.subject_position, batch.last_position))
-        prompts = [batch.prompts[row] for row in own.tolist()]
-        alone = None
-        if zero_shot:
-            subjects = self._data.subjects_alone(batch).padded("right")
-            alone = PromptBatch(
-                self.lm, subjects.input_ids[own], subjects.subject_position[own], subjects.last_position[own]
-            )
-        return encode(self.lm, prompts, ids, subject, last, layers, alone)
-
-    def _encode_nothing(self, layers: Sequence[Layer], zero_shot: bool) -> Encoded:
-        """What a process without a prompt of a pair has of it."""
-        ids, none = torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
-        alone = PromptBatch(self.lm, ids, none, none) if zero_shot else None
-        return encode(self.lm, [], ids, none, none, layers, alone)
+    def _run(self, batch: RelationBatch, layers: Sequence[Layer], zero_shot: bool = False) -> PromptStates:
+        """Run the prompts of a batch, and perhaps their subjects alone."""
+        return PromptStates.run(self.lm, batch, layers, self._data.subjects_alone(batch) if zero_shot else None)
 
     def _layers_of_candidates(self) -> Sequence[Layer]:
         """Where s is wanted in the test prompts of the pair."""
@@ -443,19 +425,14 @@ class LREModule(L.LightningModule):
         """Score the pair whose prompts have all been seen, keep its record, and in fit its LRE."""
         layers = self._layers_of_candidates()
         candidates = self._candidates or {}
-        (tested,) = self._processes.sum(torch.tensor([len(self._mine)]))
+        (tested,) = self._processes.sum(torch.tensor([sum(len(states.prompts) for states in self._states)]))
         if not tested:
             return
-        encoded = self._encoded or [self._encode_nothing(layers, self._in_fit and self.baselines)]
-        key = "\x1f".join([draw.relation.name, str(draw.number), *(sample.subject for sample in draw.train)])
-        shared = Shared(draw.test_asked, self._mine, self._processes, len(draw.asked_with))
-        trial = EncodedTrial.join(encoded, key, shared)
+        states = self._states or [PromptStates.empty(self.lm, layers, self._in_fit and self.baselines)]
+        trial = TrialStates.join(states, draw, self._processes)
         record = self._record(draw, int(tested), trial.all_known)
         if candidates and record.known >= len(draw.train):
-            if self._in_fit:
-                record = self._fitted(record, draw, trial, candidates, key)
-            else:
-                record = self._again(record, trial, candidates)
+            record = self._fitted(record, trial, candidates) if self._in_fit else self._again(record, trial, candidates)
         self._keep(record)
 
     def _record(self, draw: Trial, tested: int, known: int) -> TrialRecord:
@@ -472,21 +449,16 @@ class LREModule(L.LightningModule):
         for name, score in scores.items():
             self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
-    def _fitted(
-        self, record: TrialRecord, draw: Trial, trial: EncodedTrial, candidates: Mapping[Layer, LRE], key: str
-    ) -> TrialRecord:
+    def _fitted(self, record: TrialRecord, trial: TrialStates, candidates: Mapping[Layer, LRE]) -> TrialRecord:
         """The record of a pair with all that fit measures; its LRE is kept where the pair is reported."""
         record = with_grid(record, trial, candidates, self.betas, self._ranks_of(record.relation))
         layer, rank = self._chosen(record)
         record = dataclass_replace(record, layer=layer, rank=rank)
         record = with_low_rank(record, trial, candidates[layer])
         if self.baselines:
-            examples = everyones_examples(
-                self._examples, len(draw.train_asked), list(candidates), self.lm, self._processes
-            )
-            record = with_baselines(record, trial, candidates, examples)
+            record = with_baselines(record, trial, candidates, self._examples)
         if self.line_integrals:
-            record = with_line_integrals(record, trial, candidates[layer], self.line_integrals, key)
+            record = with_line_integrals(record, trial, candidates[layer], self.line_integrals)
         if record.reported:
             kept = dataclass_replace(candidates[layer].to("cpu"), rank=rank)
             error = None
@@ -497,7 +469,7 @@ class LREModule(L.LightningModule):
             share_error(self.trainer, error)  # the others wait for the first one's file
         return record
 
-    def _again(self, record: TrialRecord, trial: EncodedTrial, candidates: Mapping[Layer, LRE]) -> TrialRecord:
+    def _again(self, record: TrialRecord, trial: TrialStates, candidates: Mapping[Layer, LRE]) -> TrialRecord:
         """The record of a pair whose saved LRE is scored at its own layer and rank."""
         ((layer, saved),) = candidates.items()
         rank = saved.rank or self.lm.hidden_size
@@ -586,8 +558,3 @@ class LREModule(L.LightningModule):
         return super().load_from_checkpoint(
             checkpoint_path, map_location, hparams_file, strict, weights_only=weights_only, **(options | kwargs)
         )
-
-
-def _samples_of(batch: RelationBatch) -> tuple[int, ...]:
-    """Which of the trial's samples a batch has, copies that only fill up excepted."""
-    return tuple(batch.sample[batch.weight > 0].tolist())

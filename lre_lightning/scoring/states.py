@@ -1,0 +1,235 @@
+"""The test prompts of a trial as the LM sees them: s, o, the LM's own answers, and the targets of edits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lre_lightning.grid import Layer
+from lre_lightning.metrics import Causality, Faithfulness
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.runs.processes import ONE_PROCESS, Processes
+
+if TYPE_CHECKING:
+    from lre_lightning.prompts.batch import RelationBatch
+    from lre_lightning.prompts.trials import Trial
+    from lre_lightning.relations.relation import Sample
+
+
+@dataclass(frozen=True, eq=False)
+class PromptStates:
+    """Test prompts with their hidden states and the LM's answers.
+
+    Attributes:
+        runs: The prompts, ready to be run again with s replaced.
+        prompts: Their texts and tokens.
+        samples: Their indices in `Trial.test_asked`.
+        subject: s, `(prompts, layers, hidden)`.
+        object: o, `(prompts, hidden)`.
+        predicted: The LM's answers, argmax D(o), `(prompts,)`, int64.
+        known: True where the answer is the object's first token, `(prompts,)`, bool.
+        zero_shot: s in prompts that consist of the subject alone, `(prompts, layers, hidden)`; None where not computed.
+    """
+
+    runs: PromptBatch
+    prompts: tuple[Prompt, ...]
+    samples: tuple[int, ...]
+    subject: Tensor
+    object: Tensor
+    predicted: Tensor
+    known: Tensor
+    zero_shot: Tensor | None = None
+
+    @classmethod
+    def run(
+        cls, lm: LanguageModel, batch: RelationBatch, layers: Sequence[Layer], alone: RelationBatch | None = None
+    ) -> Self:
+        """Run a batch of test prompts once; copies that only pad the batch (weight 0) are left out.
+
+        Args:
+            lm: The language model.
+            batch: The prompts.
+            layers: The layers at which s is kept, at least one.
+            alone: Prompts that consist of the same subjects alone; None if s is not needed from them.
+        """
+        own = (batch.weight > 0).nonzero().flatten()
+        runs = _runs(lm, batch, own)
+        subject, output = runs.hidden_states(layers)
+        predicted = lm.predict(output)
+        return cls(
+            runs=runs,
+            prompts=tuple(batch.prompts[row] for row in own.tolist()),
+            samples=tuple(batch.sample[own].tolist()),
+            subject=subject,
+            object=output,
+            predicted=predicted,
+            known=predicted == batch.object_token[own].to(predicted.device),
+            zero_shot=None if alone is None else _runs(lm, alone, own).hidden_states(layers)[0],
+        )
+
+    @classmethod
+    def empty(cls, lm: LanguageModel, layers: Sequence[Layer], zero_shot: bool = False) -> Self:
+        """Return the states of no prompts, for a process that has none of a trial."""
+        none = torch.zeros(0, dtype=torch.long)
+        runs = PromptBatch(lm, none[:, None], none, none)
+        subject, output = runs.hidden_states(layers)
+        predicted = lm.predict(output)
+        return cls(runs, (), (), subject, output, predicted, predicted == 0, subject if zero_shot else None)
+
+
+def _runs(lm: LanguageModel, batch: RelationBatch, rows: Tensor) -> PromptBatch:
+    batch = batch.padded("right")
+    return PromptBatch(lm, batch.input_ids[rows], batch.subject_position[rows], batch.last_position[rows])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrialStates(PromptStates):
+    """All test prompts of one trial, with the targets of their edits.
+
+    On several processes each holds a part of the prompts, and every method and function that counts over a
+    `TrialStates` is a collective call that returns the total over all processes.
+
+    Attributes:
+        trial: The trial.
+        processes: The processes over which its prompts are split.
+        tokens: First tokens of the objects of all known samples, int64 `(samples,)`; -1 for the others.
+        edited: This process's known prompts for which there is a target with another object, int64 `(edits,)`.
+        targets: The samples (s', o') that are their targets, among those of all processes, int64 `(edits,)`.
+        target_objects: o' of the targets, `(edits, hidden)`.
+    """
+
+    trial: Trial
+    processes: Processes
+    tokens: Tensor
+    edited: Tensor
+    targets: Tensor
+    target_objects: Tensor
+
+    @classmethod
+    def join(cls, batches: Sequence[PromptStates], trial: Trial, processes: Processes = ONE_PROCESS) -> TrialStates:
+        """Join the batches of a trial and draw the targets of edits; a collective call.
+
+        Args:
+            batches: The test prompts of this process, at least one batch, which may be empty.
+            trial: The trial.
+            processes: The processes; every test prompt of the trial belongs to one of them.
+        """
+        samples = [sample for batch in batches for sample in batch.samples]
+        subject, output, predicted, known = (
+            torch.cat([getattr(batch, name) for batch in batches])
+            for name in ("subject", "object", "predicted", "known")
+        )
+        zero_shot = [batch.zero_shot for batch in batches if batch.zero_shot is not None]
+        asked = trial.test_asked
+        # The LM's answer to a known prompt is its object's first token.
+        tokens = processes.rows(torch.where(known, predicted + 1, 0), samples, len(asked)) - 1
+        drawn = draw_targets(asked, tokens.tolist(), draw_key(trial), samples, len(trial.asked_with))
+        edits = [(prompt, target) for prompt, target in enumerate(drawn) if target is not None]
+        edited, targets = torch.tensor(edits, dtype=torch.long, device=known.device).reshape(-1, 2).T
+        return cls(
+            runs=PromptBatch.join([batch.runs for batch in batches]),
+            prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
+            samples=tuple(samples),
+            subject=subject,
+            object=output,
+            predicted=predicted,
+            known=known,
+            zero_shot=torch.cat(zero_shot) if zero_shot else None,
+            trial=trial,
+            processes=processes,
+            tokens=tokens,
+            edited=edited,
+            targets=targets,
+            target_objects=processes.rows(output, samples, len(asked))[targets],
+        )
+
+    @property
+    def all_known(self) -> int:
+        """Number of samples that the LM knows, over all processes."""
+        return int((self.tokens >= 0).sum())
+
+    @property
+    def all_edited(self) -> list[int]:
+        """Samples that are edited, over all processes: the known ones if their objects have several first tokens."""
+        known = (self.tokens >= 0).nonzero().flatten()
+        return known.tolist() if len(self.tokens[known].unique()) > 1 else []
+
+    @property
+    def wanted(self) -> Tensor:
+        """First tokens of the objects o' that this process's edits aim at, int64 `(edits,)`."""
+        return self.tokens[self.targets]
+
+    @cached_property
+    def edited_runs(self) -> PromptBatch:
+        """The prompts that are edited."""
+        return self.runs.select(self.edited)
+
+    def target_subjects(self, index: int) -> Tensor:
+        """Return s' at the layer of that index in `subject`, `(edits, hidden)`; a collective call."""
+        return self.processes.rows(self.subject[:, index], self.samples, len(self.trial.test_asked))[self.targets]
+
+    def count_faithful(self, answers: Tensor) -> Tensor:
+        """Count how often answers for this process's known prompts, int64 `(known, ...)`, are the LM's.
+
+        Returns:
+            The total over all processes, int64 `(...)`, on the CPU.
+        """
+        return self._total(Faithfulness(1, answers.shape[1:], average="none"), answers, self.predicted[self.known])
+
+    def count_causal(self, answers: Tensor) -> Tensor:
+        """Count how often answers after this process's edits, int64 `(edits, ...)`, are the first tokens of o'.
+
+        Returns:
+            The total over all processes, int64 `(...)`, on the CPU.
+        """
+        return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted)
+
+    def _total(self, metric: Faithfulness | Causality, answers: Tensor, wanted: Tensor) -> Tensor:
+        metric = metric.to(answers.device)
+        metric.update(answers, wanted, torch.zeros_like(wanted))
+        (total,) = self.processes.sum(metric.correct[0].cpu())
+        return total
+
+
+def draw_key(trial: Trial) -> str:
+    """Return the text that seeds the draws of targets and pairs in a trial."""
+    return "\x1f".join([trial.relation.name, str(trial.number), *(sample.subject for sample in trial.train)])
+
+
+def draw_targets(
+    samples: Sequence[Sample], tokens: Sequence[int], key: str, sources: Sequence[int], templates: int = 1
+) -> list[int | None]:
+    """Draw for known samples another known sample (s', o') whose object has another first token.
+
+    The draw depends on the key and the two samples alone, not on their order or on how they are batched.
+
+    Args:
+        samples: All test samples of the relation.
+        tokens: First tokens of the objects of the samples that the LM knows, negative for the others.
+        key: The text that seeds the draw.
+        sources: Indices of the samples to draw for.
+        templates: Number of templates that each sample is asked with, one after another. A target is asked with the
+            same template as its source if the LM knows it there.
+
+    Returns:
+        The index of the target for each of `sources`; None where the source is unknown or has no target.
+    """
+    candidates = [index for index, token in enumerate(tokens) if token >= 0]
+
+    def draw(source: int) -> int | None:
+        def order(target: int) -> tuple[bytes, int]:
+            parts = (key, samples[source].subject, samples[target].subject, samples[target].object)
+            return hashlib.sha256("\x1f".join(parts).encode()).digest(), (target - source) % templates
+
+        return min((i for i in candidates if tokens[i] != tokens[source]), key=order, default=None)
+
+    return [draw(source) if tokens[source] >= 0 else None for source in sources]

@@ -1,0 +1,188 @@
+"""Scores computed in batches against their definitions, one sample, layer, beta and rank at a time."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, with_grid, with_low_rank
+from lre_lightning.scoring.states import PromptStates, draw_targets
+from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
+from tests.scoring.trials import answer, normal, state, states_of
+
+LAYERS, BETAS, RANKS = ("emb", 0, 1), (0.0, 1.0, 3.0), (1, 5, WIDTH)
+KNOWN = [False, False] + [True] * 10
+
+
+def prompt_of(number, object_token):
+    """Context, a subject of two tokens, one or two tokens of template."""
+    tail = (3,) if number % 2 else (3, 5)
+    ids = (1, 7, 7, 9, 20 + number % 3, 30 + number, *tail)
+    return Prompt(f"s{number} is", f"s{number}", f"o{object_token}", ids, (4, 6), (object_token,))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel(tiny_model("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def lres():
+    tensors = ((normal(WIDTH, WIDTH, seed=seed), normal(WIDTH, seed=10 + seed)) for seed in range(3))
+    return {layer: LRE(*pair, layer, Origin("", "", "")) for layer, pair in zip(LAYERS, tensors, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def prompts(lm):
+    """Twelve prompts of which the LM knows ten."""
+    said = [answer(lm, prompt_of(number, 0)) for number in range(12)]
+    assert len(set(said)) > 2
+    return [prompt_of(number, token if number > 1 else (token + 1) % VOCAB) for number, token in enumerate(said)]
+
+
+def record_of(**fields):
+    return TrialRecord("toy", "", 0, **{"samples": 12, "range_size": 12, "tested": 12, "known": 10} | fields)
+
+
+def test_faithfulness_predictions_follow_the_definition(lm, lres, prompts):
+    found = faithfulness_predictions(lm, list(lres.values()), states_of(lm, prompts, LAYERS).subject, BETAS)
+    assert found.shape == (12, 3, 3)
+    for row, prompt in enumerate(prompts):
+        for i, (layer, lre) in enumerate(lres.items()):
+            subject = state(lm, prompt, layer)
+            for j, beta in enumerate(BETAS):
+                assert found[row, i, j] == lm.decode(beta * lre.weight @ subject + lre.bias).argmax()
+    assert len(set(found.flatten().tolist())) > 5
+
+
+def test_causality_predictions_follow_the_definition(lm, lres, prompts, monkeypatch):
+    monkeypatch.setattr(lm, "chunk_size", 5)
+    states = states_of(lm, prompts, LAYERS)
+    difference = states.object.flip(0) - states.object
+    found = causality_predictions(states.runs, list(lres.values()), states.subject, difference, RANKS)
+    for row, prompt in enumerate(prompts):
+        for i, (layer, lre) in enumerate(lres.items()):
+            left, values, right = torch.linalg.svd(lre.weight)
+            for j, rank in enumerate(RANKS):
+                inverse = right[:rank].T @ torch.diag(1 / values[:rank]) @ left[:, :rank].T
+                edited = state(lm, prompt, layer) + inverse @ difference[row]
+                assert found[row, i, j] == answer(lm, prompt, layer, edited)
+    assert len(set(found.flatten().tolist())) > 3
+
+
+def test_the_grid_counts_answers_that_match_those_of_the_lm_and_the_objects_of_targets(lm, prompts, monkeypatch):
+    lres = {layer: LRE(torch.eye(WIDTH) / 2, normal(WIDTH).float(), layer, Origin("", "", "")) for layer in LAYERS}
+    betas = (0.0, 40.0, -40.0)
+    states = states_of(lm, prompts, LAYERS)
+    record = with_grid(record_of(), states, lres, betas, RANKS)
+    assert (record.layers, record.betas, record.ranks, record.edited) == (LAYERS, betas, RANKS, 10)
+    said = faithfulness_predictions(lm, list(lres.values()), states.subject, betas)
+    right = [said[row] == answer(lm, prompt) for row, prompt in enumerate(prompts) if KNOWN[row]]
+    assert record.faithful == tuple(map(tuple, torch.stack(right).sum(0).tolist()))
+    targets = targets_of(prompts)
+    aims = torch.stack([states.object[target or 0] for target in targets])
+    edited = causality_predictions(states.runs, list(lres.values()), states.subject, aims - states.object, RANKS)
+    right = [edited[row] == prompts[target].object_token for row, target in enumerate(targets) if target is not None]
+    assert record.causal == tuple(map(tuple, torch.stack(right).sum(0).tolist()))
+    assert len({count for row in (*record.faithful, *record.causal) for count in row}) > 2
+    monkeypatch.setattr(lm, "chunk_size", 3)
+    assert with_grid(record_of(), states_of(lm, prompts, LAYERS, size=5), lres, betas, RANKS) == record
+
+
+def test_w_cut_down_to_a_rank_follows_the_definition(lm, lres, prompts):
+    """The beta is the record's, not the LRE's."""
+    record, lre = record_of(layers=LAYERS, ranks=(1, 3, WIDTH), beta=1.5), dataclasses.replace(lres[0], beta=7.0)
+    left, values, right = torch.linalg.svd(lre.weight)
+    expected = [0, 0, 0]
+    # Objects are made what the LRE says at rank 3 for every other prompt, so that some answers are right.
+    for row, prompt in enumerate(prompts):
+        for column, rank in enumerate(record.ranks):
+            low = sum(values[i] * left[:, i] * (right[i] @ state(lm, prompt, 0)) for i in range(rank))
+            expected[column] += KNOWN[row] and int(lm.decode(1.5 * low + lre.bias).argmax()) == prompt.object_token
+    assert with_low_rank(record, states_of(lm, prompts, LAYERS), lre).faithful_low_rank == tuple(expected)
+    assert len(set(expected)) > 1
+
+
+def test_a_trial_without_known_prompts_counts_nothing(lm, lres, prompts):
+    unknown = [dataclasses.replace(prompt, object_tokens=((prompt.object_token + 7) % VOCAB,)) for prompt in prompts]
+    states = states_of(lm, unknown, LAYERS)
+    record = with_grid(record_of(known=0), states, lres, BETAS, RANKS)
+    assert (states.all_known, record.edited) == (0, 0)
+    assert record.faithful == record.causal == ((0, 0, 0),) * 3
+
+
+# The states of a trial
+
+
+def test_a_trial_holds_the_states_of_all_its_batches(lm, prompts):
+    states = states_of(lm, prompts, LAYERS, size=5)
+    assert (states.prompts, states.samples, states.zero_shot) == (tuple(prompts), tuple(range(12)), None)
+    assert (states.known.tolist(), states.all_known) == (KNOWN, 10)
+    for row, prompt in enumerate(prompts):
+        assert states.predicted[row] == answer(lm, prompt)
+        torch.testing.assert_close(states.object[row], state(lm, prompt, 2, -1))
+        for column, layer in enumerate(LAYERS):
+            torch.testing.assert_close(states.subject[row, column], state(lm, prompt, layer))
+    targets = targets_of(prompts, key="toy\x1f0")
+    assert states.edited.tolist() == states.all_edited == list(range(2, 12))
+    assert states.targets.tolist() == targets[2:]
+    assert states.wanted.tolist() == [prompts[target].object_token for target in targets[2:]]
+    torch.testing.assert_close(states.target_objects, states.object[states.targets])
+    torch.testing.assert_close(states.edited_runs.hidden_states([1])[1], states.object[states.edited])
+    assert states_of(lm, prompts, LAYERS, number=1).targets.tolist() != targets[2:]
+
+
+def test_copies_that_only_pad_a_batch_are_left_out(lm, prompts):
+    batch = collate([prompts[i] for i in (4, 4, 1)], 0, 0, [4, 4, 1], weights=[1, 0, 1])
+    states = PromptStates.run(lm, batch, LAYERS, batch)
+    assert (states.samples, states.prompts) == ((4, 1), (prompts[4], prompts[1]))
+    assert states.known.tolist() == [True, False]
+    assert len(states.runs) == len(states.subject) == len(states.zero_shot) == 2
+    empty = PromptStates.empty(lm, LAYERS, zero_shot=True)
+    assert empty.zero_shot.shape == empty.subject.shape == (0, 3, WIDTH)
+
+
+# Targets of edits
+
+
+def targets_of(prompts, known=KNOWN, key="toy\x1f0", sources=range(12)):
+    tokens = [prompt.object_token if is_known else -1 for prompt, is_known in zip(prompts, known, strict=True)]
+    return draw_targets(prompts, tokens, key, sources)
+
+
+def test_targets_are_known_samples_with_another_object(prompts):
+    targets = targets_of(prompts)
+    assert targets[:2] == [None, None]
+    for source, target in enumerate(targets[2:], start=2):
+        assert KNOWN[target]
+        assert prompts[target].object_token != prompts[source].object_token
+    assert targets_of(prompts, sources=[7, 0, 3]) == [targets[7], None, targets[3]]
+    assert targets_of(prompts, key="other") != targets
+    same = [dataclasses.replace(prompt, object_tokens=(5,)) for prompt in prompts]
+    assert targets_of(same) == [None] * 12
+
+
+def test_targets_do_not_depend_on_the_order_of_samples(prompts):
+    everything = [True] * 12
+    backward = {
+        prompts[::-1][i].subject: prompts[::-1][t].subject for i, t in enumerate(targets_of(prompts[::-1], everything))
+    }
+    assert {prompts[i].subject: prompts[t].subject for i, t in enumerate(targets_of(prompts, everything))} == backward
+
+
+def test_with_several_templates_a_target_is_asked_with_the_same_one(prompts):
+    thrice = [prompt for prompt in prompts for _ in range(3)]
+    tokens = [prompt.object_token for prompt in thrice]
+    alone = targets_of(prompts, [True] * 12)
+    targets = draw_targets(thrice, tokens, "toy\x1f0", range(36), templates=3)
+    assert targets == [3 * alone[i // 3] + i % 3 for i in range(36)]
+    tokens[1] = -1  # not known with the second template
+    for source, target in enumerate(draw_targets(thrice, tokens, "toy\x1f0", range(36), templates=3)):
+        assert target != 1
+        if targets[source] not in (1, None) and source != 1:
+            assert target == targets[source]

@@ -1,0 +1,52 @@
+"""Trials made of given prompts, and whole prompts run without the engine, for the tests of scoring."""
+
+import torch
+
+from lre_lightning.models.hooks import replace
+from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.trials import Trial
+from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.scoring.states import PromptStates, TrialStates
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def trial_of(prompts, number=0, train=()):
+    """The trial whose test samples are those of the prompts."""
+    samples = tuple(Sample(prompt.subject, prompt.object) for prompt in prompts)
+    return Trial(Relation("toy", "factual", ("{}",), (), "", "", False, samples), number, tuple(train), samples)
+
+
+def states_of(lm, prompts, layers, size=100, alone=None, **trial):
+    """Run the test prompts of a trial in batches of `size`; `alone` are prompts of their subjects alone."""
+    batches = []
+    for start in range(0, len(prompts), size):
+        places = range(start, min(start + size, len(prompts)))
+        batch, *bare = (collate([some[i] for i in places], 0, 0, places) for some in (prompts, alone) if some)
+        batches.append(PromptStates.run(lm, batch, layers, *bare))
+    return TrialStates.join(batches, trial_of(prompts, **trial))
+
+
+def state(lm, prompt, layer, position=None):
+    """The hidden state of a whole prompt at its subject, or at `position`."""
+    at = prompt.subject_position if position is None else position
+    with torch.no_grad():
+        return lm.hidden_states(torch.tensor([prompt.input_ids]), [layer])[layer][0, at]
+
+
+def answer(lm, prompt, layer=None, value=None):
+    """The LM's answer to a whole prompt, with the hidden state of its subject replaced if a value is given."""
+
+    def put(hidden):
+        hidden = hidden.clone()
+        hidden[0, prompt.subject_position] = value
+        return hidden
+
+    ids = torch.tensor([prompt.input_ids])
+    with torch.no_grad():
+        if value is None:
+            return int(lm.model(ids).logits[0, -1].argmax())
+        with replace(lm.module_at(layer), put):
+            return int(lm.model(ids).logits[0, -1].argmax())
