@@ -28,14 +28,11 @@ from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.prompt import Prompt
-from lre_lightning.scoring.scores import (
-    Encoded,
-    EncodedTrial,
-    causality_predictions,
-    encode,
-    faithfulness_predictions,
-    score,
-)
+from lre_lightning.prompts.trials import Trial
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, with_grid
+from lre_lightning.scoring.states import PromptStates, TrialStates
 
 BETAS = tuple(step / 4 for step in range(21))
 SUBJECTS, DEMO_SUBJECTS = 200, 16
@@ -44,14 +41,14 @@ SUBJECTS, DEMO_SUBJECTS = 200, 16
 class Published:
     """One full forward for each subject, layer and rank; one decode for each subject, layer and beta."""
 
-    def __init__(self, lm: LanguageModel, encoded: Encoded, lres: dict[Layer, LRE], targets: Sequence[int]) -> None:
-        self.lm, self.encoded, self.lres, self.targets = lm, encoded, lres, targets
+    def __init__(self, lm: LanguageModel, states: PromptStates, lres: dict[Layer, LRE], targets: Sequence[int]) -> None:
+        self.lm, self.states, self.lres, self.targets = lm, states, lres, targets
         self.inverses = {layer: LowRankInverse(lre.weight) for layer, lre in lres.items()}
 
     @torch.no_grad()
     def edited(self, row: int, layer: Layer, rank: int) -> int:
         """The LM's answer after an edit of s."""
-        prompt, outputs = self.encoded.prompts[row], self.encoded.object
+        prompt, outputs = self.states.prompts[row], self.states.object
         difference = outputs[self.targets[row]] - outputs[row]
         delta = self.inverses[layer].apply(difference, [rank])[0]
 
@@ -66,13 +63,13 @@ class Published:
     @torch.no_grad()
     def decoded(self, row: int, layer: Layer, beta: float) -> int:
         """The LRE's answer."""
-        subject = self.encoded.subject[row, list(self.lres).index(layer)]
+        subject = self.states.subject[row, list(self.lres).index(layer)]
         return int(self.lm.decode(self.lres[layer](subject, beta)).argmax())
 
 
 def trial(
     lm: LanguageModel, train: list[tuple[Tensor, int]], prompts: list[Prompt]
-) -> tuple[Encoded, dict[Layer, LRE]]:
+) -> tuple[PromptStates, dict[Layer, LRE]]:
     """LREs at all layers and the test prompts, each of which counts as known."""
     estimator = LREEstimator(lm.layers)
     for ids, position in train:
@@ -82,28 +79,34 @@ def trial(
         for layer in lm.layers
     }
     batch = collate(prompts, relation=0, trial=0, samples=range(len(prompts)))
-    encoded = encode(lm, prompts, batch.input_ids, batch.subject_position, batch.last_position, lm.layers)
-    answers = zip(prompts, encoded.predicted.tolist(), strict=True)
-    said = tuple(dataclasses.replace(prompt, object_tokens=(token,)) for prompt, token in answers)
-    return dataclasses.replace(encoded, prompts=said, known=torch.ones_like(encoded.known)), lres
+    states = PromptStates.run(lm, batch, lm.layers)
+    return dataclasses.replace(states, known=torch.ones_like(states.known)), lres
 
 
 def compare(
-    lm: LanguageModel, encoded: Encoded, lres: dict[Layer, LRE], ranks: Sequence[int], subjects: int, sample: int | None
+    lm: LanguageModel,
+    states: PromptStates,
+    lres: dict[Layer, LRE],
+    ranks: Sequence[int],
+    subjects: int,
+    sample: int | None,
 ) -> list[list[str]]:
     """Rows of the table for `subjects`; the published way runs on `sample` cells of either grid, all if None."""
-    count, joined = len(encoded.prompts), EncodedTrial.join([encoded], "key")
+    count, samples = len(states.prompts), tuple(Sample(prompt.subject, prompt.object) for prompt in states.prompts)
+    relation = Relation("", "", ("{}",), (), "", "", False, samples)
+    joined = TrialStates.join([states], Trial(relation, 0, (), samples))
     assert joined.edited.tolist() == list(range(count))
     targets = joined.targets.tolist()
     operators = list(lres.values())
-    difference = encoded.object[targets] - encoded.object
-    decoding, said = timed(faithfulness_predictions, lm, operators, encoded.subject, BETAS)
-    editing, edited = timed(causality_predictions, encoded.runs, operators, encoded.subject, difference, ranks)
+    difference = states.object[targets] - states.object
+    decoding, said = timed(faithfulness_predictions, lm, operators, states.subject, BETAS)
+    editing, edited = timed(causality_predictions, states.runs, operators, states.subject, difference, ranks)
     if sample is None:  # the counts of the public function are those of these answers
-        counts = score(joined, lres, BETAS, ranks)
-        assert torch.equal((edited == encoded.predicted[targets][:, None, None]).sum(0), counts.causal)
-        assert torch.equal((said == encoded.predicted[:, None, None]).sum(0), counts.faithful)
-    published = Published(lm, encoded, lres, targets)
+        blank = TrialRecord("", "", 0, samples=count, range_size=count, tested=count, known=count)
+        record = with_grid(blank, joined, lres, BETAS, ranks)
+        assert (edited == states.predicted[targets][:, None, None]).sum(0).tolist() == list(map(list, record.causal))
+        assert (said == states.predicted[:, None, None]).sum(0).tolist() == list(map(list, record.faithful))
+    published = Published(lm, states, lres, targets)
     total, cells = 0.0, 0
     for answers, values, answer in ((said, BETAS, published.decoded), (edited, ranks, published.edited)):
         grid = list(itertools.product(range(count), enumerate(lm.layers), enumerate(values)))
@@ -128,8 +131,8 @@ def demo() -> list[list[str]]:
     lm = LanguageModel.from_pretrained("demo")
     data = RelationDataModule("demo", DEMO_RELATION, "demo")
     prompts = [prompt for batch in data.val_dataloader() for prompt in batch.prompts][:DEMO_SUBJECTS]
-    encoded, lres = trial(lm, demo_prompts(), prompts)
-    return compare(lm, encoded, lres, range(3, 123, 3), len(prompts), None)
+    states, lres = trial(lm, demo_prompts(), prompts)
+    return compare(lm, states, lres, range(3, 123, 3), len(prompts), None)
 
 
 def gpt2(subjects: int) -> list[list[str]]:
@@ -143,8 +146,8 @@ def gpt2(subjects: int) -> list[list[str]]:
         ids = (*context, *name, *random_prompts(lm, 1)[0][-3:].tolist())
         prompts.append(Prompt("", f"s{number}", "", ids, (CONTEXT, CONTEXT + len(name)), (0,)))
     train = [(ids, CONTEXT) for ids in random_prompts(lm, 1)]
-    encoded, lres = trial(lm, train, prompts)
-    return compare(lm, encoded, lres, range(8, 328, 8), SUBJECTS, 120)
+    states, lres = trial(lm, train, prompts)
+    return compare(lm, states, lres, range(8, 328, 8), SUBJECTS, 120)
 
 
 def main() -> None:

@@ -12,12 +12,11 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.prompts.trials import Trial
-from lre_lightning.records.record import CAUSALITY_BASELINES, TrialRecord, read_records
+from lre_lightning.records.record import CAUSALITY_BASELINES, read_records
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.scoring.measurements import new_record, with_low_rank
-from lre_lightning.scoring.scores import EncodedTrial
+from lre_lightning.scoring.scores import new_record
+from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
 from tests.helpers.toy import WIDTH
@@ -86,17 +85,16 @@ def fit(root, module, data, **options):
 @pytest.fixture(scope="module")
 def fitted(lm, relations_dir, tmp_path_factory):
     """A fit with all measurements, and the trials that it scored by relation and trial."""
-    root, trials, join = tmp_path_factory.mktemp("run"), {}, EncodedTrial.join
+    root, trials, join = tmp_path_factory.mktemp("run"), {}, TrialStates.join
 
-    def note(batches, key, shared):
-        relation, trial = key.split("\x1f")[:2]
-        trials[relation, int(trial)] = join(batches, key, shared)
-        return trials[relation, int(trial)]
+    def note(batches, trial, processes):
+        trials[trial.relation.name, trial.number] = join(batches, trial, processes)
+        return trials[trial.relation.name, trial.number]
 
     data = RelationDataModule(toy.toy_tokenizer(), None, relations_dir, n_shot=4, trials=2)
     module, trainer = LREModule(lm, **FULL), trainer_of(root, [ResultsTable()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EncodedTrial, "join", note)
+        patch.setattr(TrialStates, "join", note)
         trainer.fit(module, datamodule=data)
     trainer.save_checkpoint(root / "fit.ckpt")
     return module, trials, root
@@ -309,25 +307,6 @@ def test_validation_scores_the_kept_lres_alone(lm, fitted, data, tmp_path):
         assert record == dataclasses.replace(record, **NOT_MEASURED, faithful_low_rank=())
 
 
-def test_w_cut_down_to_a_rank_follows_the_definition(lm, fitted):
-    """A random W, bias and beta in place of those of the fit."""
-    _, trials, _ = fitted
-    trial = trials["thing colour", 0]
-    generator = torch.Generator().manual_seed(5)
-    weight, bias = torch.randn(WIDTH, WIDTH + 1, generator=generator, dtype=torch.float64).split([WIDTH, 1], 1)
-    lre = LRE(weight, bias[:, 0], 0, Origin("", "", ""), beta=7.0)
-    counts = {"known": 20, "layers": LAYERS, "ranks": (1, 3, WIDTH), "beta": 1.5}
-    record = TrialRecord("thing colour", "", 0, samples=24, range_size=4, tested=20, **counts)
-    left, values, right = torch.linalg.svd(weight)
-    expected = [0, 0, 0]
-    for row in range(20):
-        for column, rank in enumerate(record.ranks):
-            low = sum(values[i] * left[:, i] * (right[i] @ trial.subject[row, 1]) for i in range(rank))
-            expected[column] += bool(lm.decode(1.5 * low + lre.bias).argmax() == trial.predicted[row])
-    assert with_low_rank(record, trial, lre).faithful_low_rank == tuple(expected)
-    assert len(set(expected)) > 1
-
-
 # A fit that is cut short
 
 
@@ -378,18 +357,18 @@ def test_a_checkpoint_is_loaded_with_an_lm_in_memory(lm, fitted):
 
 
 def counted(monkeypatch, best):
-    """Let the choice see other counts of edits in a fit: the best points by trial, or by relation and trial."""
-    with_grid = module_file.with_grid
+    """Replace the counts of edits in a fit: the best points by trial, or by relation and trial."""
 
-    def grid(record, trial, lres, betas, ranks):
-        found = with_grid(record, trial, lres, betas, ranks)
-        points = [best.get((record.relation, record.trial), best.get(record.trial))]
-        causal = tuple(
-            tuple(record.known if (layer, rank) in points else 0 for rank in found.ranks) for layer in found.layers
-        )
-        return dataclasses.replace(found, causal=causal)
+    def count(states, answers):
+        relation, trial = states.trial.relation.name, states.trial.number
+        counts = torch.zeros(answers.shape[1:], dtype=torch.long)
+        layer, rank = best.get((relation, trial), best.get(trial))
+        if counts.shape == (1, 1):  # validation at the point that was chosen
+            return counts
+        counts[LAYERS.index(layer), RANKS.index(rank)] = len(states.edited)
+        return counts
 
-    monkeypatch.setattr(module_file, "with_grid", grid)
+    monkeypatch.setattr(TrialStates, "count_causal", count)
 
 
 def choices_of(module, relation="thing colour"):
