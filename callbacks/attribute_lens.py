@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import FirstTrials, Lens, read_lenses
+from lre_lightning.lens.lens import Lens, read_lenses
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import encode_text
 from lre_lightning.training.protocols import HasLREs
@@ -179,11 +179,12 @@ class AttributeLens(Callback):
     def _read(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[int, list[Lens]]:
         """The grids of every text of this rank, by its number."""
         module, tokenizer = _module(pl_module), _tokenizer(trainer, pl_module)
-        lres = FirstTrials(module.lres, self.relations)
         numbers = range(trainer.global_rank, len(self.texts), trainer.world_size)
         with _evaluating(module.lm):
             return {
-                number: read_lenses(module.lm, tokenizer, self.texts[number], lres, self.top_k, self.layers)
+                number: read_lenses(
+                    module.lm, tokenizer, self.texts[number], module.lres, self.relations, self.top_k, self.layers
+                )
                 for number in numbers
             }
 

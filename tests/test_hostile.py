@@ -31,8 +31,8 @@ from hypothesis import strategies as st
 
 from lre_lightning.cli import main
 from lre_lightning.errors import LREError
-from lre_lightning.lens.drawing import lens_page
 from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.page import lens_page
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import fill, make_prompts

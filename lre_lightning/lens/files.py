@@ -1,13 +1,16 @@
-"""Attribute lenses as files: a picture for each text, a page, and data."""
+"""Attribute lenses as files: a picture per text, a page, and data."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lre_lightning.lens.drawing import lens_page, plot_lenses, to_pixels
-from lre_lightning.lens.lens import Lens, to_json
+from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.page import lens_page
+from lre_lightning.lens.plotting import plot_lenses, to_pixels
 from lre_lightning.storage.files import write_whole, written_whole
 
 if TYPE_CHECKING:
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[np.uint8]]:
-    """Write ``text<number>.png`` for each text, ``lenses.html`` and ``lenses.json``.
+    """Write ``text<number>.png`` for each text, ``lenses.html``, and ``lenses.json``, a list of the fields of `Lens`.
 
     Args:
         grids: The lenses of each text.
@@ -32,6 +35,7 @@ def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[
         with written_whole(folder / f"text{number}.png") as part:
             Image.fromarray(pixels).save(part, format="PNG")
     lenses = [lens for text in grids for lens in text]
-    for name, content in (("lenses.html", lens_page(lenses)), ("lenses.json", to_json(lenses))):
-        write_whole(folder / name, content)
+    write_whole(folder / "lenses.html", lens_page(lenses))
+    data = json.dumps([asdict(lens) for lens in lenses], ensure_ascii=False, indent=1)
+    write_whole(folder / "lenses.json", data)
     return pictures

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks, default_ranks
-from lre_lightning.lens.lens import FirstTrials, Lens, read_lenses
+from lre_lightning.lens.lens import Lens, read_lenses
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE, Origin
@@ -493,13 +493,13 @@ class LREModule(L.LightningModule):
         Raises:
             LREError: If no LRE of the data's relations is loaded.
         """
-        if not FirstTrials(self.lres, [relation.name for relation in self._data.relations]):
+        if not {relation for relation, _ in self.lres} & {relation.name for relation in self._data.relations}:
             raise LREError("there is no LRE to look through: fit first, or give a checkpoint (--ckpt_path last)")
 
     def predict_step(self, batch: str, batch_idx: int) -> list[Lens]:
         """Read a text through the lens of each relation of the data, and through the logit lens."""
-        lres = FirstTrials(self.lres, [relation.name for relation in self._data.relations])
-        return read_lenses(self.lm, self._data.tokenizer, batch, lres)
+        names = [relation.name for relation in self._data.relations]
+        return read_lenses(self.lm, self._data.tokenizer, batch, self.lres, names)
 
     # Checkpoints hold everything but the LM.
 

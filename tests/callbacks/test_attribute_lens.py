@@ -12,6 +12,7 @@ import time
 import urllib.parse
 import urllib.request
 import warnings
+from dataclasses import asdict
 from io import BytesIO
 
 import lightning as L
@@ -28,8 +29,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from lre_lightning.callbacks import AttributeLens, attribute_lens
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.lens.drawing import lens_page, plot_lenses, to_pixels
-from lre_lightning.lens.lens import read_lenses, to_json
+from lre_lightning.lens.lens import read_lenses
+from lre_lightning.lens.page import lens_page
+from lre_lightning.lens.plotting import plot_lenses, to_pixels
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.training.module import LREModule
@@ -106,9 +108,11 @@ def quiet():
 
 def expected(module, relations=("turned", "colour"), texts=TEXTS, **options):
     """The grids that the callback is to write, of the first trial of each relation."""
-    trials = {"turned": 3, "colour": 1}
-    lres = {relation: module.lres[relation, trials[relation]] for relation in relations}
-    return [read_lenses(module.lm, module.tokenizer, text, lres, **options) for text in texts]
+    return [read_lenses(module.lm, module.tokenizer, text, module.lres, relations, **options) for text in texts]
+
+
+def to_json(lenses):
+    return json.dumps([asdict(lens) for lens in lenses], ensure_ascii=False, indent=1)
 
 
 def check_files(folder, grids):

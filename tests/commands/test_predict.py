@@ -12,7 +12,7 @@ import torch
 from lre_lightning.cli import main, read_texts
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import FirstTrials, read_lenses
+from lre_lightning.lens.lens import read_lenses
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_beta_tuning import trainer_of
 from tests.helpers.toy import OBJECTS, write_toy_model, write_toy_relations
@@ -105,25 +105,10 @@ def test_from_python_predictions_are_the_lenses(fitted, tmp_path):
     folder, relations = str(fitted / "model"), str(fitted / "relations")
     data = RelationDataModule(folder, source=relations, n_shot=4, texts=["thing1", "thing2"])
     found = trainer_of(tmp_path, logger=False).predict(module, datamodule=data)
-    lres = FirstTrials(module.lres)
-    assert found == [read_lenses(module.lm, data.tokenizer, text, lres) for text in ("thing1", "thing2")]
+    assert found == [read_lenses(module.lm, data.tokenizer, text, module.lres) for text in ("thing1", "thing2")]
     assert not torch.is_inference_mode_enabled()
     with pytest.raises(LREError, match="there is no text to predict from: give texts"):
         RelationDataModule(folder, source=relations, n_shot=4).predict_dataloader()
-
-
-def test_the_first_trial_of_each_relation_is_looked_up_when_it_is_needed():
-    asked = []
-
-    class Store(dict):
-        def __getitem__(self, pair):
-            asked.append(pair)
-            return super().__getitem__(pair)
-
-    first = FirstTrials(Store({("a", 2): "a2", ("b", 0): "b0", ("a", 1): "a1"}), ["b", "c", "a"])
-    assert (list(first), len(first), asked) == (["b", "a"], 2, [])
-    assert (first["a"], asked) == ("a1", [("a", 1)])
-    assert list(FirstTrials({("a", 0): "a0"}, [])) == []
 
 
 def test_texts_given_are_not_mixed_with_standard_input(monkeypatch, tmp_path):

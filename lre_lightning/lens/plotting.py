@@ -1,0 +1,213 @@
+"""Attribute lenses as figures: grids of layers by tokens, in fonts that have the tokens' characters."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lre_lightning.errors import LREError
+from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.page import COLOURS, inks_of, step_of, title_of
+from lre_lightning.lens.tokens import escape, sentence, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+PLAIN_FONT = "DejaVu Sans"
+"""The font that comes with matplotlib."""
+UNFIT_FONTS = re.compile(r"Last ?Resort|cm[a-z]+\d+$|STIX(NonUnicode|Size)")
+"""Fonts that draw a box for every character, or other characters than they claim."""
+SELECTORS = re.compile("[\ufe00-\ufe0f]")
+"""Variation selectors, which only choose between two looks of the character before."""
+
+# Sizes in points, 72 to the inch.
+DPI = 144
+LONGEST_SIDE = 2**16 - 1
+"""Limit of matplotlib, in pixels."""
+SIZE = 7.0
+SIZES = (SIZE, 6.25, 5.5)
+"""Font sizes of tokens in cells, which shrink before they are cut off."""
+ROW, NARROWEST, WIDEST, PADDING = 12.0, 22.0, 38.0, 3.0
+TITLE, TITLE_SIZE, WIDEST_TITLE, NARROWEST_GRID = 18.0, 9.0, 240.0, 100.0
+LABELS, MARGIN, HEAD, FOOT = 24.0, 12.0, 24.0, 34.0
+PAGE = 14.0 * 72
+"""Width at which grids continue in the next row: about the width of a screen in pixels."""
+
+
+def plot_lenses(lenses: Sequence[Lens]) -> Figure:
+    """Plot the grids of one text: layers upwards, tokens across, in each cell the most likely token.
+
+    Cells are shaded by the probability of that token, on one scale from 0 to 1. Tokens that are too long for a cell are
+    smaller, and cut off if need be. Characters that no installed font has are written as escapes, and so are those of
+    right-to-left scripts before matplotlib 3.11, which draws them in the wrong order.
+
+    Raises:
+        LREError: If there is no grid, or they are of different texts.
+    """
+    from matplotlib.figure import Figure
+
+    texts = list(dict.fromkeys(lens.text for lens in lenses))
+    if len(texts) != 1:
+        raise LREError(f"a picture of lenses is of one text, and {len(texts)} are given: {texts}")
+    heading, titles = sentence(texts[0]), [title_of(lens) for lens in lenses]
+    tokens = {visible(cell[0]) for lens in lenses for row in lens.top for cell in row}
+    tokens |= {visible(token) for lens in lenses for token in lens.tokens}
+    pen = _Pen([heading, *titles, *tokens, "probability emb .0123456789"])
+
+    cell = min(max(NARROWEST, *(pen.width(token, SIZE) for token in tokens)), WIDEST) + PADDING
+    widest_title = min(max(pen.width(title, TITLE_SIZE) for title in titles), WIDEST_TITLE)
+    wide = LABELS + max(cell * max(len(lens.tokens) for lens in lenses), widest_title, NARROWEST_GRID)
+    high = TITLE + ROW * (1 + max(len(lens.layers) for lens in lenses))
+    # As many side by side as a page takes, or more if the figure would become a long strip.
+    fitting, square = int(PAGE / (wide + MARGIN)), round(math.sqrt(len(lenses) * high / wide))
+    columns = min(len(lenses), max(1, fitting, square))
+    width = MARGIN + columns * (wide + MARGIN)
+    height = HEAD + math.ceil(len(lenses) / columns) * (high + MARGIN) + FOOT
+    figure = Figure(figsize=(width / 72, height / 72), dpi=min(DPI, LONGEST_SIDE * 72 / max(width, height)))
+
+    def axes_at(left: float, top: float, wide: float, high: float) -> Axes:
+        return figure.add_axes((left / width, 1 - (top + high) / height, wide / width, high / height))
+
+    pen.write(figure, MARGIN / width, 1 - 16 / height, heading, width - 2 * MARGIN, [TITLE_SIZE])
+    for number, lens in enumerate(lenses):
+        row, column = divmod(number, columns)
+        left, top = MARGIN + column * (wide + MARGIN) + LABELS, HEAD + row * (high + MARGIN) + TITLE
+        axes = axes_at(left, top, cell * len(lens.tokens), ROW * len(lens.layers))
+        _plot_grid(axes, lens, pen, cell, wide - LABELS)
+    _plot_scale(axes_at(MARGIN + LABELS, height - FOOT + 2, 160, 8), pen)
+    return figure
+
+
+def _plot_grid(axes: Axes, lens: Lens, pen: _Pen, cell: float, title: float) -> None:
+    """Plot one grid with cells and a title of the given widths."""
+    best = np.array([[cell[0] for cell in row] for row in lens.probabilities])
+    across, up = len(lens.tokens), len(lens.layers)
+    axes.pcolormesh(best, cmap=COLOURS, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
+    axes.set(xlim=(0, across), ylim=(0, up), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    inks, room = inks_of(COLOURS), cell - PADDING
+    low = 0.5 - 0.26 * SIZE / ROW  # the base line of text in the middle of a row
+    for y, row in enumerate(lens.top):
+        for x, top in enumerate(row):
+            colour = inks[step_of(best[y, x])][1]
+            pen.write(axes, x + 0.5, y + low, visible(top[0]), room, SIZES, ha="center", color=colour)
+    for x, token in enumerate(lens.tokens):
+        pen.write(axes, x + 0.5, low - 1, visible(token), room, SIZES, ha="center")
+    for y, layer in enumerate(lens.layers):
+        pen.write(axes, -4 / cell, y + low, str(layer), ha="right")
+    pen.write(axes, 0, up + 5 / ROW, title_of(lens), title, [TITLE_SIZE])
+
+
+def _plot_scale(axes: Axes, pen: _Pen) -> None:
+    """Plot the colour bar, with its numbers below and its name to the right."""
+    axes.imshow(np.linspace(0, 1, 256)[None], cmap=COLOURS, vmin=0, vmax=1, aspect="auto", extent=(0, 1, 0, 1))
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_linewidth(0.5)
+    for probability in (0, 0.5, 1):
+        pen.write(axes, probability, -1.1, f"{probability:g}", ha="center")
+    pen.write(axes, 1.04, 0.1, "probability")
+
+
+def to_pixels(figure: Figure) -> NDArray[np.uint8]:
+    """Return a figure as an image, `(height, width, 3)`, at its own resolution."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+
+
+class _Pen:
+    """Write texts in fonts that have their characters, shrunk or cut off to a width.
+
+    Args:
+        texts: All that will be written.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        self._family_of = families_of({*"".join(texts), "…"})
+        others = {family for family in self._family_of.values() if family} - {PLAIN_FONT}
+        self._families = [PLAIN_FONT, *sorted(others)]
+        canvas: Any = FigureCanvasAgg(Figure(dpi=DPI))
+        self._renderer = canvas.get_renderer()
+        self.width = cache(self._width)
+        self._fitted = cache(self._fit)
+
+    def write(
+        self,
+        axes: Axes | Figure,
+        x: float,
+        y: float,
+        text: str,
+        width: float = math.inf,
+        sizes: Sequence[float] = (SIZE,),
+        **options: Any,
+    ) -> None:
+        """Write a text, never as mathematics or TeX, in the first of the sizes in which it fits, or else cut off."""
+        fitted, size = self._fitted(text, width, *sizes)
+        axes.text(x, y, fitted, size=size, family=self._families, parse_math=False, usetex=False, **options)
+
+    def _fit(self, text: str, width: float, *sizes: float) -> tuple[str, float]:
+        for size in sizes:
+            if self.width(text, size) <= width:
+                return self._drawable(text), size
+        length = bisect_right(range(1, len(text)), width, key=lambda end: self.width(f"{text[:end]}…", size))
+        return self._drawable(f"{text[:length]}…"), size
+
+    def _width(self, text: str, size: float) -> float:
+        """Return the width of a text in points."""
+        from matplotlib.font_manager import FontProperties
+
+        font = FontProperties(family=self._families, size=size)
+        width, _, _ = self._renderer.get_text_width_height_descent(self._drawable(text), font, ismath=False)
+        return float(width) * 72 / DPI
+
+    def _drawable(self, text: str) -> str:
+        kept = SELECTORS.sub("", text)
+        return "".join(character if self._family_of[character] else escape(character) for character in kept)
+
+
+_families: dict[str, str | None] = {" ": PLAIN_FONT}  # the one glyph that is rightly empty
+
+
+def families_of(characters: Iterable[str]) -> dict[str, str | None]:
+    """Return the font family to write each character in; None if there is no installed font to draw it."""
+    from matplotlib import font_manager, ft2font
+
+    missing = set(characters) - _families.keys()
+    if not hasattr(ft2font, "__libraqm_version__"):  # before matplotlib 3.11
+        backwards = {character for character in missing if unicodedata.bidirectional(character) in ("R", "AL")}
+        _families.update(dict.fromkeys(backwards))
+        missing -= backwards
+    faces = sorted(font_manager.fontManager.ttflist, key=lambda font: (font.style == "normal", font.weight == 400))
+    paths = {font.name: font.fname for font in faces if not UNFIT_FONTS.match(font.name)}  # regular faces, coming last
+    for family in sorted(paths, key=lambda name: (name != PLAIN_FONT, "Sans" not in name, name)):
+        if not missing:
+            break
+        with suppress(OSError, RuntimeError):  # the font is broken, or has been removed
+            font = font_manager.get_font(paths[family])
+            found = {character for character in missing if _draws(font, character)}
+            _families.update(dict.fromkeys(found, family))
+            missing -= found
+    _families.update(dict.fromkeys(missing))
+    return {character: _families[character] for character in characters}
+
+
+def _draws(font: Any, character: str) -> bool:
+    """Return whether a font has a glyph with ink for a character."""
+    index = font.get_char_index(ord(character))
+    left, bottom, right, top = font.load_glyph(index).bbox if index else (0, 0, 0, 0)
+    return bool(left < right and bottom < top)
