@@ -1,8 +1,8 @@
-"""Pointwise activations between equal lanes: one slope for all of them.
+"""Pointwise activations on a batch of equal lanes, with one slope for all lanes.
 
-An activation such as GPT-2's, written out as a polynomial within a tanh, takes ten passes over memory in a backward
-pass, and the models spend as much time there as in their matrix products. Where the lanes of a batch are equal its
-slope is computed once, on one lane, and a backward pass is one product with it.
+An activation such as GPT-2's, a polynomial within a tanh, takes ten passes over memory in a backward pass, as much time
+as the model's matrix products. If the lanes of a batch are equal, its slope is computed once, on one lane, and a
+backward pass is one product with it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lre_lightning.models.hooks import overridden
 
 @contextmanager
 def one_slope_for_all_lanes(model: nn.Module, lanes: int, positions: int) -> Iterator[None]:
-    """Within the context, activations of `(lanes, positions, width)` are computed on the first lane alone.
+    """Compute activations of `(lanes, positions, width)` on the first lane alone within the context.
 
     Args:
-        model: Its activations are found by their classes, transformers' and torch's.
-        lanes: Size of the batch that runs within the context; its prompts must be equal.
-        positions: Number of tokens of each.
+        model: Its activations are found by their classes, those of transformers and torch.
+        lanes: Size of the batches that run within the context; their prompts must be equal.
+        positions: Number of tokens of each prompt.
     """
 
     def shared(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def run(inputs: Tensor) -> Tensor:
-            if inputs.shape[:-1] != (lanes, positions):  # not one row a token: an expert's share of them, say
+            if inputs.shape[:-1] != (lanes, positions):  # not one row per token: perhaps the tokens of one expert
                 return forward(inputs)
             output: Tensor = _SharedSlope.apply(inputs, forward)  # type: ignore[no-untyped-call]
             return output
@@ -60,7 +60,7 @@ class _SharedSlope(torch.autograd.Function):
 
 @cache
 def _pointwise() -> tuple[type[nn.Module], ...]:
-    """The classes of activations that treat every element alike."""
+    """Return the classes of activations that treat every element alike."""
     from transformers.activations import ACT2CLS
 
     named: list[Any] = [found[0] if isinstance(found, tuple) else found for found in ACT2CLS.values()]

@@ -1,10 +1,10 @@
-"""Keys and values of a prefix, shared by the runs that go on from it.
+"""Keys and values of a prefix, shared by the prompts that continue it.
 
-A model's attention joins the keys of the prefix to those of the tokens that it runs: for every prompt of a batch once
-more, although all prompts have the same prefix. Copying them costs as much as the model's own matrix products, and a
-backward pass computes gradients of all copies that nobody asks for. So the join is only noted here, and attention,
-in whatever code the model has for it, is computed with the one prefix: its queries against the prefix are one matrix
-product for all runs. Whatever else a model does with keys and values gets them joined, as it expects.
+A model's attention joins the keys of the prefix to those of the tokens it runs, once per prompt of a batch, although
+all prompts have the same prefix. The copies cost as much as the model's own matrix products, and a backward pass
+computes gradients for them that are not needed. Here the join is only recorded, and attention, whatever code the model
+has for it, is computed with the one prefix: its products with the queries of all prompts are one matrix product. Any
+other operation gets the keys and values joined, as it expects.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
 
 
 def share_cache(cache: Cache | None) -> Cache | None:
-    """The cache of one or several equally long prefixes, to be handed to one run that goes on from them.
+    """Return a cache of one or several equally long prefixes for one run that continues them; it stays unchanged.
 
-    The run's batch may be larger: with p prefixes and b prompts the first b / p prompts go on from the first prefix.
-    The cache that is given is not changed by the run.
+    The run's batch may be larger: with p prefixes and b prompts the first b / p prompts continue the first prefix.
     """
     return None if cache is None else _copy(cache, _join)
 
 
 def growing_cache(cache: Cache) -> Cache:
-    """As `share_cache`; after the run it is the cache of the longer prefixes, which still share what they shared."""
+    """Return a cache as `share_cache` does, which the run turns into that of the longer prefixes, still shared."""
     return _copy(cache, _grow)
 
 
 def select_prefixes(cache: Cache, rows: slice) -> Cache:
-    """Those of some prefixes; a cache of one prefix is that of all runs."""
+    """Return the cache of some prefixes; a cache of a single prefix serves all prompts and is returned whole."""
     chosen = _copy(cache)
     layers: list[Any] = chosen.layers
     for layer in layers:
@@ -47,7 +46,7 @@ def select_prefixes(cache: Cache, rows: slice) -> Cache:
 
 
 def _copy(cache: Cache, update: Callable[..., Any] | None = None) -> Cache:
-    """A cache with layers of its own, whose `update` is another function of the layer, and the same tensors."""
+    """Return a cache of the same tensors, with layers of its own and another `update` for each."""
     copied = copy.copy(cache)
     copied.layers = [copy.copy(layer) for layer in cache.layers]
     layers: list[Any] = copied.layers
@@ -58,12 +57,12 @@ def _copy(cache: Cache, update: Callable[..., Any] | None = None) -> Cache:
 
 
 def _join(layer: Any, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Joined, Joined]:
-    """In place of a cache layer's `update`."""
+    """Replace the `update` of a cache layer, which stays as it is."""
     return Joined(layer.keys, keys), Joined(layer.values, values)
 
 
 def _grow(layer: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """In place of a cache layer's `update`; what it keeps is what the layer itself would, a sliding window for one."""
+    """Replace the `update` of a cache layer, which keeps what it would keep anyway, such as a sliding window."""
     joined = _join(layer, keys, values)
     if getattr(layer, "is_sliding", False):
         layer.keys, layer.values = (one.tensor()[..., : -keys.shape[-2], :] for one in joined)
@@ -80,16 +79,16 @@ def _rows_of(states: Tensor, rows: slice) -> Tensor:
 
 
 class Joined(Tensor):
-    """Keys or values of some tokens, joined to those of a prefix that several runs share.
+    """Keys or values of some tokens, joined to those of a prefix that several prompts share.
 
-    Behaves like ``torch.cat([prefix.repeat_interleave(runs, 0), own], axis)``, which it turns into for every operation
-    that it does not know.
+    It behaves like ``torch.cat([prefix.repeat_interleave(prompts, 0), own], axis)`` and turns into that for every
+    operation without a handler.
 
     Attributes:
         prefix: `(prefixes, heads, positions, width)`, or with the last two axes exchanged, without a graph. It may be a
             join itself.
-        own: `(prefixes * runs, heads, own positions, width)`, or with the last two axes exchanged.
-        axis: That of positions: -2 or -1.
+        own: `(prefixes * prompts, heads, own positions, width)`, or with the last two axes exchanged.
+        axis: The axis of positions, -2 or -1.
     """
 
     prefix: Tensor
@@ -97,7 +96,7 @@ class Joined(Tensor):
     axis: int
 
     def __new__(cls, prefix: Tensor, own: Tensor, axis: int = -2) -> Joined:
-        """Note the join, without computing it."""
+        """Record the join without computing it."""
         shape = list(own.shape)
         shape[axis] += prefix.shape[axis]
         joined: Joined = Tensor._make_wrapper_subclass(cls, shape, dtype=own.dtype, device=own.device)
@@ -105,16 +104,16 @@ class Joined(Tensor):
         return joined
 
     def tensor(self) -> Tensor:
-        """The join itself."""
-        runs = self.own.shape[0] // self.prefix.shape[0]
+        """Compute the join."""
+        prompts = self.own.shape[0] // self.prefix.shape[0]
         shape = list(self.own.shape)
         shape[self.axis] = self.prefix.shape[self.axis]
-        prefix = self.prefix.unsqueeze(1).expand(-1, runs, *self.prefix.shape[1:]).flatten(0, 1)
+        prefix = self.prefix.unsqueeze(1).expand(-1, prompts, *self.prefix.shape[1:]).flatten(0, 1)
         return torch.cat([prefix.expand(shape), self.own], self.axis)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute `func` on the two parts where that is known how, else on the join."""
+        """Apply `func` to the two parts if it has a handler, else to the join."""
         kwargs = kwargs or {}
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
@@ -127,19 +126,19 @@ class Joined(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Never reached: `__torch_function__` comes first."""
+        """Fail: `__torch_function__` comes first."""
         raise NotImplementedError(f"{func} on keys and values that share a prefix")
 
 
 def _each(func: Any, joined: Any, *args: Any, **kwargs: Any) -> Any:
-    """What leaves the axes as they are, such as a cast, on either part."""
-    if not isinstance(joined, Joined):  # another tensor, cast to what the join is
+    """Apply an operation that leaves the axes as they are, such as a cast, to either part."""
+    if not isinstance(joined, Joined):  # another tensor, cast to the dtype of the join
         return NotImplemented
     return Joined(func(joined.prefix, *args, **kwargs), func(joined.own, *args, **kwargs), joined.axis)
 
 
 def _transpose(func: Any, joined: Any, dim0: int, dim1: int) -> Any:
-    """An exchange of the last two axes."""
+    """Exchange the last two axes."""
     last = {joined.ndim - 2, joined.ndim - 1}
     if {dim0 % joined.ndim, dim1 % joined.ndim} != last:
         return NotImplemented
@@ -147,7 +146,7 @@ def _transpose(func: Any, joined: Any, dim0: int, dim1: int) -> Any:
 
 
 def _index(func: Any, joined: Joined, index: Any) -> Any:
-    """New axes between whole ones, as where heads are repeated."""
+    """Insert axes between whole ones, as models do to repeat heads."""
     whole = isinstance(index, tuple) and all(one is None or one == slice(None) for one in index)
     if not whole or index[0] is None or any(one is None for one in index[-2:]):
         return NotImplemented
@@ -155,7 +154,7 @@ def _index(func: Any, joined: Joined, index: Any) -> Any:
 
 
 def _reshape(func: Any, joined: Joined, *sizes: Any, **named: Any) -> Any:
-    """A new shape of what lies between the first axis and the last two."""
+    """Reshape the axes between the first and the last two."""
     if named:
         return NotImplemented
     shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
@@ -167,7 +166,7 @@ def _reshape(func: Any, joined: Joined, *sizes: Any, **named: Any) -> Any:
 
 
 def _matmul(func: Any, left: Any = None, right: Any = None, **named: Any) -> Any:
-    """Queries against keys, or attention weights against values: the prefix's part for all runs at once."""
+    """Multiply queries by keys, or attention weights by values; the prefix's part for all prompts at once."""
     if named or isinstance(left, Joined) or left.ndim != 4 or right.ndim != 4 or left.shape[0] != right.shape[0]:
         return NotImplemented
     prefix, own = right.prefix, right.own
@@ -178,11 +177,11 @@ def _matmul(func: Any, left: Any = None, right: Any = None, **named: Any) -> Any
 
 
 def _product(left: Tensor, prefix: Tensor) -> Tensor:
-    """Rows of each run, `(prefixes * runs, heads, rows, n)`, times the matrix of its prefix, `(…, n, m)`."""
+    """Multiply the rows of each prompt, `(prefixes * prompts, heads, rows, n)`, by its prefix, `(…, n, m)`."""
     prefixes, rows = prefix.shape[0], left.shape[2]
-    runs = left.shape[0] // prefixes
-    product: Tensor = left.unflatten(0, (prefixes, runs)).transpose(1, 2).flatten(2, 3) @ prefix
-    return product.reshape(prefixes, -1, runs, rows, product.shape[-1]).transpose(1, 2).flatten(0, 1)
+    prompts = left.shape[0] // prefixes
+    product: Tensor = left.unflatten(0, (prefixes, prompts)).transpose(1, 2).flatten(2, 3) @ prefix
+    return product.reshape(prefixes, -1, prompts, rows, product.shape[-1]).transpose(1, 2).flatten(0, 1)
 
 
 def _attention(
@@ -196,7 +195,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Scaled dot-product attention, written out, with a softmax in float32 at least; every query must see some key."""
+    """Compute scaled dot-product attention, the softmax at least in float32; every query must see some key."""
     if not (isinstance(key, Joined) and isinstance(value, Joined)) or query.ndim != 4 or dropout_p:
         return NotImplemented
     if enable_gqa:

@@ -1,7 +1,7 @@
 """A decoder-only Hugging Face LM behind the few operations that LREs need.
 
-Token ids in; hidden states at any layer, the decoder head D and logits out. Prompts are padded on the right and
-attention is causal, so that no attention mask or position ids are ever needed: a real token never sees a pad.
+Token ids go in; hidden states at any layer, the output of the decoder head D and logits come out. Prompts are padded on
+the right and attention is causal, so a real token never sees a pad, and no attention masks or position ids are needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,33 +18,34 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
-from lre_lightning.models import parts as architectures
 from lre_lightning.models.caches import growing_cache
-from lre_lightning.models.hooks import is_offloaded, observe, placement_hooks, replace, runs_on, skip, weights_at_hand
-from lre_lightning.models.loading import Loading, check_loaded, load_model, multiply_dequantized
+from lre_lightning.models.hooks import observe, replace, skip
+from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes
-from lre_lightning.models.parts import Parts
+from lre_lightning.models.parts import Parts, check_parts, context_length, find_parts
+from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
+from lre_lightning.models.quantization import multiply_dequantized
 from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
     from transformers import Cache
 
 LOGIT_BYTES = 2**27
-"""How many bytes of logits exist at a time where only their argmax is wanted."""
+"""Bytes of logits that exist at a time where only their argmax is needed."""
 
 
 class LanguageModel(nn.Module):
-    """A frozen decoder-only LM: its layers, its decoder head D, its hidden states.
+    """A frozen decoder-only LM: its layers, its hidden states, its decoder head D.
 
-    An LM on several devices, offloaded or quantized stays where and as it is: `to`, `cuda`, and Lightning with them,
-    do not move it, and a cast is an error.
+    An LM that is on several devices, offloaded or quantized stays as it is: `to`, `cuda` and Lightning do not move it,
+    and a cast is an error.
 
     Args:
         model: A causal LM as `AutoModelForCausalLM` loads it, or your own with its `parts`. It is put in eval mode and
-            frozen, and stays so. Layers of bitsandbytes multiply by their dequantized weights from then on, without
-            rounding what they are given.
-        name: What the LM is called in results and in the origin of its LREs.
-        revision: Revision of the LM on the hub, where it came from there.
+            frozen, and stays so. Its bitsandbytes layers multiply by their dequantized weights from then on, and no
+            longer round their inputs.
+        name: Name of the LM in results and in the origin of its LREs.
+        revision: Revision on the hub that the LM was loaded from, if any.
         parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
         chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen for the device if
             None. It can be changed later.
@@ -77,12 +78,12 @@ class LanguageModel(nn.Module):
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
         self.offloaded = tuple(module for module in model.modules() if is_offloaded(module))
-        places = [getattr(hook, "execution_device", None) for hook in placement_hooks(model)]
-        self._places = {torch.device(place) for place in places if place is not None}
-        self._stays = multiply_dequantized(model) or bool(places)
+        devices = execution_devices(model)
+        self._devices = {device for device in devices if device is not None}
+        self._stays = multiply_dequantized(model) or bool(devices)
         check_loaded(model, self.name)
-        self._parts = parts or architectures.find_parts(model)
-        self._form = architectures.check_parts(model, self._parts)
+        self._parts = parts or find_parts(model)
+        self._tuple_length = check_parts(model, self._parts)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, **options: Any) -> Self:
@@ -117,28 +118,29 @@ class LanguageModel(nn.Module):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer: ``"emb"``, 0, …, `num_layers` - 1."""
+        """All layers: ``"emb"``, 0, …, `num_layers` - 1."""
         return ("emb", *range(self.num_layers))
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return self._form.hidden_size
+        weight: Any = self._parts.embedding.weight
+        return int(weight.shape[-1])
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the unembedding scores."""
-        return int(self._unembedding_weight.shape[0])
+        return len(self._unembedding_weight)
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go in, and where hidden states come together if blocks lie on several devices."""
+        """Device of the token ids, and of hidden states that are combined from blocks on several devices."""
         return runs_on(self._parts.embedding)
 
     @property
     def devices(self) -> set[torch.device]:
         """All devices on which the LM computes."""
-        return self._places or {self.device}
+        return self._devices or {self.device}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,21 +148,15 @@ class LanguageModel(nn.Module):
         return self._unembedding_weight.dtype
 
     @property
-    def _config(self) -> Any:
-        config: Any = getattr(self.model, "config", None)
-        return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-    @property
     def _unembedding_weight(self) -> Tensor:
-        weight = self._parts.unembedding.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        weight: Any = self._parts.unembedding.weight
+        return weight  # type: ignore[no-any-return]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the unembedding's values in float32: tells one LM from another, whatever its folder is called.
+        """SHA-256 of the unembedding's values in float32, which identifies the LM wherever it was loaded from.
 
-        Loading weights in a dtype that rounds them changes it.
+        Loading the weights in a dtype that rounds them changes it.
         """
         digest = hashlib.sha256(str(tuple(self._unembedding_weight.shape)).encode())
         with weights_at_hand(self._parts.unembedding):
@@ -169,14 +165,14 @@ class LanguageModel(nn.Module):
         return digest.hexdigest()
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval mode: an LM under study does not train, and dropout would change every number."""
+        """Stay in eval mode: the LM is not trained, and dropout would change every number."""
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the LM, unless it stays where and as it is.
+        """Move or cast the LM, unless it stays as it is.
 
         Raises:
-            LREError: If an LM that stays is cast.
+            LREError: If an LM that stays as it is is cast.
         """
         if not self._stays:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -203,25 +199,26 @@ class LanguageModel(nn.Module):
         return tuple(layer for layer in self.layers if layer in chosen)
 
     def check_ids(self, input_ids: Tensor) -> None:
-        """Check that token ids `(..., positions)` can go into this LM.
+        """Check that the LM can run token ids `(..., positions)`.
 
         Raises:
-            LREError: If a token id has no embedding, or there are more positions than the LM was made for.
+            LREError: If a token id has no embedding, or there are more positions than the LM is made for.
         """
         weight: Any = self._parts.embedding.weight
-        embeddings, longest = weight.shape[0], architectures.context_length(self._config)
-        if input_ids.numel() and not 0 <= int(input_ids.max()) < embeddings:
+        if input_ids.numel() and not 0 <= int(input_ids.max()) < len(weight):
             raise LREError(
-                f"token id {int(input_ids.max())} is out of range: {self.name} has {embeddings} token embeddings; "
+                f"token id {int(input_ids.max())} is out of range: {self.name} has {len(weight)} token embeddings; "
                 "make prompts with its own tokenizer"
             )
+        config: Any = getattr(self.model, "config", None)
+        longest = context_length(config.get_text_config() if hasattr(config, "get_text_config") else config)
         if longest is not None and input_ids.shape[-1] > longest:
             raise LREError(
                 f"a prompt of {input_ids.shape[-1]} tokens is too long: {self.name} is made for {longest}; lower n_shot"
             )
 
     def module_at(self, layer: Layer) -> nn.Module:
-        """The module whose output is the hidden state at `layer`."""
+        """Return the module whose output is the hidden state at `layer`."""
         return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
 
     def forward(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
@@ -229,7 +226,7 @@ class LanguageModel(nn.Module):
 
         Args:
             input_ids: Token ids `(batch, positions)`, int64, padded on the right.
-            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it.
 
         Returns:
             Output of the last block before the final norm, `(batch, positions, hidden)`.
@@ -240,82 +237,72 @@ class LanguageModel(nn.Module):
     def hidden_states(
         self, input_ids: Tensor, layers: Sequence[Layer], cache: Cache | None = None
     ) -> dict[Layer, Tensor]:
-        """Run the LM and return the hidden states at `layers`.
+        """Run the LM and return its hidden states at `layers`.
 
         Args:
             input_ids: Token ids `(batch, positions)`, int64, padded on the right.
-            layers: The layers whose outputs are wanted.
-            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+            layers: The layers.
+            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it.
 
         Returns:
-            Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, with their graph where there is one,
-            each on the device of its layer.
+            Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, on the device of their layer, with
+            their graph if gradients are enabled.
         """
         found: dict[Layer, Tensor] = {}
-
-        def keep(layer: Layer) -> Any:
-            return lambda hidden: found.__setitem__(layer, hidden)
-
         with ExitStack() as stack:
             for layer in layers:
-                stack.enter_context(observe(self.module_at(layer), keep(layer)))
+                stack.enter_context(observe(self.module_at(layer), partial(found.__setitem__, layer)))
             self._parts.backbone(input_ids=input_ids, past_key_values=cache, use_cache=cache is not None)
         return found
 
     def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Run the LM from the output of `layer` on.
+        """Run the LM starting from the output of `layer`.
 
         Args:
-            layer: Where to start.
+            layer: The layer.
             hidden: The hidden states at `layer`, `(batch, positions, hidden)`.
             input_ids: The token ids `(batch, positions)`, int64, padded on the right.
-            cache: Keys and values of the tokens before, for `batch` prompts. It is changed by the run.
+            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it.
 
         Returns:
             Output of the last block before the final norm, `(batch, positions, hidden)`.
         """
         below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
-        with skip(below, self._form.items), replace(self.module_at(layer), lambda _: hidden):
+        with skip(below, self._tuple_length), replace(self.module_at(layer), lambda _: hidden):
             return self.forward(input_ids, cache)
 
-    @torch.no_grad()
     def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
-        """Compute the keys and values of a prefix once, without a graph.
+        """Compute the keys and values of a prefix, without a graph.
 
         Args:
-            prefix_ids: Token ids `(positions,)`; they may be none.
+            prefix_ids: Token ids `(positions,)`; there may be none.
 
         Returns:
             The cache of one prompt, or None for an empty prefix. Runs change the cache that they are given: hand
             them `share_cache(cache)`.
         """
-        if prefix_ids.numel() == 0:
-            return None
-        return self._cache_of(prefix_ids[None])
+        return self.extend_cache(None, prefix_ids[None]) if len(prefix_ids) else None
 
     @torch.no_grad()
     def extend_cache(self, cache: Cache | None, input_ids: Tensor) -> Cache:
-        """Compute the keys and values of prefixes that go on from a shorter one.
+        """Compute the keys and values of prefixes that continue a shorter one, without a graph.
 
         Args:
-            cache: What `prefix_cache` returned; None if there is nothing before.
+            cache: The cache that `prefix_cache` returned; None if there is nothing before.
             input_ids: The tokens that follow, `(prefixes, positions)`, int64.
 
         Returns:
             The cache of `prefixes` prompts, to be handed to runs by `share_cache`.
         """
         if cache is None:
-            return self._cache_of(input_ids)
-        grown = growing_cache(cache)
-        self._parts.backbone(input_ids=input_ids, past_key_values=grown, use_cache=True)
+            grown: Cache = self._parts.backbone(input_ids=input_ids, use_cache=True).past_key_values
+        else:
+            grown = growing_cache(cache)
+            self._parts.backbone(input_ids=input_ids, past_key_values=grown, use_cache=True)
         return grown
 
-    def _cache_of(self, input_ids: Tensor) -> Cache:
-        cache: Cache = self._parts.backbone(input_ids=input_ids, use_cache=True).past_key_values
-        return cache
-
     def decode(self, hidden: Tensor) -> Tensor:
-        """The decoder head D: final norm, unembedding, logit scale and soft cap (Section 3.2, `D`).
+        """Apply the decoder head D: final norm, unembedding, logit scale and soft cap (Section 3.2, `D`).
 
         Args:
             hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`, in any floating dtype.
@@ -323,14 +310,14 @@ class LanguageModel(nn.Module):
         Returns:
             Logits `(..., vocab)` in the LM's dtype.
         """
-        return architectures.decode(self._parts, hidden.to(runs_on(self._parts.unembedding), self.dtype))
+        return self._parts.decode(hidden.to(runs_on(self._parts.unembedding), self.dtype))
 
     def logit_rows(self, count: int) -> int:
-        """How many of `count` hidden states to decode at a time: as many as make 128 MiB of logits, at least one."""
+        """Return how many of `count` hidden states to decode at a time: 128 MiB of logits, but at least one."""
         return min(count, max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize)))
 
     def unembedding(self, token_ids: Tensor) -> Tensor:
-        """Rows of the decoder head's matrix, `(..., hidden)`, for token ids `(...)`."""
+        """Return the rows of the unembedding matrix, `(..., hidden)`, for token ids `(...)`."""
         with weights_at_hand(self._parts.unembedding):
             weight = self._unembedding_weight
             return weight[token_ids.to(weight.device)]

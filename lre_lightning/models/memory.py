@@ -1,7 +1,4 @@
-"""How much is computed at a time: what fits into the memory of a device, and what to do when it did not.
-
-And what a graph keeps in memory: not the weights that an offloaded LM has elsewhere.
-"""
+"""Memory: chunk sizes that fit into it, and graphs that do not keep offloaded weights in it."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.hooks import weights_at_hand
+from lre_lightning.models.placement import weights_at_hand
 
 T = TypeVar("T")
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says what memory a container may use."""
+"""Folder in which Linux reports the memory of a container."""
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of memory that a device has left for this process; None where it does not say."""
+    """Return the bytes of memory that a device has left for this process; None if they are unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
@@ -40,7 +37,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def _container_memory() -> float:
-    """Bytes that this process's container has left; infinite outside of one."""
+    """Return the bytes that this process's container has left; infinity outside a container."""
     try:
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
@@ -50,19 +47,19 @@ def _container_memory() -> float:
 
 
 def busy_rows(device: torch.device, width: int, numbers: Mapping[str, int], least: int) -> int:
-    """How many rows at a time keep a device busy; more of them only take memory.
+    """Return how many rows at a time keep a device busy; more would only take memory.
 
     Args:
         device: The device.
         width: Numbers in a row.
-        numbers: How many numbers keep a device busy, by its type; ``"other"`` is for types that are not named.
-        least: Fewer rows than this never do.
+        numbers: How many numbers keep a device busy, by type of device; ``"other"`` is for types that are not named.
+        least: Fewest rows to return.
     """
     return max(least, numbers[device.type if device.type in numbers else "other"] // width)
 
 
 class ChunkSizes:
-    """Chunk sizes for the kinds of work done on one LM, made smaller where memory ran out.
+    """Chunk sizes for the kinds of work done on one LM, reduced when memory runs out.
 
     Example:
         >>> sizes = ChunkSizes()
@@ -74,24 +71,25 @@ class ChunkSizes:
         self._largest: dict[str, int] = {}
 
     def run(self, what: str, wanted: int, work: Callable[[int], T]) -> T:
-        """Return ``work(chunk_size)``, with `wanted` or, where memory does not hold that, half of it, and so on.
+        """Return ``work(chunk_size)``, where the chunk size is halved until memory suffices.
 
-        What was found to fit is where later work of this kind begins. A warning says so, once.
+        Later work of this kind starts with the size that was found. A warning is given once.
 
         Args:
-            what: The kind of work, in the plural, as users know it.
-            wanted: The chunk size to begin with.
+            what: The kind of work, a plural noun for messages.
+            wanted: The chunk size to start with.
             work: Does all of the work with the chunk size that it is given.
 
         Raises:
-            LREError: If memory does not even hold a chunk of one.
+            LREError: If memory does not even suffice for a chunk of one.
         """
         size = begun = min(wanted, self._largest.get(what, wanted))
         while True:
             try:
                 result = work(size)
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+                if not isinstance(error, torch.OutOfMemoryError) and not any(sign in str(error) for sign in signs):
                     raise
                 if size == 1:
                     raise LREError(
@@ -100,20 +98,14 @@ class ChunkSizes:
                     ) from error
             else:
                 break
-            if torch.cuda.is_available():
+            if torch.cuda.is_available():  # outside `except`, whose traceback keeps tensors alive
                 torch.cuda.empty_cache()
             size = (size + 1) // 2
         if size < begun:
             if what not in self._largest:
-                warnings.warn(f"out of memory for {wanted} {what} at a time: going on with {size}", stacklevel=3)
+                warnings.warn(f"out of memory for {wanted} {what} at a time: continuing with {size}", stacklevel=3)
             self._largest[what] = size
         return result
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, one of its libraries, or the allocator of the CPU had too little memory."""
-    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 @dataclass(frozen=True)
@@ -134,13 +126,13 @@ class _Reloaded:
 
 @contextmanager
 def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | None = None) -> Iterator[None]:
-    """Within the context, graphs do not keep the weights of offloaded modules: backward passes load them again.
+    """Keep the weights of offloaded modules out of graphs within the context: backward passes load them again.
 
-    Without this, a graph through an LM that is larger than a device would hold all of the LM on it.
+    Otherwise a graph through an LM that is larger than a device would hold the whole LM on it.
 
     Args:
-        offloaded: The modules whose weights are brought in for each run.
-        note: Called with all that is kept.
+        offloaded: The modules whose weights are loaded for each run.
+        note: Called with every tensor that a graph keeps.
     """
     running: list[nn.Module] = []
 
@@ -157,15 +149,12 @@ def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | 
     def restore(kept: Tensor | _Reloaded) -> Tensor:
         return kept.load() if isinstance(kept, _Reloaded) else kept
 
-    def begin(module: nn.Module, *_: Any) -> None:
-        running.append(module)
-
     def end(*_: Any) -> None:
         running.pop()
 
     with ExitStack() as stack:
         for module in offloaded:
-            stack.callback(module.register_forward_pre_hook(begin).remove)
+            stack.callback(module.register_forward_pre_hook(lambda module, _: running.append(module)).remove)
             stack.callback(module.register_forward_hook(end).remove)
         if offloaded or note is not None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, restore))

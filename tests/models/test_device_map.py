@@ -7,7 +7,6 @@ devices too, but not values, and abort the process in a backward pass where torc
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -254,20 +253,25 @@ def test_an_lm_with_a_device_map_cannot_be_cast(saved, cast):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_map": "cuda:7"}, "device_map names the device 'cuda:7', which is not here: use .*'cpu', 'disk'"),
-        ({"device_map": "gpu"}, "device_map names the device 'gpu'"),
-        ({"device_map": {"": 7}}, "device_map names the device 7"),
-        ({"device_map": {"": "meta"}}, "device_map names the device 'meta'"),
+        (
+            {"device_map": {"": "cuda:99"}},
+            r"no decoder-only LM can be loaded from .* with device_map {'': 'cuda:99'}: ",
+        ),
+        (
+            {"device_map": "gpu"},
+            "no decoder-only LM can be loaded from .* with device_map 'gpu': Expected one of cpu, ",
+        ),
+        ({"device_map": "meta"}, "which is on the meta device"),
         (
             {"device_map": {"": "cpu", "model.layer.0": "disk"}},
             "device_map names 'model.layer.0', which the LM does not have: it has model.embed_tokens, model.layers, ",
         ),
         ({"device_map": {"model.layers": "cpu"}}, "device_map has no place for 'model.embed_tokens.weight'"),
         ({"device_map": {}}, "device_map has no place for 'model.embed_tokens.weight'"),
-        ({"max_memory": {"cpu": "1GiB"}}, "max_memory limits what auto, .* fill, and device_map is None"),
-        ({"max_memory": {"cpu": "1GiB"}, "device_map": {"": "cpu"}}, "max_memory limits what auto"),
-        ({"max_memory": {"cpu": "much"}, "device_map": "auto"}, "max_memory of 'cpu' is 'much', which is no size"),
-        ({"max_memory": {"7": "1GiB"}, "device_map": "auto"}, "max_memory names the device 7"),
+        ({"max_memory": {"cpu": "1GiB"}}, "max_memory needs a device_map of auto, .*, not None"),
+        ({"max_memory": {"cpu": "1GiB"}, "device_map": {"": "cpu"}}, "max_memory needs a device_map of auto"),
+        ({"max_memory": {"cpu": "much"}, "device_map": "auto"}, "`size` much is not in a valid format"),
+        ({"max_memory": {"7": "1GiB"}, "device_map": "auto"}, "Device 7 is not recognized"),
         ({"quantization": "2bit"}, "quantization '2bit' is unknown: use one of 8bit, 4bit"),
     ],
 )
@@ -275,21 +279,6 @@ def test_places_that_cannot_be(tmp_path, options, message):
     tiny_model("llama", torch.float32).save_pretrained(tmp_path)
     with pytest.raises(LREError, match=message):
         LanguageModel.from_pretrained(str(tmp_path), **options)
-
-
-@pytest.mark.parametrize(
-    ("missing", "options"),
-    [
-        ("accelerate", {"device_map": "auto"}),
-        ("accelerate", {"device_map": "cpu"}),
-        ("bitsandbytes", {"quantization": "8bit"}),
-        ("bitsandbytes", {"quantization": "4bit"}),
-    ],
-)
-def test_what_is_not_installed_is_named(monkeypatch, missing, options):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(LREError, match=rf"pip install 'lre-lightning\[{missing}\]'"):
-        LanguageModel.from_pretrained("demo", **options)
 
 
 # Several devices
@@ -602,7 +591,7 @@ def test_weights_that_were_packed_for_the_cpu_are_refused(wide):
 
 @QUANTIZED
 def test_quantized_weights_cannot_be_offloaded(wide):
-    with pytest.raises(LREError, match="4bit weights cannot be offloaded, and device_map has '' on 'disk'"):
+    with pytest.raises(LREError, match="with device_map 'disk': Some modules are dispatched on the CPU or the disk"):
         LanguageModel.from_pretrained(wide, quantization="4bit", device_map="disk")
 
 

@@ -58,7 +58,7 @@ def test_chunks_are_halved_until_they_fit_and_that_is_remembered(error):
         assert sizes.run("rows", 100, work) == "done by 7"
         assert sizes.run("rows", 100, work) == "done by 7"
         assert work.sizes[5:] == [7, 7]
-    assert [str(warning.message) for warning in caught] == ["out of memory for 100 rows at a time: going on with 7"]
+    assert [str(warning.message) for warning in caught] == ["out of memory for 100 rows at a time: continuing with 7"]
     assert caught[0].category is UserWarning
 
 
@@ -283,7 +283,7 @@ def test_jacobians_go_on_with_fewer_lanes(monkeypatch):
             check_equal(prompt_jacobian(lm, PROMPT, 9), expected)
     assert sizes == [16, 8, 4, 4, 4]
     messages = [str(warning.message) for warning in caught]
-    assert messages == ["out of memory for 16 rows of a Jacobian at a time: going on with 4"]
+    assert messages == ["out of memory for 16 rows of a Jacobian at a time: continuing with 4"]
     assert caught[0].filename == __file__
     monkeypatch.undo()
     limit_batches(monkeypatch, "hidden_states", 0)
@@ -308,7 +308,7 @@ def test_patched_runs_go_on_with_fewer_prompts(monkeypatch):
     batch.patched(0, values)
     assert sum(size > 3 for size in sizes) == attempts  # nothing failed again
     assert len(caught) == 1
-    assert "patched prompts at a time: going on with " in str(caught[0].message)
+    assert "patched prompts at a time: continuing with " in str(caught[0].message)
     assert expected[0, 0].any()
     assert not torch.allclose(expected[0, 0], expected[0, 1])
     assert not torch.allclose(expected[0, 0], expected[2, 0])
@@ -337,7 +337,7 @@ def test_decoding_goes_on_with_fewer_hidden_states(monkeypatch):
     assert sizes[:3] == [16, 8, 4]
     assert set(sizes[3:]) == {2}
     assert len(caught) == 1
-    assert "decoded hidden states at a time: going on with 2" in str(caught[0].message)
+    assert "decoded hidden states at a time: continuing with 2" in str(caught[0].message)
     assert expected.unique().numel() > 3
 
 
@@ -380,5 +380,5 @@ def test_an_allocator_that_fails():
     run = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     (warning,) = run.stdout.splitlines()
-    assert warning.startswith("out of memory for 256 rows of a Jacobian at a time: going on with ")
+    assert warning.startswith("out of memory for 256 rows of a Jacobian at a time: continuing with ")
     assert int(warning.split()[-1]) in (16, 32, 64, 128)
