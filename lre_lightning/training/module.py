@@ -20,7 +20,8 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.loading import DeviceMap, Quantization
+from lre_lightning.models.placement import DeviceMap
+from lre_lightning.models.quantization import Quantization
 from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
 from lre_lightning.records.selection import Criterion, choose_after
 from lre_lightning.runs.checkpoints import read_hyperparameters, restrict
