@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lre_lightning.errors import LREError
-from lre_lightning.metrics.functional import Average, _check_average, _check_count, _success_compute, _success_update
+from lre_lightning.errors import LREError, check_number
+from lre_lightning.metrics.functional import Average, _success_compute, _success_update, check_average
 
 
-class _SuccessRate(Metric):
-    """Share of samples whose prediction is right, per relation and per grid point.
+class SuccessRate(Metric):
+    """Fraction of samples whose prediction is right, per relation and per grid point.
 
     A subclass says what "right" means and, in `_successes`, names its state. The names differ between subclasses so
     that the compute groups of a `MetricCollection`, which merge metrics with equal states, never merge two of them.
@@ -32,10 +32,11 @@ class _SuccessRate(Metric):
         self, num_relations: int, grid_shape: Sequence[int] = (), average: Average = "macro", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        _check_average(average)
-        self.num_relations = _check_count("num_relations", num_relations)
-        self.grid_shape = tuple(_check_count("a size in grid_shape", size) for size in grid_shape)
-        self.average: Average = average
+        check_average(average)
+        check_number("num_relations", num_relations, 1)
+        for size in grid_shape:
+            check_number("a size in grid_shape", size, 1)
+        self.num_relations, self.grid_shape, self.average = num_relations, tuple(grid_shape), average
         zeros = torch.zeros(num_relations, *self.grid_shape, dtype=torch.int64)
         self.add_state(self._successes, zeros, dist_reduce_fx="sum")
         self.add_state("total", torch.zeros(num_relations, dtype=torch.int64), dist_reduce_fx="sum")
@@ -50,51 +51,42 @@ class _SuccessRate(Metric):
         """Count one batch.
 
         Args:
-            predictions: predicted token ids; `(batch, *grid_shape)`, integer.
-            targets: wanted token ids; `(batch,)`, integer.
-            relations: indices in [0, `num_relations`); `(batch,)`, integer.
-            mask: True where the sample counts (the LM knows the fact); `(batch,)`, bool. None: all count.
+            predictions: Predicted token ids; `(batch, *grid_shape)`, integer.
+            targets: Wanted token ids; `(batch,)`, integer.
+            relations: Indices in [0, `num_relations`); `(batch,)`, integer.
+            mask: True for samples that count (the LM knows the fact); `(batch,)`, bool. None: all count.
 
         Raises:
-            LREError: if a shape or dtype does not fit or a relation is out of range.
+            LREError: If a shape or dtype does not fit or a relation is out of range.
         """
         if predictions.shape[1:] != self.grid_shape:
             wanted = ", ".join(map(str, ("batch", *self.grid_shape)))
             raise LREError(f"predictions must have shape ({wanted}), got {tuple(predictions.shape)}")
         correct, total = _success_update(predictions, targets, relations, self.num_relations, mask)
-        # Not in place: a state born in inference mode could not be changed outside it.
+        # Not in place: states created in inference mode cannot be changed in place outside it.
         setattr(self, self._successes, self.correct + correct)
         self.total = self.total + total
 
     def compute(self) -> Tensor:
-        """Divide what was counted on all processes.
+        """Divide the counts of all processes.
 
         Returns:
-            Shares in [0, 1], NaN where no sample was counted; `grid_shape`, or `(num_relations, *grid_shape)` with
+            Fractions in [0, 1], NaN where no sample was counted; `grid_shape`, or `(num_relations, *grid_shape)` with
             `average="none"`, float32.
         """
         return _success_compute(self.correct, self.total, self.average)
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot one result, or several as a series of steps.
+        """Plot one result of `compute` or `forward`, or several as a series of steps; each has at most one dimension.
 
         Args:
-            val: a result of `compute` or `forward`, or a list of them; None: what `compute` returns now. A result has
-                one value or one row of values.
-            ax: the matplotlib axis to draw on. None: a new figure.
+            val: The results. None: the result of `compute`.
+            ax: The matplotlib axis to plot on. None: a new figure.
 
         Returns:
-            The figure (None where `ax` was given) and the axis.
-
-        Raises:
-            LREError: if a result has more than one dimension.
-            ModuleNotFoundError: if matplotlib is not installed.
+            The figure (None if `ax` was given) and the axis.
         """
-        val = self.compute() if val is None else val
-        shape = tuple((val if isinstance(val, Tensor) else val[0]).shape)
-        if len(shape) > 1:
-            raise LREError(f"plot draws one value or one row of values, got a result of shape {shape}: index it first")
-        return self._plot(val, ax)
+        return self._plot(self.compute() if val is None else val, ax)
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Undo torchmetrics' squeeze: a result of one element keeps its shape, so a grid of one point is a grid."""
@@ -108,7 +100,7 @@ class _SuccessRate(Metric):
 
         return shaped
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> "_SuccessRate":
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> "SuccessRate":
         """Follow a module to another device but not to another dtype: half precision counts exactly to 2048 only."""
 
         def move(tensor: Tensor) -> Tensor:
@@ -121,39 +113,37 @@ class _SuccessRate(Metric):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load counts of the right shape only, onto this metric's device, and forget the cached result."""
         errors: list[str] = args[-1]
-        for key, default in self._defaults.items():
-            saved = state_dict.get(prefix + key)
-            if saved is None or not isinstance(default, Tensor):
-                continue
-            if saved.shape != default.shape:
-                shapes = f"{tuple(saved.shape)} in the checkpoint, {tuple(default.shape)} in the metric"
-                errors.append(f"size mismatch for {prefix + key}: {shapes}")
-                del state_dict[prefix + key]
-            else:
-                state_dict[prefix + key] = saved.to(self.device)
+        for name, state in self.metric_state.items():
+            saved = state_dict.get(prefix + name)
+            if isinstance(saved, Tensor) and isinstance(state, Tensor):
+                state_dict[prefix + name] = saved.to(self.device)
+                if saved.shape != state.shape:
+                    shapes = f"{tuple(saved.shape)} in the checkpoint, {tuple(state.shape)} in the metric"
+                    errors.append(f"size mismatch for {prefix + name}: {shapes}")
+                    del state_dict[prefix + name]
         self._computed = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class Faithfulness(_SuccessRate):
-    """Share of known test samples on which the LRE predicts the token that the LM predicts.
+class Faithfulness(SuccessRate):
+    """Fraction of known test samples on which the LRE predicts the token that the LM predicts.
 
     Equation "faithfulness" of Hernandez et al. (ICLR 2024), section 3.2: argmax D(LRE(s)) = argmax D(F(s, c)).
     `update(predictions, targets, relations, mask=None)` takes the LRE's argmax at each grid point, for example layers x
-    betas, and the LM's own argmax under the same context. Counts add up until `reset`, so one trial is one cycle.
+    betas, and the LM's own argmax under the same context. Counts add up until `reset`.
 
-    `MetricCollection` passes the same predictions to all its metrics; the ones of `Causality` are others, so update the
-    two apart. Their states have different names, hence the collection's compute groups keep them apart.
+    `MetricCollection` passes the same predictions to all its metrics; `Causality` needs different ones, so update the
+    two separately. Their states have different names, which keeps them apart in the collection's compute groups.
 
     Args:
-        num_relations: how many relations there are, at least 1.
-        grid_shape: sizes of the grid of hyperparameters; `()` for a single evaluation.
-        average: `"macro"` (as in the paper) averages over the relations that have a sample, `"micro"` over all samples,
-            `"none"` keeps the relations apart (see `torchmetrics.wrappers.ClasswiseWrapper` for names).
-        kwargs: what every `torchmetrics.Metric` takes.
+        num_relations: Number of relations, at least 1.
+        grid_shape: Sizes of the grid of hyperparameters; `()` for a single evaluation.
+        average: `"macro"` (as in the paper) averages over the relations that have a sample, `"micro"` over all samples;
+            `"none"` returns one value per relation (see `torchmetrics.wrappers.ClasswiseWrapper` for names).
+        kwargs: Arguments of every `torchmetrics.Metric`.
 
     Raises:
-        LREError: if `num_relations` or a size in `grid_shape` is below 1 or `average` is unknown.
+        LREError: If `num_relations` or a size in `grid_shape` is below 1 or `average` is unknown.
 
     Example:
         >>> from torch import tensor
@@ -170,23 +160,22 @@ class Faithfulness(_SuccessRate):
     _successes = "faithful"
 
 
-class Causality(_SuccessRate):
-    """Share of edits after which the patched LM predicts the first token of the target object.
+class Causality(SuccessRate):
+    """Fraction of edits after which the patched LM predicts the first token of the target object.
 
     Equation "causal-efficacy" of Hernandez et al. (ICLR 2024), section 3.2: argmax D(F(s, c | s := s + delta)) = o'.
     `update(predictions, targets, relations, mask=None)` takes the patched LM's argmax at each grid point, for example
-    layers x ranks, and the first token of each target object o', which is for the caller to draw from the same relation
-    and unlike the sample's own. Counts add up until `reset`, so one trial is one cycle.
+    layers x ranks, and the first token of each target object o', which the caller draws from the same relation and
+    unlike the sample's own. Counts add up until `reset`.
 
     Args:
-        num_relations: how many relations there are, at least 1.
-        grid_shape: sizes of the grid of hyperparameters; `()` for a single evaluation.
-        average: `"macro"` (as in the paper) averages over the relations that have a sample, `"micro"` over all samples,
-            `"none"` keeps the relations apart (see `torchmetrics.wrappers.ClasswiseWrapper` for names).
-        kwargs: what every `torchmetrics.Metric` takes.
+        num_relations: As for `Faithfulness`.
+        grid_shape: As for `Faithfulness`.
+        average: As for `Faithfulness`.
+        kwargs: As for `Faithfulness`.
 
     Raises:
-        LREError: if `num_relations` or a size in `grid_shape` is below 1 or `average` is unknown.
+        LREError: As for `Faithfulness`.
 
     Example:
         >>> from torch import tensor
