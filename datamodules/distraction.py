@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.loaders import Share
+from lre_lightning.datamodules.loaders import Portion
 from lre_lightning.datamodules.relations import RelationDataModule
-from lre_lightning.errors import LREError, check_number
+from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.prompts.batch import RelationBatch
 from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after
 from lre_lightning.prompts.trials import Trial
@@ -118,12 +118,8 @@ class DistractionDataModule(RelationDataModule):
         undistracted: Undistracted = "zero-shot",
         **kwargs: Any,
     ) -> None:
-        for name, value, known in (
-            ("distraction", distraction, get_args(Distraction)),
-            ("undistracted", undistracted, get_args(Undistracted)),
-        ):
-            if value not in known:
-                raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
+        check_choice("distraction", distraction, get_args(Distraction))
+        check_choice("undistracted", undistracted, get_args(Undistracted))
         check_number("repetitions", repetitions, 1)
         if not falsehood_separator:
             raise LREError(
@@ -133,31 +129,32 @@ class DistractionDataModule(RelationDataModule):
         self.falsehood_separator, self.undistracted = falsehood_separator, undistracted
         self._facts: tuple[int, list[DistractedPrompt]] | None = None
         super().__init__(tokenizer, **kwargs)
-        if self.form.chat:
+        if self.prompts.chat:
             raise LREError("prompts that distract are plain texts: leave chat out")
 
     def setup(self, stage: str | None = None) -> None:
         """Load the tokenizer and the relations, and check that every relation has samples and objects enough."""
         super().setup(stage)
         for relation in self._relations or ():
-            if len(self.draw(relation, self.first_trial).asked_with) > 1:
-                raise LREError(f"prompts that distract have one template, and template {self.template!r} is several")
+            if len(self._templates[relation.name]) > 1:
+                template = self.prompts.template
+                raise LREError(f"prompts that distract have one template, and template {template!r} is several")
             if len(relation.objects) == 1:
                 raise LREError(
                     f"the relation {relation.name!r} has the one object {relation.objects[0]!r}, so nothing false can "
-                    "be stated of its subjects: leave it out by exclude"
+                    "be stated of its subjects: leave it out by --data.selection.exclude"
                 )
 
-    def trial(self, pair: int) -> Trial:
-        """Return the training samples of a pair, and those of its test samples for which there is a false object.
+    def trial(self, index: int) -> Trial:
+        """Return a trial with those of its test samples for which there is a false object.
 
         Raises:
-            LREError: There is no such pair.
+            LREError: There is no such trial.
         """
-        draw = super().trial(pair)
-        return replace(draw, test=tuple(draw.test[made.sample] for made in self._prompts_of(pair)))
+        trial = super().trial(index)
+        return replace(trial, test=tuple(trial.test[made.sample] for made in self._prompts_of(index)))
 
-    def train_dataloader(self, pair: int | None = None) -> DataLoader[RelationBatch]:
+    def train_dataloader(self, index: int | None = None) -> DataLoader[RelationBatch]:
         """There is no training data.
 
         Raises:
@@ -165,21 +162,19 @@ class DistractionDataModule(RelationDataModule):
         """
         raise LREError("nothing is estimated from distracted prompts: estimate LREs with RelationDataModule")
 
-    def val_dataloader(self, pairs: list[int] | None = None) -> DataLoader[DistractionBatch]:
-        """Serve test samples as `DistractionBatch`: those of all pairs one after another, or just of some.
+    def val_dataloader(self, indices: list[int] | None = None) -> DataLoader[DistractionBatch]:
+        """Serve test samples as `DistractionBatch`: those of all trials one after another, or of some.
 
         Args:
-            pairs: Indices in `pairs`.
+            indices: The trials' indices in `schedule`.
         """
-        return cast("DataLoader[DistractionBatch]", super().val_dataloader(pairs))
+        return cast("DataLoader[DistractionBatch]", super().val_dataloader(indices))
 
-    def _test_batch(self, share: Share) -> DistractionBatch:
-        made = self._prompts_of(share.pair)
-        chosen = [made[i] for i in share.samples]
-        distracted, undistracted = (
-            self._collate(share, [getattr(one, form) for one in chosen], share.samples)
-            for form in ("distracted", "undistracted")
-        )
+    def _batch(self, split: str, portion: Portion) -> DistractionBatch:
+        made = self._prompts_of(portion.index)
+        chosen = [made[i] for i in portion.samples]
+        distracted = self._collate(portion, [one.distracted for one in chosen])
+        undistracted = self._collate(portion, [one.undistracted for one in chosen])
         return DistractionBatch(
             **vars(distracted),
             false_token=distracted.object_token.new_tensor([one.false_token for one in chosen]),
@@ -187,17 +182,17 @@ class DistractionDataModule(RelationDataModule):
             undistracted=undistracted,
         )
 
-    def _prompts_of(self, pair: int) -> list[DistractedPrompt]:
-        """The facts of a pair; those of the last one are kept."""
-        if self._facts is None or self._facts[0] != pair:
-            draw = super().trial(pair)
+    def _prompts_of(self, index: int) -> list[DistractedPrompt]:
+        """Return the facts of a trial; those of the last one are kept."""
+        if self._facts is None or self._facts[0] != index:
+            draw = super().trial(index)
             context = draw.train if self.undistracted == "few-shot" else ()
-            undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context, self.form)
+            undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context, self.prompts)
             made = [
                 DistractedPrompt(i, distracted, undistracted[i], false.object, false.object_token)
                 for i, (distracted, false) in self._distracted(draw).items()
             ]
-            self._facts = pair, made
+            self._facts = index, made
         return self._facts[1]
 
     def _distracted(self, draw: Trial) -> dict[int, tuple[Prompt, Prompt]]:

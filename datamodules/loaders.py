@@ -1,107 +1,147 @@
-"""How the prompts of a trial are shared out into batches and processes."""
+"""The split of a trial's prompts into batches and processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lre_lightning.prompts.batch import RelationBatch
+from lre_lightning.errors import check_choice, check_number
+from lre_lightning.options import option
+from lre_lightning.prompts.batch import RelationBatch, Side
+
+Epoch: TypeAlias = Literal["trial", "all"]
+"""What an epoch of a fit serves: one trial, or all of them."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """Which samples of one pair go into one batch.
+class Loader:
+    """Options of the tokenizer and of batches.
 
     Attributes:
-        pair: Index of the (relation, trial) pair.
-        samples: Indices into the trial's training or test samples.
-        weights: 1 for each sample, 0 for a copy that only fills up.
+        batch_size: The number of prompts in a batch, in training and in validation.
+        padding_side: ``"right"``, which `LREModule` needs, or ``"left"``.
+        epoch: What an epoch of a fit serves: the next ``"trial"``, or ``"all"``.
+        pin_memory: Whether to put batches in page-locked memory.
+        texts: Free texts to predict from: the attribute lens of each relation is shown for them.
+        tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
+        trust_remote_code: Whether to run Python code from the tokenizer's repository.
 
-    >>> Share(pair=0, samples=(6, 0), weights=(1.0, 0.0)).samples
-    (6, 0)
+    Raises:
+        LREError: A value is invalid.
+
+    >>> Loader(batch_size=16).padding_side
+    'right'
     """
 
-    pair: int
+    batch_size: int = option(32, harmless=True)
+    padding_side: Side = option("right")
+    epoch: Epoch = option("trial")
+    pin_memory: bool = option(False)
+    texts: list[str] = option(list, harmless=True)
+    tokenizer_revision: str | None = option(None, linked="model.revision")
+    trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.trust_remote_code")
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_number("batch_size", self.batch_size, 1)
+        check_choice("padding_side", self.padding_side, get_args(Side))
+        check_choice("epoch", self.epoch, get_args(Epoch))
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The samples of one trial that make one batch.
+
+    Attributes:
+        index: The index of the trial in the schedule.
+        samples: Indices into the trial's training or test prompts.
+        weights: 1 for each sample, 0 for a copy that only fills up.
+    """
+
+    index: int
     samples: tuple[int, ...]
     weights: tuple[float, ...]
 
 
-def share_train(pair: int, n: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[Share]:
-    """Share n training samples out so that every process gets equally many batches of equal size.
+def split_train(index: int, n: int, batch_size: int, process: int = 0, count: int = 1) -> list[Portion]:
+    """Split n training prompts so that every process gets equally many batches of equal size.
 
-    The processes take turns; where n is no multiple of their number, copies of weight 0 fill up. Otherwise the process
-    with a batch less would leave the others waiting in the collective that every training step has.
-    """
-    mine = list(range(rank, n + -n % world_size, world_size))
-    chunks = [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
-    return [Share(pair, tuple(i % n for i in chunk), tuple(float(i < n) for i in chunk)) for chunk in chunks]
-
-
-def share_test(sizes: Sequence[tuple[int, int]], batch_size: int, rank: int = 0, world_size: int = 1) -> list[Share]:
-    """Share the test samples of several pairs out, each to exactly one process, never two pairs in one batch.
-
-    A process that would get no sample of any pair gets a copy of weight 0: Lightning leaves validation out where a
-    process has no batch, and the others would wait for it at the validation's end.
+    The processes take turns. Where n is no multiple of their number, copies of weight 0 fill up: a process with a batch
+    less would leave the others waiting in the collective operation of each training step.
 
     Args:
-        sizes: (index of the pair, number of its test samples), one after another.
-        batch_size: Most samples in one batch.
-        rank: This process; it gets one stretch of each pair's samples.
-        world_size: Number of processes.
+        index: The index of the trial.
+        n: The number of its training prompts.
+        batch_size: The largest number of prompts in a batch.
+        process: The index of this process.
+        count: The number of processes.
+
+    >>> split_train(0, n=5, batch_size=2, process=1, count=2)[1]
+    Portion(index=0, samples=(0,), weights=(0.0,))
     """
-    shares = []
-    for pair, n in sizes:
-        first, end = rank * n // world_size, (rank + 1) * n // world_size
+    mine = list(range(process, n + -n % count, count))
+    chunks = [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
+    return [Portion(index, tuple(i % n for i in chunk), tuple(float(i < n) for i in chunk)) for chunk in chunks]
+
+
+def split_test(
+    samples: Mapping[int, Sequence[int]], batch_size: int, process: int = 0, count: int = 1
+) -> list[Portion]:
+    """Split the test prompts of several trials, each prompt to exactly one process, never two trials in one batch.
+
+    A process that would get no prompt gets a copy of weight 0: Lightning leaves validation out where a process has no
+    batch, and the others would wait for it at the end of validation.
+
+    Args:
+        samples: By the index of each trial, its test prompts; a process gets consecutive ones.
+        batch_size: The largest number of prompts in a batch.
+        process: The index of this process.
+        count: The number of processes.
+    """
+    portions = []
+    for index, order in samples.items():
+        first, end = process * len(order) // count, (process + 1) * len(order) // count
         for start in range(first, end, batch_size):
-            samples = tuple(range(start, min(start + batch_size, end)))
-            shares.append(Share(pair, samples, (1.0,) * len(samples)))
-    if not shares:
-        shares = [Share(pair, (0,), (0.0,)) for pair, n in sizes if n][:1]
-    return shares
+            chosen = tuple(order[start : min(start + batch_size, end)])
+            portions.append(Portion(index, chosen, (1.0,) * len(chosen)))
+    return portions or [Portion(index, (order[0],), (0.0,)) for index, order in samples.items() if order][:1]
 
 
-class SharedBatches(Dataset[RelationBatch]):
-    """This process's batches, made when they are asked for.
+class Batches(Dataset[RelationBatch]):
+    """The batches of this process, made on demand.
 
-    >>> len(SharedBatches(share_train(pair=0, n=5, batch_size=2), make=lambda share: ...))
+    >>> len(Batches(split_train(index=0, n=5, batch_size=2), make=lambda portion: ...))
     3
     """
 
-    def __init__(self, shares: Sequence[Share], make: Callable[[Share], RelationBatch]) -> None:
-        self.shares, self.make = shares, make
+    def __init__(self, portions: Sequence[Portion], make: Callable[[Portion], RelationBatch]) -> None:
+        self.portions, self.make = portions, make
 
     def __len__(self) -> int:
-        """Number of batches."""
-        return len(self.shares)
+        """Return the number of batches."""
+        return len(self.portions)
 
     def __getitem__(self, index: int) -> RelationBatch:
         """Make one batch."""
-        return self.make(self.shares[index])
+        return self.make(self.portions[index])
 
 
-def loader(
-    shares: Sequence[Share],
-    make: Callable[[Share], RelationBatch],
-    seed: int | None = None,
-    pin_memory: bool = False,
-) -> DataLoader[RelationBatch]:
-    """Return a loader over batches that are already this process's own.
+def load(batches: Batches, seed: int | None = None, pin_memory: bool = False) -> DataLoader[RelationBatch]:
+    """Return a loader of the batches of this process.
 
-    Its sampler is a `DistributedSampler` over one process, which hands everything out and which Lightning leaves alone,
-    but for telling it the epoch; Lightning's own would share out again, shuffle, and repeat samples.
+    Its sampler is a `DistributedSampler` over one process. Lightning tells it the epoch and leaves it alone otherwise;
+    Lightning's own sampler would split the batches once more, shuffle them and repeat some.
 
     Args:
-        shares: What the batches are.
-        make: Makes a batch.
-        seed: Seeds the order of the batches, another one each epoch; in their own order if None.
+        batches: The batches.
+        seed: The seed of the batches' order, which is another one in each epoch; None to keep their own order.
         pin_memory: Whether to put them in page-locked memory.
     """
-    batches = SharedBatches(shares, make)
     order: dict[str, Any] = {"shuffle": False} if seed is None else {"shuffle": True, "seed": seed}
     sampler: DistributedSampler[RelationBatch] = DistributedSampler(batches, num_replicas=1, rank=0, **order)
-    return DataLoader(batches, batch_size=None, sampler=sampler, collate_fn=_as_it_is, pin_memory=pin_memory)
+    return DataLoader(batches, batch_size=None, sampler=sampler, collate_fn=_identity, pin_memory=pin_memory)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

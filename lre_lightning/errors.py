@@ -1,4 +1,6 @@
-"""The one exception for a user's mistake, a check that many make, and what to say of other libraries' exceptions."""
+"""The exception for a user's mistake, two checks that many make, and the text of other libraries' exceptions."""
+
+from collections.abc import Sequence
 
 
 class LREError(ValueError):
@@ -22,3 +24,13 @@ def check_number(name: str, value: int, least: int) -> None:
     """
     if type(value) is not int or value < least:
         raise LREError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    """Check one of several names.
+
+    Raises:
+        LREError: It is none of them.
+    """
+    if value not in known:
+        raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")

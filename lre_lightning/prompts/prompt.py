@@ -15,55 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 from lre_lightning.errors import LREError
 from lre_lightning.models.loading import locate
 from lre_lightning.prompts.chat import ChatPrompts
+from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.tokenization import Encoding, Span, encode, encode_after
 from lre_lightning.relations.relation import SLOT, Relation, Sample, check_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class PromptFormat:
-    """How examples and a question become one prompt.
-
-    Attributes:
-        separator: What stands between two lines.
-        shots: How many examples stand before the question, the first ones of those that are given; all if None.
-        chat: Whether the prompt is a conversation in the tokenizer's chat template, for instruction-tuned LMs: each
-            line is what the user says, without the object, and each object is the assistant's answer.
-        system: What a conversation begins with, where the chat template has a place for it.
-
-    Raises:
-        LREError: An attribute is out of range.
-
-    >>> PromptFormat(separator=". ").head("{} is in", [Sample("Bonn", "Germany"), Sample("Lyon", "France")])
-    'Bonn is in Germany. Lyon is in France. '
-    """
-
-    separator: str = "\n"
-    shots: int | None = None
-    chat: bool = False
-    system: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check the attributes."""
-        if not isinstance(self.separator, str) or not self.separator:
-            raise LREError(f"separator is {self.separator!r}; lines must be kept apart, by '\\n' for example")
-        if self.shots is not None and (type(self.shots) is not int or self.shots < 0):
-            raise LREError(f"shots must be a whole number of at least 0, or None for all, got {self.shots!r}")
-        if self.system is not None and not self.chat:
-            raise LREError("system is what a conversation begins with: set chat, or leave system out")
-        if not isinstance(self.system, str | None):
-            raise LREError(f"system must be a text, got {self.system!r}")
-
-    def head(self, template: str, context: Sequence[Sample]) -> str:
-        """The examples as lines of text, with what stands between them and the question."""
-        lines = (f"{fill(template, given.subject)} {given.object}" for given in context)
-        return "".join(line + self.separator for line in lines)
-
-
-LINES = PromptFormat()
-"""The paper's format: all examples, one a line."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +103,7 @@ def make_prompt(
     template: str,
     sample: Sample,
     context: Sequence[Sample] = (),
-    form: PromptFormat = LINES,
+    form: Prompts = LINES,
 ) -> Prompt:
     """Make one prompt: see `make_prompts`."""
     return make_prompts(tokenizer, template, [sample], context, form)[0]
@@ -157,7 +114,7 @@ def make_prompts(
     template: str,
     samples: Sequence[Sample],
     context: Sequence[Sample] = (),
-    form: PromptFormat = LINES,
+    form: Prompts = LINES,
 ) -> list[Prompt]:
     """Make one prompt for each sample, all under the same context.
 
@@ -177,7 +134,8 @@ def make_prompts(
     """
     given = context[: form.shots]
     if not form.chat:
-        return make_prompts_after(tokenizer, template, samples, [form.head(template, given)] * len(samples))
+        lines = (f"{fill(template, example.subject)} {example.object}{form.separator}" for example in given)
+        return make_prompts_after(tokenizer, template, samples, ["".join(lines)] * len(samples))
     check_tokenizer(tokenizer)
     check_template(template)
     turns = [(fill(template, sample.subject), sample.object) for sample in given]
@@ -236,7 +194,7 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, .
 
 
 def first_token_coverage(
-    relation: Relation, tokenizer: "PreTrainedTokenizerBase", form: PromptFormat = LINES
+    relation: Relation, tokenizer: "PreTrainedTokenizerBase", form: Prompts = LINES
 ) -> FirstTokenCoverage:
     """Count the first tokens of a relation's objects.
 

@@ -9,19 +9,18 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from lre_lightning.prompts.batch import RelationBatch
-    from lre_lightning.prompts.prompt import FirstTokenCoverage, PromptFormat
+    from lre_lightning.prompts.options import Prompts
+    from lre_lightning.prompts.prompt import FirstTokenCoverage
     from lre_lightning.prompts.trials import Trial
     from lre_lightning.relations.relation import Relation
 
 
 class PromptSource(Protocol):
-    """A datamodule that serves the prompts of (relation, trial) pairs, such as `RelationDataModule`."""
+    """A datamodule that serves the prompts of trials, such as `RelationDataModule`."""
 
     n_shot: int
     seed: int
-    sampling: Any
-    template: Any
-    form: PromptFormat
+    prompts: Prompts
 
     @property
     def relations(self) -> Sequence[Relation]:
@@ -29,7 +28,7 @@ class PromptSource(Protocol):
 
     @property
     def schedule(self) -> Sequence[tuple[int, int]]:
-        """The (index of the relation, trial) pairs, in the order in which they are served."""
+        """(Index of the relation, number of the trial) in serving order."""
 
     @property
     def digest(self) -> str:
@@ -39,14 +38,14 @@ class PromptSource(Protocol):
     def tokenizer(self) -> Any:
         """The tokenizer."""
 
-    def trial(self, pair: int) -> Trial:
-        """Return the training and test samples of a pair."""
+    def trial(self, index: int) -> Trial:
+        """Return a trial by its index in `schedule`."""
 
     def coverage(self, relation: Relation) -> FirstTokenCoverage:
         """Count the objects of a relation that have a first token of their own."""
 
-    def val_dataloader(self, pairs: list[int] | None = None) -> DataLoader[Any]:
-        """Serve the test prompts of some pairs."""
+    def val_dataloader(self, indices: list[int] | None = None) -> DataLoader[Any]:
+        """Serve the test prompts of some trials."""
 
     def subjects_alone(self, batch: RelationBatch) -> RelationBatch:
         """Return prompts that hold the subjects of a batch and nothing else."""

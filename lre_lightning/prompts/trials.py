@@ -10,21 +10,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, get_args
 
-from lre_lightning.errors import LREError, check_number
-from lre_lightning.prompts.prompt import LINES, Prompt, PromptFormat, make_prompts
+from lre_lightning.errors import LREError, check_choice, check_number
+from lre_lightning.prompts.options import LINES, Prompts, Sampling, TrainSample
+from lre_lightning.prompts.prompt import Prompt, make_prompts
 from lre_lightning.relations.relation import Relation, Sample, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Sampling: TypeAlias = Literal["random", "balanced"]
-"""How training samples are drawn: each alike, or as evenly as possible over the objects."""
-
-TrainSample: TypeAlias = str | Sequence[str]
-"""A training sample that is asked for by its subject, or by its subject and object."""
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -98,7 +92,7 @@ def draw(
     check_number("n_shot", n_shot, 1)
     check_number("trial", trial, 0)
     check_number("seed", seed, 0)
-    check_sampling(sampling)
+    check_choice("sampling", sampling, get_args(Sampling))
     drawn = _drawn(relation, n_shot, trial, seed, sampling) if train is None else _named(relation, train, n_shot)
     subjects = {sample.name for sample in drawn}
     test = tuple(sample for sample in relation.samples if sample.name not in subjects)
@@ -115,7 +109,7 @@ def train_prompts(
     draw: Trial,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,
-    form: PromptFormat = LINES,
+    form: Prompts = LINES,
 ) -> list[Prompt]:
     """Make the leave-one-out prompts: each training sample under the context of the others, in draw order.
 
@@ -136,7 +130,7 @@ def test_prompts(
     draw: Trial,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,  # noqa: PT028
-    form: PromptFormat = LINES,  # noqa: PT028
+    form: Prompts = LINES,  # noqa: PT028
 ) -> list[Prompt]:
     """Make the prompt of each test sample under the context of all n training samples.
 
@@ -156,16 +150,6 @@ def test_prompts(
         samples = [draw.test[place // len(templates)] for place in asked]
         made.update(zip(asked, make_prompts(tokenizer, templates[which], samples, draw.train, form), strict=True))
     return [made[place] for place in places]
-
-
-def check_sampling(sampling: str) -> None:
-    """Check a way to draw.
-
-    Raises:
-        LREError: There is none of that name.
-    """
-    if sampling not in get_args(Sampling):
-        raise LREError(f"sampling must be {' or '.join(map(repr, get_args(Sampling)))}, got {sampling!r}")
 
 
 def _drawn(relation: Relation, n_shot: int, trial: int, seed: int, sampling: Sampling) -> tuple[Sample, ...]:

@@ -24,7 +24,6 @@ from lre_lightning.storage.plain import LONGEST_NAME, check_plain, listing, mapp
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
-PROMPTS = ("separator", "shots", "chat", "system", "sampling", "template")
 BETWEEN_TEMPLATES = " | "
 
 Grid = tuple[tuple[int, ...], ...]
@@ -72,8 +71,8 @@ class TrialRecord:
         train: Subject and object of each training sample, in draw order.
         seed: What seeded the draw.
         digest: `Relation.digest` of the relation.
-        prompts: Those options of `RelationDataModule` that say how prompts were made and samples drawn, `PROMPTS`.
-            With `train`, `seed` and `digest` they are what `RelationDataModule.of_record` repeats the trial from.
+        prompts: The options by which samples were drawn and prompts made, `Prompts.recorded`. With `train`, `seed` and
+            `digest` they are what `RelationDataModule.of_record` repeats the trial from.
     """
 
     relation: str
@@ -302,9 +301,6 @@ def _train(value: object) -> tuple[tuple[str, str], ...]:
 
 def _prompts(value: object) -> dict[str, Any]:
     found = mapping(value, "prompts")
-    for name in found:
-        if name not in PROMPTS:
-            raise LREError(f"prompts has {shown(name)}, and the options are {', '.join(PROMPTS)}")
     check_plain(found, "prompts")
     return found
 

@@ -7,7 +7,7 @@ itself predicts under the same context.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,8 +35,9 @@ def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> Tri
         tested: Number of test prompts.
         known: Number of test prompts that the LM answers correctly.
     """
-    several = len(trial.asked_with) > 1
-    prompts = {**asdict(data.form), "sampling": data.sampling, **({"template": data.template} if several else {})}
+    prompts, template = data.prompts.recorded, data.prompts.template
+    if len(trial.asked_with) == 1:
+        del prompts["template"]  # the record's own
     return TrialRecord(
         relation=trial.relation.name,
         category=trial.relation.category,
@@ -47,7 +48,7 @@ def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> Tri
         known=known,
         n_shot=len(trial.train),
         template=BETWEEN_TEMPLATES.join(trial.asked_with),
-        template_index=data.template if isinstance(data.template, int) else None,
+        template_index=template if isinstance(template, int) else None,
         first_tokens=data.coverage(trial.relation).unique_first_tokens,
         train=tuple((sample.subject, sample.object) for sample in trial.train),
         seed=data.seed,
