@@ -32,13 +32,14 @@ from lre_lightning.commands.evaluate import Setting, check_options
 from lre_lightning.commands.trainer import LRETrainer
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number, first_line
+from lre_lightning.options import flatten
 from lre_lightning.runs.checkpoints import WholeCheckpointIO, finished_trials, read_hyperparameters
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import RankZeroError, on_rank_zero
 from lre_lightning.runs.stopping import Stop, command_line
 from lre_lightning.storage.files import NotWritten, check_writable, write_whole
 from lre_lightning.storage.locks import FolderLock
-from lre_lightning.storage.plain import printable
+from lre_lightning.storage.plain import mapping, printable
 from lre_lightning.training.module import EXPLICIT, LREModule
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "O
 
 LINKED = {
     "data.tokenizer": "model.name_or_path",
-    "data.tokenizer_revision": "model.revision",
-    "data.trust_remote_code": "model.trust_remote_code",
+    "data.loader.tokenizer_revision": "model.revision",
+    "data.loader.trust_remote_code": "model.trust_remote_code",
 }
 """Options of the data that are those of the model."""
 
@@ -211,10 +212,9 @@ class LRECommandLine(LightningCLI):
 
     def _remember(self, path: Path, name: str) -> None:
         """Make defaults of what a checkpoint remembers, of which the parser would not check the types otherwise."""
-        found = {
-            section: {key: value for key, value in arguments.items() if f"{section}.{key}" not in LINKED}
-            for section, arguments in read_hyperparameters(path, EXPLICIT).items()
-        }
+        found = read_hyperparameters(path, [*EXPLICIT, *LINKED])
+        for group in ("prompts", "selection", "loader"):  # text would be read as the name of a file
+            mapping(found["data"].get(group, {}), f"data.{group} of checkpoint {str(path)!r}")
         parser, checking = self._subcommand_parsers[name], self._subcommand_parsers["validate"]
         checking.exit_on_error = False
         try:
@@ -223,7 +223,9 @@ class LRECommandLine(LightningCLI):
             raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
         finally:
             checking.exit_on_error = True
-        remembered = {f"{section}.{key}": value for section, given in found.items() for key, value in given.items()}
+        kinds = {"model": LREModule, "data": RelationDataModule}
+        flat = {section: flatten(kinds[section], given) for section, given in found.items()}
+        remembered = {f"{section}.{key}": value for section, given in flat.items() for key, value in given.items()}
         for key, value in remembered.items():
             if value is None and parser.get_default(key) is not None:
                 raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
@@ -282,7 +284,7 @@ class LRECommandLine(LightningCLI):
         for name in self._subcommand_method_arguments[EVALUATE]:
             del config[name]
         for section, options in (("data", setting.data), ("model", setting.model)):
-            for name, value in options.items():
+            for name, value in flatten({"data": RelationDataModule, "model": LREModule}[section], options).items():
                 config[section][name] = value
         config.trainer.default_root_dir, config.checkpoint.dirpath = str(root), checkpoint_folder(root)
         config.ckpt_path = None

@@ -696,7 +696,7 @@ def test_any_checkpoint_has_options_or_is_an_error(checkpoint, tmp_path, recipe)
     if found:
         assert len(json.dumps(found)) < 10**6
         names = {f"{section}.{name}" for section, options in found.items() for name in options}
-        assert not {"model.trust_remote_code", "model.lre_dir", "data.trust_remote_code"} & names
+        assert not {"model.trust_remote_code", "model.lre_dir", "data.loader.trust_remote_code"} & names
 
 
 @given(spoil=SPOILS)
@@ -863,7 +863,10 @@ CHECKPOINTS = {
     "a tensor": (with_options("hyper_parameters", beta=torch.ones(())), "it has a Tensor in it"),
     "a huge number": (with_options("hyper_parameters", beta=10**400), "a number of 1329 bits"),
     "a terminal's language": (with_options("hyper_parameters", name_or_path="\x1b[31m"), "control character"),
-    "deep": (with_options("datamodule_hyper_parameters", exclude=[[[[[[[[["x"]]]]]]]]]), "nested more than 8 deep"),
+    "deep": (
+        with_options("datamodule_hyper_parameters", selection={"exclude": [[[[[[[["x"]]]]]]]]}),
+        "nested more than 8 deep",
+    ),
     "endless": (with_options("hyper_parameters", choices=SPECIAL["small, and endless to walk through"]), "nested more"),
     "in itself": (with_options("hyper_parameters", choices=SPECIAL["list in itself"]), "nested more"),
     "long": (with_options("hyper_parameters", betas=[1.0] * 200_000), "more than 100000 entries"),
@@ -909,7 +912,7 @@ def test_a_checkpoint_can_neither_let_code_run_nor_say_where_to_write(folders, c
     hostile = with_options("hyper_parameters", trust_remote_code=True, **paths)(checkpoint)
     torch.save(hostile, tmp_path / "x.ckpt")
     named = with_options("hyper_parameters", name_or_path=str(evil))(hostile)
-    data = with_options("datamodule_hyper_parameters", trust_remote_code=True, tokenizer=str(evil))
+    data = with_options("datamodule_hyper_parameters", loader={"trust_remote_code": True}, tokenizer=str(evil))
     torch.save(data(named), tmp_path / "evil.ckpt")
     for job in ("validate", "fit"):
         result = run(job, tmp_path / "run", f"--ckpt_path={tmp_path / 'evil.ckpt'}")

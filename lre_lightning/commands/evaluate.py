@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.options import flatten
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
@@ -22,8 +24,6 @@ from lre_lightning.training.module import LREModule
 
 if TYPE_CHECKING:
     from lightning import Trainer
-
-    from lre_lightning.datamodules import RelationDataModule
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def evaluate(
     Raises:
         LREError: If `data` has another template, an n is out of range, or a folder has a fit with other options.
     """
-    if data.template != 0:
-        raise LREError(f"an evaluation goes through the templates itself: leave template {data.template!r} out")
+    if data.prompts.template != 0:
+        template = data.prompts.template
+        raise LREError(f"an evaluation goes through the templates itself: leave template {template!r} out")
     numbers = list(range(1, data.n_shot)) if n_shots is None else sorted({n for n in n_shots if n != data.n_shot})
     for n in numbers:
         if type(n) is not int or n < 1:
@@ -96,7 +97,8 @@ def _settings(
     """The fits after the main one, over the relations that it scored."""
     summaries = summarize(records)
     scored = {s.relation: {"layer": s.layer, "rank": s.rank} for s in summaries if s.trials}
-    exclude = [*data.exclude, *(relation.name for relation in data.relations if relation.name not in scored)]
+    unscored = [relation.name for relation in data.relations if relation.name not in scored]
+    selection = {"exclude": [*data.selection.exclude, *unscored]}
     if not scored:
         return []
     betas = {s.beta for s in summaries if s.trials}
@@ -104,17 +106,17 @@ def _settings(
     alone: dict[str, Any] = {"baselines": False, "line_integrals": 0, "lre_dir": None, "beta": beta, "betas": [beta]}
     fixed = alone | {"choices": scored, "ranks": None}
     most = max(len(relation.templates) for relation in data.relations if relation.name in scored)
+
+    def asking(template: int | str) -> dict[str, Any]:
+        return {"prompts": {"template": template}, "selection": selection}
+
     return [
-        *(Setting(f"n{n}", f"n = {n} examples", {"n_shot": n, "exclude": exclude}, fixed) for n in n_shots),
+        *(Setting(f"n{n}", f"n = {n} examples", {"n_shot": n, "selection": selection}, fixed) for n in n_shots),
         *(
-            Setting(f"template{i}", f"Template {i} of each relation", {"template": i, "exclude": exclude}, fixed)
+            Setting(f"template{i}", f"Template {i} of each relation", asking(i), fixed)
             for i in range(1, most if templates else 1)
         ),
-        *(
-            [Setting("bare", "Without relation-specific text", {"template": SLOT, "exclude": exclude}, alone)]
-            if bare
-            else []
-        ),
+        *([Setting("bare", "Without relation-specific text", asking(SLOT), alone)] if bare else []),
     ]
 
 
@@ -129,7 +131,7 @@ def _fit(module: LREModule, data: RelationDataModule, trainer: Trainer) -> list[
 
 
 HARMLESS = {
-    "data": {"batch_size", "texts", "trust_remote_code"},
+    "data": {"loader.batch_size", "loader.texts", "loader.trust_remote_code"},
     "model": {
         "attn_implementation",
         "chunk_size",
@@ -153,10 +155,11 @@ def check_options(checkpoint: Path, given: dict[str, dict[str, Any]]) -> None:
     Raises:
         LREError: If an option differs, which is named.
     """
-    remembered = read_hyperparameters(checkpoint)
+    remembered, kinds = read_hyperparameters(checkpoint), {"model": LREModule, "data": RelationDataModule}
     for section, options in given.items():
-        for name, value in options.items():
-            before = remembered[section].get(name)
+        earlier = flatten(kinds[section], remembered[section])
+        for name, value in flatten(kinds[section], options).items():
+            before = earlier.get(name)
             if before != value and name not in HARMLESS[section]:
                 raise LREError(
                     f"{str(checkpoint)!r} is of a fit with {section}.{name} {before!r}, not {value!r}: give the same "

@@ -20,6 +20,7 @@ from lre_lightning.relations.relation import Relation, Sample, sha256
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 @dataclass(frozen=True)
 class Trial:
     """One trial of one relation.

@@ -270,7 +270,7 @@ def _mode_switch(model: ModelResults) -> Section:
     title = "With and without relation-specific text"
     table = tables.mode_switch(model.main, model.bare)
     if not table.rows:
-        return _missing(title, "Prompts without relation-specific text were", "--data.template '{}'")
+        return _missing(title, "Prompts without relation-specific text were", "--data.prompts.template '{}'")
     picture = Picture(
         "mode_switch",
         "Curves: faithfulness over layers with and without relation-specific text",
@@ -340,7 +340,7 @@ def _n_shots(model: ModelResults) -> Section:
 def _templates(model: ModelResults) -> Section:
     table = tables.templates(model.by_template)
     if not table.rows:
-        return _missing("Prompt templates", "Other templates were", "--data.template 1")
+        return _missing("Prompt templates", "Other templates were", "--data.prompts.template 1")
     picture = Picture(
         "templates",
         "Dots: faithfulness and causality of each relation with each of its prompt templates",

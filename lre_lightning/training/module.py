@@ -52,7 +52,7 @@ else:
 
 CRITERIA = get_args(Criterion)
 LM_PREFIX = "lm."
-EXPLICIT = ("model.trust_remote_code", "model.lre_dir", "model.offload_folder", "data.trust_remote_code")
+EXPLICIT = ("model.trust_remote_code", "model.lre_dir", "model.offload_folder", "data.loader.trust_remote_code")
 """Options that let code run or say where to write: a checkpoint cannot set them."""
 
 
@@ -264,8 +264,8 @@ class LREModule(L.LightningModule):
                 f"layers and ranks are chosen for {len(self.choices)} relations, such as {next(iter(self.choices))!r}, "
                 f"and the data has none of them, but {names[0]!r}: is its source the right one?"
             )
-        if getattr(self._data, "epoch", "pair") != "pair":
-            raise LREError("an LREModule takes one pair an epoch, and the datamodule serves all: leave its epoch out")
+        if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
+            raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
         trials = max((trial for _, trial in self._data.schedule), default=0) + 1
         if stage == "fit" and self.selection_trials >= trials:
             raise LREError(

@@ -93,7 +93,7 @@ def test_a_run_that_was_moved_is_validated_from_its_checkpoint(run, folders):
 
 def test_baselines_templates_and_choices_from_the_command_line(run, folders):
     choices = "--model.choices={'thing colour': {'layer': 1, 'rank': 3}}"
-    more = ["--data.template={}", choices, "--model.baselines=true", "--model.line_integrals=2"]
+    more = ["--data.prompts.template={}", choices, "--model.baselines=true", "--model.line_integrals=2"]
     status, output, error = run("fit", *options(folders, *more))
     assert status == 0, error
     found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
@@ -218,8 +218,8 @@ def assert_one_error(result, *named):
         ("--data.n_shot=0", ["n_shot", "0"]),
         ("--data.source=./nowhere", ["nowhere"]),
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
-        ("--data.template=1", ["no relation has a template 1"]),
-        ("--data.template={} of {}", ["exactly one {} for the subject"]),
+        ("--data.prompts.template=1", ["no relation has a template 1"]),
+        ("--data.prompts.template={} of {}", ["exactly one {} for the subject"]),
         ("--model.selection_trials=2", ["2 trials that choose leave none to report"]),
         ("--model.choices={'thing colour': {'layer': 7, 'rank': 1}}", ["the choice for 'thing colour'", "layer 7"]),
         ("--trainer.devices=0", ["devices='0'"]),

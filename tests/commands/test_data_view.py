@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from lre_lightning.cli import main
 from lre_lightning.commands.data import BOUNDARY, CLOSE, LINE_END, OPEN, prompt_text, token_texts
 from lre_lightning.errors import LREError
-from lre_lightning.prompts.prompt import PromptFormat, make_prompt
+from lre_lightning.prompts.options import Prompts
+from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.relations.relation import Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.toy import relation_json
@@ -78,7 +79,7 @@ def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
     out = run(capsys, *options, "--check", "true")
     assert "city in country: samples[3].subject is 'Tokyo ', with stray white space; repaired it is 'Tokyo'" in out
     assert "samples[4] has its object in its subject: 'New York' and 'York'" in out
-    out = run(capsys, *options, "--data.repair", "true", "--out", tmp_path / "mended")
+    out = run(capsys, *options, "--data.selection.repair", "true", "--out", tmp_path / "mended")
     assert f"1 relations written to {tmp_path / 'mended'}" in out
     mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())
     assert mended["samples"][3] == {"subject": "Tokyo", "object": "Japan"}
@@ -116,7 +117,8 @@ def test_relations_that_are_too_small_are_shown_too(capsys, tmp_path, tokenizer_
 def test_relations_by_name(capsys):
     out = run(capsys, "country currency", "person sport", "--data.source", "demo")
     assert "2 relations, 168 samples" in out
-    out = run(capsys, "--data.source", "demo", "--data.where.function", "one-to-one", "--data.where.min_samples", 50)
+    chosen = ["--data.selection.function", "one-to-one", "--data.selection.min_size", 50]
+    out = run(capsys, "--data.source", "demo", *chosen)
     assert "country capital city" in out
     assert "person sport" not in out
 
@@ -127,7 +129,7 @@ def test_relations_by_name(capsys):
         (["contry currency"], "no relation, category or path 'contry currency': did you mean 'country currency'"),
         (["--prompts", "-1"], "prompts must be a whole number of at least 0, got -1"),
         (["--data.source", "/no/where"], "no such file or folder of relations: '/no/where'"),
-        (["--data.where.function", "injective"], "injective"),
+        (["--data.selection.function", "injective"], "injective"),
     ],
 )
 def test_mistakes_are_one_line(capsys, options, message):
@@ -148,7 +150,7 @@ def test_mistakes_are_one_line(capsys, options, message):
 def test_no_character_of_a_prompt_is_lost(name):
     tokenizer = tokenizers.make(name)
     for subject in SUBJECTS:
-        for form in (PromptFormat(), PromptFormat(separator="; ", shots=1)):
+        for form in (Prompts(), Prompts(separator="; ", shots=1)):
             prompt = make_prompt(tokenizer, "The {} is", Sample(subject, "x"), CONTEXT, form)
             check(tokenizer, prompt)
 

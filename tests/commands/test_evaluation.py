@@ -161,7 +161,12 @@ def test_what_to_vary_can_be_chosen(folders, tmp_path, monkeypatch):
 
 
 def test_what_the_main_fit_leaves_out_or_does_not_report_the_others_do_not_either(folders, tmp_path, monkeypatch):
-    options = ["--n_shots=[2]", "--templates=false", "--data.exclude=[half colour]", "--model.selection_trials=1"]
+    options = [
+        "--n_shots=[2]",
+        "--templates=false",
+        "--data.selection.exclude=[half colour]",
+        "--model.selection_trials=1",
+    ]
     assert run(monkeypatch, *command(folders, tmp_path, *options)) == 0
     for name in ("main", "n2", "bare"):
         records = read_records([tmp_path / name])
@@ -179,8 +184,11 @@ def test_nothing_to_vary_where_the_lm_knows_nothing(folders, tmp_path, monkeypat
     ("option", "message"),
     [
         ("--n_shots=[0]", "n 0 is out of range: it must be a whole number of at least 1"),
-        ("--data.template=1", "goes through the templates itself: leave template 1 out"),
-        ("--data.exclude=[thing color]", "no relation, category or path 'thing color': did you mean 'thing colour'"),
+        ("--data.prompts.template=1", "goes through the templates itself: leave template 1 out"),
+        (
+            "--data.selection.exclude=[thing color]",
+            "no relation, category or path 'thing color': did you mean 'thing colour'",
+        ),
         ("--model.selection_trials=2", "2 trials that choose leave none to report: there are 2 of each relation"),
         (
             "--model.choices={capital: {layer: 0, rank: 4}}",
@@ -266,6 +274,6 @@ def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, t
     assert not count()
     assert count(seed=1)  # another draw in its place
     assert not count(seed=1)
-    assert count(shots=1, seed=1)  # other prompts, beside it
+    assert count(prompts={"shots": 1}, seed=1)  # other prompts, beside it
     assert not count(seed=1)
     assert {record.prompts["shots"] for record in read_records([path])} == {None, 1}

@@ -103,7 +103,7 @@ def test_from_python_predictions_are_the_lenses(fitted, tmp_path):
     checkpoint = fitted / "run" / "checkpoints" / "last.ckpt"
     module = LREModule.load_from_checkpoint(checkpoint)
     folder, relations = str(fitted / "model"), str(fitted / "relations")
-    data = RelationDataModule(folder, source=relations, n_shot=4, texts=["thing1", "thing2"])
+    data = RelationDataModule(folder, source=relations, n_shot=4, loader={"texts": ["thing1", "thing2"]})
     found = trainer_of(tmp_path, logger=False).predict(module, datamodule=data)
     assert found == [read_lenses(module.lm, data.tokenizer, text, module.lres) for text in ("thing1", "thing2")]
     assert not torch.is_inference_mode_enabled()

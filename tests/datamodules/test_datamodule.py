@@ -2,7 +2,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +12,15 @@ from lightning.pytorch.cli import LightningCLI
 from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules import RelationBatch, RelationDataModule, collate
-from lre_lightning.datamodules.loaders import share_test, share_train
+from lre_lightning.datamodules.loaders import Loader, split_test, split_train
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import trials as draws
+from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompts
 from lre_lightning.relations.relation import Sample
+from lre_lightning.relations.selection import Selection
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.options import nested
 from tests.relations.test_relations import CAPITALS, write
 
 SIZES = {"first": 7, "second": 9, "third": 6}
@@ -38,7 +41,7 @@ def folder(tmp_path_factory):
 def make(folder):
     def make(**arguments):
         given = {"tokenizer": str(folder / "tokenizer"), "source": str(folder / "relations")}
-        return RelationDataModule(**(given | {"n_shot": 3, "trials": 2, "batch_size": 2} | arguments))
+        return RelationDataModule(**nested(**(given | {"n_shot": 3, "trials": 2, "batch_size": 2} | arguments)))
 
     return make
 
@@ -114,19 +117,19 @@ def test_without_a_trainer(make):
 
 def test_an_explicit_pair(make):
     data = make(seed=5)
-    (batch, _) = data.train_dataloader(pair=3)
+    (batch, _) = data.train_dataloader(index=3)
     assert (batch.relation.tolist(), batch.trial.tolist()) == ([1, 1], [1, 1])
     assert [prompt.subject for prompt in batch.prompts] == [sample.subject for sample in data.trial(3).train[:2]]
-    with pytest.raises(LREError, match="there is no pair 6: 3 relations and 2 trials of each make the pairs 0 to 5"):
-        data.train_dataloader(pair=6)
-    with pytest.raises(LREError, match="there is no pair -1"):
-        data.val_dataloader(pairs=[0, -1])
+    with pytest.raises(LREError, match="there is no trial 6: 3 relations and 2 trials of each make the trials 0 to 5"):
+        data.train_dataloader(index=6)
+    with pytest.raises(LREError, match="there is no trial -1"):
+        data.val_dataloader(indices=[0, -1])
 
 
 @pytest.mark.parametrize("pairs", [None, [0, 2], [4]])
 def test_validation_serves_every_test_sample_once(make, pairs):
     data = make()
-    batches = list(data.val_dataloader(pairs=pairs))
+    batches = list(data.val_dataloader(indices=pairs))
     seen = [
         (relation, trial, sample)
         for batch in batches
@@ -142,7 +145,7 @@ def test_validation_serves_every_test_sample_once(make, pairs):
         relation, trial = batch.relation[0].item(), batch.trial[0].item()
         test = data.trial(data.schedule.index((relation, trial))).test
         assert [prompt.subject for prompt in batch.prompts] == [test[i].subject for i in batch.sample]
-    assert len(data.val_dataloader(pairs=pairs)) == len(batches)
+    assert len(data.val_dataloader(indices=pairs)) == len(batches)
 
 
 def test_prompts_are_made_when_they_are_needed_and_once(make, monkeypatch):
@@ -168,10 +171,10 @@ def test_prompts_are_made_when_they_are_needed_and_once(make, monkeypatch):
 
 
 def test_few_prompts_are_kept(make, monkeypatch):
-    monkeypatch.setattr("lre_lightning.datamodules.relations.KEPT", 5)
+    monkeypatch.setattr("lre_lightning.datamodules.relations.PROMPTS_KEPT", 5)
     data = make(batch_size=2, trials=1)
     found = [batch.prompts for batch in data.val_dataloader()]
-    assert sum(map(len, data._made.values())) <= 5
+    assert sum(map(len, data._batches.values())) <= 5
     assert [batch.prompts for batch in data.val_dataloader()] == found
 
 
@@ -193,7 +196,7 @@ def test_a_template_by_its_index_few_shot_ones_first(make, index):
             assert TEMPLATES[index].split("{}")[1] in line
     assert data.trial(0) == draws.draw(data.relations[0], 3, 0, 0)
     assert data.trial(0).train == make().trial(0).train  # another template, the same draw
-    assert data.hparams["template"] == index
+    assert data.hparams["prompts"]["template"] == index
 
 
 def test_one_template_for_all_relations(make):
@@ -202,7 +205,7 @@ def test_one_template_for_all_relations(make):
     for prompt in next(iter(data.val_dataloader())).prompts:
         assert prompt.text == "\n".join([*context, prompt.subject])
     assert {relation.template for relation in data.relations} == {"{}"}
-    assert data.hparams["template"] == "{}"
+    assert data.hparams["prompts"]["template"] == "{}"
 
 
 def test_relations_with_fewer_templates_are_left_out(make, tmp_path):
@@ -217,7 +220,7 @@ def test_relations_with_fewer_templates_are_left_out(make, tmp_path):
         named = [[relation.template for relation in some if relation.name == ("few", "many")[index]] for some in found]
         assert named == [[template] for template in expected]
     assert [relation.name for relation in make(source=str(tmp_path), template=2).relations] == ["many"]
-    with pytest.raises(LREError, match="no relation has a template 3: the most that one has are 3, from 0 on"):
+    with pytest.raises(LREError, match="no relation has a template 3: the relations have at most 3, counted from 0"):
         make(source=str(tmp_path), template=3).setup()
 
 
@@ -235,7 +238,7 @@ def test_a_template_is_a_string_or_an_index(make, template):
 
 def test_subjects_alone_follow_the_start_token_and_nothing_else(make, folder):
     data = make(batch_size=3, template=2)
-    batch = list(data.val_dataloader(pairs=[2]))[1]
+    batch = list(data.val_dataloader(indices=[2]))[1]
     alone = data.subjects_alone(batch)
     assert [prompt.text for prompt in alone.prompts] == [prompt.subject for prompt in batch.prompts]
     for name in ("relation", "trial", "sample"):
@@ -299,9 +302,7 @@ def test_resuming_goes_on_at_the_next_pair(make, tmp_path):
 
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_trainer_that_would_serve_one_pair_for_ever(make, tmp_path, every):
-    with pytest.raises(
-        LREError, match=rf"6 \(relation, trial\) pairs.*reload_dataloaders_every_n_epochs=1, not {every}"
-    ):
+    with pytest.raises(LREError, match=rf"6 trials: give the Trainer reload_dataloaders_every_n_epochs=1, not {every}"):
         fitted(Recorder(), make(), tmp_path, max_epochs=2, reload_dataloaders_every_n_epochs=every)
     # With a single pair there is nothing to reload.
     recorder = Recorder()
@@ -333,30 +334,16 @@ def test_hyperparameters_are_plain(make, monkeypatch, tmp_path):
     assert dict(data.hparams) == {
         "relations": ["first"],
         "source": "demo",
-        "exclude": [],
         "n_shot": 3,
         "trials": 2,
         "seed": 0,
-        "batch_size": 2,
-        "template": 0,
-        "tokenizer_revision": None,
-        "trust_remote_code": False,
-        "columns": None,
-        "source_options": None,
-        "where": None,
-        "max_samples": None,
-        "repair": False,
-        "separator": "\n",
-        "shots": None,
-        "chat": False,
-        "system": None,
-        "sampling": "random",
-        "train_samples": None,
-        "first_trial": 0,
-        "padding_side": "right",
-        "epoch": "pair",
-        "pin_memory": False,
+        "prompts": asdict(Prompts()),
+        "selection": asdict(Selection()),
+        "loader": asdict(Loader(batch_size=2)),
     }
+    secret = make(selection={"options": {"token": "secret", "split": "train"}}, loader={"texts": ["a"]})
+    assert secret.hparams["selection"]["options"] == {"split": "train"}
+    assert secret.hparams["loader"]["texts"] == []
     assert make(tokenizer=tokenizer).tokenizer is tokenizer
     tokenizer.save_pretrained(tmp_path)
     assert make(tokenizer=type(tokenizer).from_pretrained(tmp_path)).hparams["tokenizer"] == str(tmp_path)
@@ -473,7 +460,7 @@ def test_pickling_a_batch(batch):
 
 
 def test_worker_processes_give_the_same_batches(make):
-    loader = make().val_dataloader(pairs=[1])
+    loader = make().val_dataloader(indices=[1])
     workers = DataLoader(loader.dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
     for one, other in zip(loader, workers, strict=True):
         assert torch.equal(one.input_ids, other.input_ids)
@@ -486,7 +473,7 @@ def test_worker_processes_give_the_same_batches(make):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_training_is_shared_out_evenly(n, world_size):
-    ranks = [share_train(4, n, 2, rank, world_size) for rank in range(world_size)]
+    ranks = [split_train(4, n, 2, rank, world_size) for rank in range(world_size)]
     assert len({tuple(len(share.samples) for share in shares) for shares in ranks}) == 1
     shared = [
         (sample, weight)
@@ -497,29 +484,30 @@ def test_training_is_shared_out_evenly(n, world_size):
     assert sorted(sample for sample, weight in shared if weight == 1) == list(range(n))
     assert {weight for _, weight in shared} <= {0.0, 1.0}
     assert len(shared) - n < world_size
-    assert {share.pair for shares in ranks for share in shares} == {4}
+    assert {share.index for shares in ranks for share in shares} == {4}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 16])
 def test_testing_is_shared_out_once(world_size):
     sizes = [(2, 5), (0, 1), (7, 4)]
-    ranks = [share_test(sizes, 2, rank, world_size) for rank in range(world_size)]
-    shared = [(share.pair, i) for shares in ranks for share in shares if all(share.weights) for i in share.samples]
+    samples = {index: range(n) for index, n in sizes}
+    ranks = [split_test(samples, 2, rank, world_size) for rank in range(world_size)]
+    shared = [(share.index, i) for shares in ranks for share in shares if all(share.weights) for i in share.samples]
     assert len(shared) == 10
     assert set(shared) == {(pair, i) for pair, n in sizes for i in range(n)}
     for shares in ranks:
         assert all(len(share.samples) == len(share.weights) <= 2 for share in shares)
-        assert [share.pair for share in shares] == sorted((share.pair for share in shares), key=[2, 0, 7].index)
+        assert [share.index for share in shares] == sorted((share.index for share in shares), key=[2, 0, 7].index)
         for pair, n in sizes:
-            mine = sum(len(share.samples) for share in shares if share.pair == pair and all(share.weights))
+            mine = sum(len(share.samples) for share in shares if share.index == pair and all(share.weights))
             assert abs(mine - n / world_size) < 1
 
 
 def test_no_process_is_without_a_batch():
-    ranks = [share_test([(3, 2)], 4, rank, world_size=4) for rank in range(4)]
+    ranks = [split_test({3: [1, 0]}, 4, rank, 4) for rank in range(4)]
     assert [len(shares) for shares in ranks] == [1, 1, 1, 1]
     assert sorted(share.weights for (share,) in ranks) == [(0.0,), (0.0,), (1.0,), (1.0,)]
-    assert share_test([], 4, rank=1, world_size=2) == []  # after the last pair nobody has one
+    assert split_test({}, 4, 1, 2) == []  # after the last pair nobody has one
 
 
 def test_this_process_gets_its_own_share(make):

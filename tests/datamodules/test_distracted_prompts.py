@@ -17,6 +17,7 @@ from lre_lightning.datamodules.distraction import false_objects
 from lre_lightning.errors import LREError
 from lre_lightning.relations.relation import Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.options import nested
 from tests.relations.test_relations import CAPITALS, write
 
 TEMPLATE = CAPITALS["prompt_templates"][0]
@@ -32,7 +33,7 @@ def make(tmp_path):
     def make(samples=None, tokenizer="byte-level", **arguments):
         path = write(tmp_path / "relation.json", CAPITALS, name="capital", samples=samples or SAMPLES)
         given = {"tokenizer": tokenizers.make(tokenizer), "relations": str(path), "n_shot": 3, "trials": 2}
-        return DistractionDataModule(**(given | arguments))
+        return DistractionDataModule(**nested(**given | arguments))
 
     return make
 
@@ -141,7 +142,7 @@ def test_tokens_and_positions_are_those_of_the_text(make, tokenizer, kind):
 
 def test_the_test_samples_are_those_of_the_same_trial_in_undistracted_data(make):
     data = make(batch_size=2, seed=5)
-    plain = RelationDataModule(data.tokenizer, data.selection, n_shot=3, trials=2, seed=5)
+    plain = RelationDataModule(data.tokenizer, data.hparams["relations"], n_shot=3, trials=2, seed=5)
     assert data.schedule == plain.schedule
     for trial in range(2):
         assert data.trial(trial) == plain.trial(trial)
@@ -197,7 +198,7 @@ def test_samples_without_a_false_object_of_another_first_token_are_left_out(make
     samples = [{"subject": COUNTRIES[i], "object": ["New York", "New Delhi"][i % 2]} for i in range(12)]
     both = [{"subject": COUNTRIES[0], "object": "Rome"}]  # Rome is true of this subject, and false of all others
     data = make(samples=samples + both, trials=12)
-    whole = RelationDataModule(data.tokenizer, data.selection, n_shot=3, trials=12)
+    whole = RelationDataModule(data.tokenizer, data.hparams["relations"], n_shot=3, trials=12)
     left_out = 0
     for trial in range(12):
         expected = [s for s in whole.trial(trial).test if s.subject != COUNTRIES[0] or s.object == "Rome"]
@@ -218,7 +219,7 @@ def test_a_trial_may_serve_nothing(make):
 def test_a_relation_with_one_object_is_refused(make):
     data = make(samples=[{"subject": subject, "object": "Rome"} for subject in COUNTRIES])
     for _ in range(2):
-        with pytest.raises(LREError, match=r"'capital' has the one object 'Rome', so nothing false .* exclude"):
+        with pytest.raises(LREError, match=r"'capital' has the one object 'Rome', so nothing false .*exclude"):
             data.setup()
 
 
@@ -260,7 +261,7 @@ def test_the_command_line_has_its_own_arguments_and_those_of_undistracted_data()
 )
 def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(LREError, match=message):
-        DistractionDataModule(**options).setup()
+        DistractionDataModule(**nested(**options)).setup()
 
 
 def test_there_is_no_training_data(make):

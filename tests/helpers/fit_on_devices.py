@@ -25,9 +25,9 @@ DEMO = {
     "source": "demo",
     "n_shot": 5,
     "trials": 1,
-    "batch_size": 16,
+    "loader": {"batch_size": 16},
 }
-TOY = {"n_shot": 2, "trials": 2, "batch_size": 4}
+TOY = {"n_shot": 2, "trials": 2, "loader": {"batch_size": 4}}
 
 
 class Served(Callback):

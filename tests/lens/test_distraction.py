@@ -15,6 +15,7 @@ from lre_lightning.lens.distraction import LENS, LM, OTHER_LENS, latent_knowledg
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers import toy
+from tests.helpers.options import nested
 from tests.helpers.tiny_models import WIDTH, tiny_model
 from tests.relations.test_relations import CAPITALS, write
 
@@ -60,7 +61,7 @@ def toy_folder(tmp_path_factory):
 
 def toy_data(folder, **options):
     given = {"trials": 2, "n_shot": 3, "falsehood_separator": "\n", "relations": ["thing colour"]}
-    return DistractionDataModule(toy.toy_tokenizer(), source=str(folder), **(given | options))
+    return DistractionDataModule(toy.toy_tokenizer(), source=str(folder), **nested(**given | options))
 
 
 def projection(part, shift=0):
@@ -224,7 +225,8 @@ def random_setting(tmp_path, family):
 @pytest.mark.parametrize(("family", "kind", "beta"), [("gpt2", "repetition", None), ("gemma2", "instruction", 2.5)])
 def test_counts_are_those_of_a_plain_loop(tmp_path, family, kind, beta):
     lm, tokenizer = random_setting(tmp_path, family)
-    data = DistractionDataModule(tokenizer, source=str(tmp_path), distraction=kind, n_shot=3, trials=1, batch_size=6)
+    loader = {"batch_size": 6}
+    data = DistractionDataModule(tokenizer, source=str(tmp_path), distraction=kind, n_shot=3, trials=1, loader=loader)
     generator = torch.Generator().manual_seed(0)
     lres = {}
     for index, layer in ((0, 1), (1, "emb")):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import tokenization
 from lre_lightning.prompts.chat import ChatPrompts
-from lre_lightning.prompts.prompt import PromptFormat, first_token_coverage, make_prompt, make_prompts, start_token
+from lre_lightning.prompts.options import Prompts
+from lre_lightning.prompts.prompt import first_token_coverage, make_prompt, make_prompts, start_token
 from lre_lightning.relations.relation import Relation, Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 
@@ -123,7 +124,7 @@ KINDS = {
 TEMPLATES = ["{} is in the country of", "The capital city of {} is", "Say {}", "Q: “{}”?\nA:"]
 SUBJECTS = ["Paris", "assistant", "user", "model", "New York City", "北京", "ж", "😀", "Cafe\u0301", "[INST]", "Say it"]
 CONTEXT = [Sample("Rome", "Italy"), Sample("the user", "an assistant"), Sample("Paris", "ж in Paris"), Sample("ж", "x")]
-CHAT = PromptFormat(chat=True)
+CHAT = Prompts(chat=True)
 SYSTEM = "The assistant tells the user where Paris and 北京 are. Say ж."
 
 
@@ -186,7 +187,7 @@ def check(name, prompt, template, system, context):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_prompt_is_what_the_chat_template_makes_and_the_subject_is_in_its_last_message(name):
     for system, shots in [(None, 0), (None, None), (SYSTEM if KINDS[name].system else None, 2)]:
-        form = PromptFormat(shots=shots, chat=True, system=system)
+        form = Prompts(shots=shots, chat=True, system=system)
         for template in TEMPLATES:
             samples = [Sample(subject, "France") for subject in SUBJECTS]
             for prompt in make_prompts(make(name), template, samples, CONTEXT, form):
@@ -198,7 +199,7 @@ def test_the_objects_tokens_are_those_that_follow_in_the_conversation(name):
     tokenizer, kind = make(name), KINDS[name]
     for answer in ("France", "New York City", "北京", "ж", "an assistant", "1924", "\"'x"):
         for context in ((), CONTEXT):
-            prompt = make_prompt(tokenizer, "{} is in", Sample("Paris", answer), context, PromptFormat(chat=True))
+            prompt = make_prompt(tokenizer, "{} is in", Sample("Paris", answer), context, Prompts(chat=True))
             assert letters(tokenizer.decode(prompt.object_tokens)) == letters(answer)
             messages = conversation("{} is in", context, "Paris")
             if name == "chatml, thinking":  # the prompt is followed by the answer and not by thoughts
@@ -220,7 +221,7 @@ names = st.text(letter, max_size=8).filter(str.strip)
 def test_random_unicode_subjects(name, subject, example, template):
     subject = unicodedata.normalize("NFC", subject.strip())
     context = [Sample(example, subject)]
-    prompt = make_prompt(make(name), template, Sample(subject, "France"), context, PromptFormat(chat=True))
+    prompt = make_prompt(make(name), template, Sample(subject, "France"), context, Prompts(chat=True))
     if template.count(subject) == 0:  # else the last mention may be the template's own
         check(name, prompt, template, None, context)
 
@@ -247,14 +248,14 @@ def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
 def test_no_examples_one_and_all(name):
     tokenizer = make(name)
     for shots in (0, 1, 3, 9, None):
-        prompt = make_prompt(tokenizer, "{} is", Sample("Bonn", "x"), CONTEXT, PromptFormat(shots=shots, chat=True))
+        prompt = make_prompt(tokenizer, "{} is", Sample("Bonn", "x"), CONTEXT, Prompts(shots=shots, chat=True))
         shown = [sample.subject for sample in CONTEXT if f"{sample.subject} is" in prompt.text]
         assert shown == [sample.subject for sample in CONTEXT[:shots]]
 
 
 @pytest.mark.parametrize("name", ["chatml", "mistral", "llama 2", "vicuna"])
 def test_what_the_system_says_is_in_the_conversation(name):
-    form = PromptFormat(chat=True, system="Answer in one word.")
+    form = Prompts(chat=True, system="Answer in one word.")
     prompt = make_prompt(make(name), "{} is", Sample("Bonn", "x"), CONTEXT[:1], form)
     assert prompt.text.count("Answer in one word.") == 1
     assert prompt.text.index("Answer in one word.") < prompt.subject_chars[0]
@@ -263,7 +264,7 @@ def test_what_the_system_says_is_in_the_conversation(name):
 def test_a_default_system_message_is_replaced_by_ones_own():
     tokenizer = make("chatml, default system message")
     texts = [
-        make_prompt(tokenizer, "{} is", Sample("user", "x"), (), PromptFormat(chat=True, system=system)).text
+        make_prompt(tokenizer, "{} is", Sample("user", "x"), (), Prompts(chat=True, system=system)).text
         for system in (None, "Be brief.")
     ]
     assert "You are a helpful user" in texts[0]
@@ -283,7 +284,7 @@ def test_a_default_system_message_is_replaced_by_ones_own():
 @pytest.mark.parametrize(("template", "subject"), [("{} is", " Bonn"), ("Say {}", "Bonn \n"), ("\n{}?", " Bonn ")])
 def test_white_space_around_messages_is_kept_or_not_as_the_chat_template_has_it(name, front, strips, template, subject):
     tokenizer = make(name)
-    prompt = make_prompt(tokenizer, template, Sample(subject, " Paris"), (), PromptFormat(chat=True))
+    prompt = make_prompt(tokenizer, template, Sample(subject, " Paris"), (), Prompts(chat=True))
     said = template.replace("{}", subject)
     assert prompt.text.endswith(front + (said.strip() if strips else said) + KINDS[name].after)
     assert prompt.subject == subject
@@ -346,7 +347,7 @@ def test_a_chat_template_that_changes_messages_is_refused(change):
 def test_a_chat_template_that_changes_other_messages_is_refused(which):
     upper = f"(message.content | upper if message.role == '{which}' else message.content)"
     tokenizer = changed(CHATML.replace("message.content", upper))
-    form = PromptFormat(chat=True, system="Be brief.")
+    form = Prompts(chat=True, system="Be brief.")
     with pytest.raises(LREError, match="the chat template changes the message"):
         make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], form)
 
@@ -378,7 +379,7 @@ def test_what_a_chat_template_raises_is_told_in_one_line(template):
 
 def test_a_system_message_where_there_is_no_such_role_is_refused():
     with pytest.raises(LREError, match="takes no such conversation: System role not supported"):
-        make_prompt(make("gemma"), "{} is", Sample("Paris", "x"), (), PromptFormat(chat=True, system="Be brief."))
+        make_prompt(make("gemma"), "{} is", Sample("Paris", "x"), (), Prompts(chat=True, system="Be brief."))
 
 
 WHERE = ["subject", "object", "template", "example's subject", "example's object", "system"]
@@ -396,7 +397,7 @@ def test_a_control_token_in_a_message_is_refused(name, where):
         texts[where] = f"a {token} b"
     template = f"{token} {{}} is" if where == "template" else "{} is"
     sample, example = (Sample(texts[f"{of}subject"], texts[f"{of}object"]) for of in ("", "example's "))
-    form = PromptFormat(chat=True, system=texts["system"] if KINDS[name].system else None)
+    form = Prompts(chat=True, system=texts["system"] if KINDS[name].system else None)
     with pytest.raises(LREError, match=f"a message has '{re.escape(token)}' in it, which is a control token"):
         make_prompt(make(name), template, sample, [example], form)
 

@@ -22,6 +22,7 @@ from lre_lightning.prompts.trials import draw
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.selection import cap
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.options import nested
 
 NFC, NFD = "Caf\u00e9", "Cafe\u0301"
 
@@ -241,7 +242,7 @@ THINGS = relation_of((Sample(f"thing {i}", f"kind {i % 4}") for i in range(20)),
 
 def data_of(*relations, place=None, **options):
     given = {"n_shot": 4, "trials": 3, "batch_size": 3, "seed": 2}
-    data = RelationDataModule(tokenizers.make("characters"), source=list(relations), **given | options)
+    data = RelationDataModule(tokenizers.make("characters"), source=list(relations), **nested(**given | options))
     if place:
         state = SimpleNamespace(fn="validate")
         data.trainer = SimpleNamespace(global_rank=place[0], world_size=place[1], state=state)
@@ -308,7 +309,7 @@ def test_capped_samples_are_nested_and_independent_of_order():
 
 @pytest.mark.parametrize("most", [4, 0, -1, 2.5, True])
 def test_a_cap_below_what_a_trial_needs_is_refused(most):
-    with pytest.raises(LREError, match=rf"max_samples must be a whole number of at least 5, got {most}"):
+    with pytest.raises(LREError, match=rf"max_samples must be a whole number of at least [15], got {most}"):
         data_of(THINGS, max_samples=most)
 
 

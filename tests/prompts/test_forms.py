@@ -12,7 +12,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.prompt import PromptFormat, load_tokenizer, make_prompt, make_prompts
+from lre_lightning.prompts.options import Prompts
+from lre_lightning.prompts.prompt import load_tokenizer, make_prompt, make_prompts
 from lre_lightning.prompts.trials import draw
 from lre_lightning.records.record import BETWEEN_TEMPLATES, read_records, write_records
 from lre_lightning.relations.relation import Relation, Sample
@@ -20,6 +21,7 @@ from lre_lightning.relations.selection import cap
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.training.module import LREModule
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.options import nested
 from tests.helpers.tiny_models import tiny_model
 from tests.prompts.test_chat import LINES
 from tests.training.test_module import trainer_of
@@ -32,7 +34,8 @@ PLAIN = {"separator": "\n", "shots": None, "chat": False, "system": None, "sampl
 def data_of(*relations, **options):
     """The demo's tokenizer, three examples, and few enough samples for a fit in a second."""
     source = list(relations or [CAPITALS])
-    return RelationDataModule(source=source, **{"n_shot": N, "trials": 1, "max_samples": 16, "batch_size": 8} | options)
+    given = {"n_shot": N, "trials": 1, "max_samples": 16, "batch_size": 8}
+    return RelationDataModule(source=source, **nested(**given | options))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def line(sample, template=CAPITALS.template):
 def test_what_stands_between_lines(name, separator):
     tokenizer = tokenizers.make(name)
     context = [Sample("Rome", "Italy"), Sample("{}", "|"), Sample("Paris", "France")]
-    form = PromptFormat(separator=separator)
+    form = Prompts(separator=separator)
     for prompt in make_prompts(tokenizer, "In {} is", [Sample("Paris", "x"), Sample("{}", "y")], context, form):
         given = [f"In {sample.subject} is {sample.object}" for sample in context]
         assert prompt.text == separator.join([*given, f"In {prompt.subject} is"])
@@ -93,20 +96,20 @@ def test_the_number_of_examples(shots):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"separator": ""}, "separator is ''; lines must be kept apart"),
+        ({"separator": ""}, "separator is '': lines must be kept apart"),
         ({"separator": None}, "separator is None"),
         ({"separator": 3}, "separator is 3"),
-        ({"shots": -1}, "shots must be a whole number of at least 0, or None for all, got -1"),
+        ({"shots": -1}, "shots must be a whole number of at least 0, got -1"),
         ({"shots": 1.0}, r"shots must be .*, got 1\.0"),
         ({"shots": True}, r"shots must be .*, got True"),
         ({"shots": "2"}, r"shots must be .*, got '2'"),
-        ({"system": "Be brief."}, "system is what a conversation begins with: set chat, or leave system out"),
+        ({"system": "Be brief."}, "system is a message of conversations: set chat, or leave system out"),
         ({"system": 3, "chat": True}, "system must be a text, got 3"),
     ],
 )
 def test_forms_that_are_none(options, message):
     with pytest.raises(LREError, match=message):
-        PromptFormat(**options)
+        Prompts(**options)
     with pytest.raises(LREError, match=message):
         data_of(**options)
 
@@ -115,9 +118,12 @@ def test_forms_that_are_none(options, message):
     ("options", "message"),
     [
         ({"padding_side": "both"}, "padding_side must be 'right' or 'left', got 'both'"),
-        ({"epoch": "every"}, "epoch must be 'pair' or 'all', got 'every'"),
+        ({"epoch": "every"}, "epoch must be 'trial' or 'all', got 'every'"),
         ({"sampling": "even"}, "sampling must be 'random' or 'balanced', got 'even'"),
-        ({"where": {"domain": "country"}}, "where has 'domain', and relations are chosen for category, domain_name, "),
+        (
+            {"selection": {"domain_name": "country"}},
+            "selection has no option 'domain_name': it has exclude, category, ",
+        ),
         ({"template": "few"}, r"template 'few' must have exactly one \{\}"),
         ({"template": {"country capital city": "no slot"}}, r"template 'no slot' must have exactly one \{\}"),
     ],
@@ -447,7 +453,7 @@ def test_processes_have_equally_many_batches_of_all_pairs_and_miss_no_prompt(siz
 
 
 def test_an_lre_module_takes_one_pair_an_epoch(lm, tmp_path):
-    with pytest.raises(LREError, match="takes one pair an epoch, and the datamodule serves all: leave its epoch out"):
+    with pytest.raises(LREError, match="needs one trial per epoch: leave loader.epoch out"):
         fitted(lm, every_pair(), tmp_path)
 
 
@@ -489,8 +495,10 @@ def test_a_trial_is_repeated_from_its_record(name, lm, tmp_path):
     record = records[last]
     assert record.trial == last
     assert record.scored
-    again = RelationDataModule.of_record(record, source=[CAPITALS], max_samples=16, batch_size=3)
-    assert again.pairs == [(0, last)]
+    again = RelationDataModule.of_record(
+        record, source=[CAPITALS], selection={"max_samples": 16}, loader={"batch_size": 3}
+    )
+    assert again.schedule == [(0, last)]
     assert prompts_of(again.train_dataloader()) == prompts_of(data.train_dataloader(last))
     assert prompts_of(again.val_dataloader()) == prompts_of(data.val_dataloader([last]))
     repeated = fitted(lm, again, tmp_path / "again")
@@ -499,7 +507,7 @@ def test_a_trial_is_repeated_from_its_record(name, lm, tmp_path):
     lre, before = repeated.lres[CAPITALS.name, last], module.lres[CAPITALS.name, last]
     torch.testing.assert_close(lre.weight, before.weight, rtol=1e-5, atol=1e-6)
     # And once more, from the record of the repetition.
-    third = RelationDataModule.of_record(found, source=[CAPITALS], max_samples=16)
+    third = RelationDataModule.of_record(found, source=[CAPITALS], selection={"max_samples": 16})
     assert prompts_of(third.val_dataloader()) == prompts_of(data.val_dataloader([last]))
 
 
@@ -511,7 +519,7 @@ def test_a_fit_on_conversations_is_repeated_from_its_record(lm, tmp_path):
     module = fitted(lm, data_of(**talking, shots=2), tmp_path / "chat")
     (record,) = module.records.values()
     assert record.prompts == {**PLAIN, "shots": 2, "chat": True, "system": "Be brief."}
-    again = RelationDataModule.of_record(record, tokenizer, source=[CAPITALS], max_samples=16)
+    again = RelationDataModule.of_record(record, tokenizer, source=[CAPITALS], selection={"max_samples": 16})
     assert prompts_of(again.val_dataloader()) == prompts_of(data_of(**talking, shots=2).val_dataloader([0]))
     assert all(prompt.text.startswith("Be brief.\n") for prompt in prompts_of(again.val_dataloader()))
     del talking["system"]
@@ -529,7 +537,7 @@ def record(all_templates):
 
 def test_a_record_of_a_relation_that_has_changed_is_refused(record):
     def again(relation, **options):
-        return RelationDataModule.of_record(record, source=[relation], **{"max_samples": 16, **options})
+        return RelationDataModule.of_record(record, source=[relation], selection={"max_samples": 16, **options})
 
     assert len(again(CAPITALS).trial(0).train) == N
     samples = CAPITALS.samples
@@ -550,7 +558,7 @@ def test_a_record_of_a_relation_that_has_changed_is_refused(record):
 def test_a_template_with_what_is_put_between_templates_is_one_template(record):
     template = f"The capital{BETWEEN_TEMPLATES}city of {{}} is"
     one = replace(record, template=template, prompts={**record.prompts, "template": template})
-    given = {"source": [CAPITALS], "max_samples": 16}
+    given = {"source": [CAPITALS], "selection": {"max_samples": 16}}
     assert RelationDataModule.of_record(one, **given).trial(0).asked_with == (template,)
     del one.prompts["template"]
     assert RelationDataModule.of_record(one, **given).trial(0).asked_with == (template,)

@@ -9,9 +9,10 @@ from datasets import Dataset, DatasetDict
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.prompts.options import Prompts
 from lre_lightning.relations.json_files import write_relations
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.relations.selection import Where, cap
+from lre_lightning.relations.selection import Selection, cap
 from lre_lightning.relations.sources import load_relations, plain_source, read_source
 from tests.helpers import toy
 
@@ -119,11 +120,11 @@ def test_columns_and_splits_reach_the_table(sources, tmp_path):
     table = sources["a data set"].rename_columns({"subject": "head", "object": "tail"})
     several = DatasetDict(one=table, other=table)
     columns = {"subject": "head", "object": "tail"}
-    options = {"n_shot": 2, "columns": columns, "source_options": {"split": "one"}}
+    options = {"n_shot": 2, "selection": {"columns": columns, "options": {"split": "one"}}}
     data = RelationDataModule(toy.toy_tokenizer(), source=several, **options)
     assert data.relations == (CAPITALS, CITIES)
     with pytest.raises(LREError, match="one"):
-        RelationDataModule(toy.toy_tokenizer(), source=several, columns=columns).setup()
+        RelationDataModule(toy.toy_tokenizer(), source=several, selection={"columns": columns}).setup()
 
 
 def test_what_is_no_source():
@@ -140,7 +141,7 @@ def test_a_table_without_templates_needs_one(tmp_path):
     with pytest.raises(LREError, match="the relation 'capital' has no template: give one"):
         RelationDataModule(toy.toy_tokenizer(), source=path, n_shot=2).setup()
     for template in ("the {} is", {"capital": "the {} is"}):
-        data = RelationDataModule(toy.toy_tokenizer(), source=path, n_shot=2, template=template)
+        data = RelationDataModule(toy.toy_tokenizer(), source=path, n_shot=2, prompts=Prompts(template=template))
         assert data.relations[0].template == "the {} is"
 
 
@@ -156,43 +157,43 @@ def test_a_relation_of_a_name_like_a_path():
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("options", "names"),
     [
         ({}, ["capital", "largest city", "language", "part"]),
-        ({"category": "FACTUAL", "range_name": ["language", "river"]}, ["language"]),
-        ({"domain_name": "country", "function": "one-to-one"}, ["capital"]),
+        ({"category": "FACTUAL", "range": ["language", "river"]}, ["language"]),
+        ({"domain": "country", "function": "one-to-one"}, ["capital"]),
         ({"function": ["many-to-one", "one-to-many"]}, ["largest city", "part"]),
         ({"function": "many-to-many"}, ["language"]),
         ({"symmetric": True}, ["part"]),
-        ({"min_samples": 4}, ["capital", "largest city"]),
-        ({"max_samples": 6, "min_samples": 4}, ["capital"]),
-        ({"max_objects": 3}, ["largest city", "language", "part"]),
-        ({"min_objects": 3}, ["capital", "largest city", "part"]),
+        ({"min_size": 4}, ["capital", "largest city"]),
+        ({"max_size": 6, "min_size": 4}, ["capital"]),
+        ({"max_range_size": 3}, ["largest city", "language", "part"]),
+        ({"min_range_size": 3}, ["capital", "largest city", "part"]),
     ],
 )
-def test_relations_are_chosen_by_what_they_are(where, names):
-    assert [relation.name for relation in Where(**where).choose(ALL)] == names
+def test_relations_are_chosen_by_what_they_are(options, names):
+    assert [relation.name for relation in Selection(**options).choose(ALL, 0)] == names
 
 
 def test_a_choice_of_nothing_says_what_there_is():
     with pytest.raises(LREError) as caught:
-        Where(range_name="colour", min_samples=2).choose(ALL)
+        Selection(range="colour", min_size=2).choose(ALL, 0)
     assert str(caught.value) == (
-        "none of the 4 relations has range_name ('colour',), min_samples 2: domains country; ranges city, language; "
+        "none of the 4 relations has range 'colour', min_size 2: domains country; ranges city, language; "
         "function types many-to-many, many-to-one, one-to-many, one-to-one; 3 to 9 samples"
     )
-    with pytest.raises(LREError, match="function type 'injective' is none of one-to-one, many-to-one"):
-        Where(function="injective")
-    with pytest.raises(LREError, match="min_samples must be a whole number of at least 0, got '3'"):
-        Where(min_samples="3")
+    with pytest.raises(LREError, match=r"function must be 'one-to-one' or 'many-to-one' or .*, got 'injective'"):
+        Selection(function="injective")
+    with pytest.raises(LREError, match="min_size must be a whole number of at least 0, got '3'"):
+        Selection(min_size="3")
 
 
-def test_where_as_an_option(sources):
+def test_a_function_type_as_an_option(sources):
     data = RelationDataModule(
-        toy.toy_tokenizer(), source=sources["folder"], n_shot=2, where=Where(function="many-to-one")
+        toy.toy_tokenizer(), source=sources["folder"], n_shot=2, selection=Selection(function="many-to-one")
     )
     assert data.relations == (CITIES,)
-    assert data.hparams["where"]["function"] == ["many-to-one"]
+    assert data.hparams["selection"]["function"] == "many-to-one"
     assert RelationDataModule(toy.toy_tokenizer(), **data.hparams).relations == (CITIES,)
 
 
@@ -215,22 +216,24 @@ GOLDEN = ["s31", "s46", "s53", "s89"]
 
 
 def test_max_samples_as_an_option(sources):
-    data = RelationDataModule(toy.toy_tokenizer(), source=sources["folder"], n_shot=2, max_samples=4, seed=1)
+    data = RelationDataModule(
+        toy.toy_tokenizer(), source=sources["folder"], n_shot=2, selection=Selection(max_samples=4), seed=1
+    )
     assert [len(relation.samples) for relation in data.relations] == [4, 4]
     with pytest.raises(LREError, match="max_samples must be a whole number of at least 3, got 2"):
-        RelationDataModule(toy.toy_tokenizer(), n_shot=2, max_samples=2)
+        RelationDataModule(toy.toy_tokenizer(), n_shot=2, selection=Selection(max_samples=2))
 
 
 def test_repair_on_request(caplog):
     odd = replace(CAPITALS, samples=(Sample("Colombia ", r"Bogot\u00e1"), *CAPITALS.samples))
     as_it_is = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2)
     as_it_is.setup()
-    assert "have 2 mistakes that the option repair mends, such as in 'capital'" in caplog.text
+    assert "have 2 mistakes that --data.selection.repair true corrects, such as in 'capital'" in caplog.text
     caplog.clear()
-    mended = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2, repair=True)
+    mended = RelationDataModule(toy.toy_tokenizer(), source=odd, n_shot=2, selection=Selection(repair=True))
     mended.setup()
     assert caplog.text == ""
     assert as_it_is.relations[0].samples[0] == Sample("Colombia ", r"Bogot\u00e1")
     assert mended.relations[0].samples[0] == Sample("Colombia", "Bogotá")
-    assert mended.hparams["repair"]
+    assert mended.hparams["selection"]["repair"]
     assert mended.digest != as_it_is.digest

@@ -703,12 +703,12 @@ def minimal(r, **changes):
 MISSING = {
     "Baselines": "--model.baselines true",
     "Layers": "--model.layers",
-    "With and without relation-specific text": "--data.template '{}'",
+    "With and without relation-specific text": "--data.prompts.template '{}'",
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
     "Why β is above 1": "--model.line_integrals",
     "Number of examples": "--data.n_shot",
-    "Prompt templates": "--data.template 1",
+    "Prompt templates": "--data.prompts.template 1",
 }
 
 

@@ -149,7 +149,7 @@ def command(folder, out, *options):
         "data.source": folder / "relations",
         "data.n_shot": 2,
         "data.trials": 2,
-        "data.batch_size": 4,
+        "data.loader.batch_size": 4,
         "model.name_or_path": folder / "model",
         "model.ranks": "[1,16]",
         "model.baselines": True,

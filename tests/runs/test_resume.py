@@ -213,14 +213,14 @@ def test_a_fit_does_not_go_on_with_other_options(launch, half, option, named):
 
 def test_a_fit_goes_on_with_options_that_change_no_result(launch, half, whole, tmp_path):
     shutil.copytree(half / "run", tmp_path / "run")
-    more = ["--data.batch_size=5", "--model.chunk_size=3", "--model.attn_implementation=eager"]
+    more = ["--data.loader.batch_size=5", "--model.chunk_size=3", "--model.attn_implementation=eager"]
     ended = launch(tmp_path, *more, "--ckpt_path=last")
     assert (ended.status, ended.pairs) == (0, [3, 4, 5]), ended.error
     assert read_records([tmp_path]) == read_records([whole[0]])
 
 
 def test_a_checkpoint_in_the_middle_of_a_pair_resumes_at_its_beginning(launch, whole, tmp_path):
-    more = ["--checkpoint.every_n_train_steps=1", "--data.batch_size=1"]
+    more = ["--checkpoint.every_n_train_steps=1", "--data.loader.batch_size=1"]
     ended = launch(
         tmp_path, *more, signum=signal.SIGKILL, where="lre_lightning.training.module:LREModule.training_step", turn=5
     )
@@ -461,7 +461,7 @@ def test_an_error_of_processes_that_lightning_forks_is_one_line(launch, tmp_path
 @pytest.mark.slow
 def test_two_processes_are_killed_and_stopped_and_go_on(launch, whole, tmp_path):
     """From a shell; what is left at last, one process does."""
-    options = launch.fit(tmp_path, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=1")
+    options = launch.fit(tmp_path, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.loader.batch_size=1")
     command = [sys.executable, str(Path(__file__).parents[2] / "cli.py"), *options]
     records = tmp_path / "run" / "fit_results.jsonl"
 

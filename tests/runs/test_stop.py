@@ -145,7 +145,7 @@ def wait_for(condition, process):
 @pytest.mark.slow
 def test_from_a_shell(launch, whole, tmp_path):
     """`python cli.py fit`, interrupted from outside, and the command that it prints, both as a user runs them."""
-    command = [sys.executable, str(CLI), *launch.fit(tmp_path, "--data.batch_size=1")]
+    command = [sys.executable, str(CLI), *launch.fit(tmp_path, "--data.loader.batch_size=1")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

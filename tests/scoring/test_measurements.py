@@ -252,7 +252,7 @@ def test_objects_that_begin_alike_have_one_first_token():
         Sample(f"thing{i}", name) for i, name in enumerate(["red", "red green", "blue", "red", "blue white"])
     )
     relation = Relation("mixed colour", "bias", ("the {}",), (), "", "", False, samples)
-    data = RelationDataModule(toy.toy_tokenizer(), source=relation, n_shot=2, first_trial=3, trials=1)
+    data = RelationDataModule(toy.toy_tokenizer(), source=relation, n_shot=2, selection={"first_trial": 3}, trials=1)
     record = new_record(Trial(relation, 3, samples[:2], samples[2:]), data, tested=3, known=1)
     assert (record.samples, record.range_size, record.first_tokens) == (5, 4, 2)
     assert (record.relation, record.category, record.trial, record.n_shot) == ("mixed colour", "bias", 3, 2)
@@ -289,7 +289,7 @@ def test_batches_chunks_and_lightnings_own_defaults_give_the_same(lm, fitted, da
     whole, _, _ = fitted
     monkeypatch.setattr(lm, "chunk_size", 3)
     module = LREModule(lm, **FULL)
-    fit(tmp_path, module, data(batch_size=3), num_sanity_val_steps=2, inference_mode=True)
+    fit(tmp_path, module, data(loader={"batch_size": 3}), num_sanity_val_steps=2, inference_mode=True)
     for pair, record in module.records.items():
         expected = whole.records[pair]
         assert dataclasses.replace(record, line_integrals=expected.line_integrals) == expected

@@ -155,7 +155,9 @@ def test_a_trainer_with_lightnings_own_defaults_gives_the_same(fitted, folders, 
 def test_validate_gives_the_same_numbers_again(fitted, folders, tmp_path):
     module, _, root = fitted
     again = LREModule(folders[0], **GRID)
-    trainer_of(tmp_path, [ResultsTable()]).validate(again, data_of(folders, batch_size=3), root / "fit.ckpt")
+    trainer_of(tmp_path, [ResultsTable()]).validate(
+        again, data_of(folders, loader={"batch_size": 3}), root / "fit.ckpt"
+    )
     assert again.records.keys() == module.records.keys()
     for key, record in again.records.items():
         before = module.records[key]

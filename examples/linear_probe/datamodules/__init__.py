@@ -1,6 +1,6 @@
 """This project's data: facts of one relation, asked for without examples, in left-padded batches."""
 
-from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.datamodules import Loader, Prompts, RelationDataModule
 
 
 def facts(model: str, relation: str, source: str | None = None, train: int = 64) -> RelationDataModule:
@@ -18,9 +18,6 @@ def facts(model: str, relation: str, source: str | None = None, train: int = 64)
         source,
         n_shot=train,
         trials=1,
-        shots=0,
-        sampling="balanced",
-        epoch="all",
-        batch_size=16,
-        padding_side="left",
+        prompts=Prompts(shots=0, sampling="balanced"),
+        loader=Loader(epoch="all", batch_size=16, padding_side="left"),
     )
