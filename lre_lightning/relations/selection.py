@@ -11,6 +11,8 @@ from lre_lightning.options import option
 from lre_lightning.relations.quality import repair
 from lre_lightning.relations.relation import FunctionType, Relation, Sample, sha256
 
+SIZES = ("min_size", "max_size", "min_range_size", "max_range_size")
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -60,7 +62,7 @@ class Selection:
         """Check the values."""
         for function in _several(self.function):
             check_choice("function", function, get_args(FunctionType))
-        for name in ("min_size", "max_size", "min_range_size", "max_range_size", "first_trial"):
+        for name in (*SIZES, "first_trial"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0)
         if self.max_samples is not None:
@@ -80,9 +82,9 @@ class Selection:
             relations = [repair(relation) for relation in relations]
         chosen = [relation for relation in relations if self._keeps(relation)]
         if not chosen:
-            names = ("category", "domain", "range", "function", "symmetric", "min_size", "max_size")
-            names += ("min_range_size", "max_range_size")
-            wanted = ", ".join(f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) is not None)
+            names = ("category", "domain", "range", "function", "symmetric")
+            given = {name: getattr(self, name) for name in (*names, *SIZES)}
+            wanted = ", ".join(f"{name} {value!r}" for name, value in given.items() if value is not None)
             raise LREError(f"none of the {len(relations)} relations has {wanted}: {_what_there_is(relations)}")
         if self.max_samples is not None:
             chosen = [cap(relation, self.max_samples, seed) for relation in chosen]

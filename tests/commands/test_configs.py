@@ -11,6 +11,7 @@ import yaml
 from lre_lightning.cli import CONFIGS, main
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.options import flatten
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.training.module import LREModule
 
@@ -74,8 +75,9 @@ def test_there_is_one_for_each_lm_of_the_paper_and_more():
 def test_resolves_in_every_subcommand(printed, name, subcommand):
     given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     config = printed(subcommand, "--config", name)
-    for section in ("model", "data"):
-        assert {key: config[section][key] for key in given[section]} == given[section]
+    for section, kind in (("model", LREModule), ("data", RelationDataModule)):
+        wanted, found = flatten(kind, given[section]), flatten(kind, config[section])
+        assert {key: found[key] for key in wanted} == wanted
     assert config["model"]["baselines"] is (subcommand == "evaluate")
 
 
@@ -134,5 +136,5 @@ def test_gptj_has_a_choice_for_every_relation_that_it_knows():
     given = yaml.safe_load((CONFIGS / "gptj.yaml").read_text())["model"]["choices"]
     assert names - set(given) == {"univ degree gender"}
     assert not set(given) - names
-    exclude = yaml.safe_load((CONFIGS / "llama_13b.yaml").read_text())["data"]["exclude"]
+    exclude = yaml.safe_load((CONFIGS / "llama_13b.yaml").read_text())["data"]["selection"]["exclude"]
     assert set(exclude) <= names
