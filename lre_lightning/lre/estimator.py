@@ -17,10 +17,9 @@ from lre_lightning.runs.processes import Processes
 class LREEstimator:
     """Accumulates W = E[do/ds] and b = E[o - (do/ds) s] at several layers (Equation 3 of the paper).
 
-    Sums are kept in more digits than the LM has, in float64 or, for an LM in 16 bits, in float32, where those of a few
-    numbers are all but exact: the means depend neither on the order of the examples nor on how these were shared out
-    over processes. What is accumulated here is not what is applied: `weight` and `bias` of a layer go into a frozen
-    `lre_lightning.LRE`.
+    Sums have more precision than the LM: float64 or, for an LM in 16 bits, float32, in which sums of a few numbers are
+    all but exact. The means thus depend neither on the order of the examples nor on how they are split over processes.
+    The estimator only accumulates; `weight` and `bias` of a layer make a frozen `lre_lightning.LRE`, which is applied.
 
     Args:
         layers: The layers to accumulate.
@@ -41,7 +40,7 @@ class LREEstimator:
         self._dtype = torch.float32
 
     def update(self, example: PromptJacobian) -> None:
-        """Add one example's Jacobian and bias at every layer."""
+        """Add the Jacobian and bias of one example at every layer."""
         self.count += 1
         for layer in self.layers:
             bias = example.bias(layer)
@@ -53,7 +52,7 @@ class LREEstimator:
                 self._sums[layer][:, -1] += bias
 
     def add_up(self, processes: Processes, lm: LanguageModel) -> None:
-        """Add up the examples of all processes; every process has to call this, also one without an example.
+        """Add up the examples of all processes; a collective call, also for a process without examples.
 
         Args:
             processes: The processes.
@@ -68,25 +67,25 @@ class LREEstimator:
         self._sums = dict(zip(self.layers, processes.sum(*sums), strict=True))
 
     def means(self) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        """Every layer with its W and b, which are then forgotten, so that memory does not hold all of them twice."""
+        """Yield every layer with its W and b and forget their sums, so that memory does not hold both of all layers."""
         for layer in self.layers:
             weight, bias = self.weight(layer), self.bias(layer)
             del self._sums[layer]
             yield layer, weight, bias
 
     def weight(self, layer: Layer) -> Tensor:
-        """W at `layer`, `(hidden, hidden)`, float32, or float64 where the LM itself runs in it.
+        """Return W at `layer`, `(hidden, hidden)`, in float32 or the LM's dtype if that is wider.
 
         Raises:
-            LREError: If nothing has been accumulated, or not at this layer.
+            LREError: If nothing has been accumulated at this layer.
         """
         return (self._sum(layer)[:, :-1] / self.count).to(self._dtype)
 
     def bias(self, layer: Layer) -> Tensor:
-        """B at `layer`, `(hidden,)`, float32, or float64 where the LM itself runs in it.
+        """Return b at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider.
 
         Raises:
-            LREError: If nothing has been accumulated, or not at this layer.
+            LREError: If nothing has been accumulated at this layer.
         """
         return (self._sum(layer)[:, -1] / self.count).to(self._dtype)
 
@@ -97,6 +96,6 @@ class LREEstimator:
 
 
 def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where examples of an LM in `dtype` are added up; MPS has no float64."""
+    """Return empty sums of W and b for an LM in `dtype`; MPS has no float64."""
     wide = torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
     return torch.zeros(hidden, hidden + 1, dtype=wide, device=device)

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from lre_lightning.grid import check_ranks
 
-FACTORIZED = "the largest rank that W was factorized for"
-
 BLOCK = 32
-"""How many directions a step of the partial factorization adds."""
+"""Number of directions that a step of the partial factorization adds."""
 
 
 class LowRankInverse:
@@ -20,11 +18,11 @@ class LowRankInverse:
 
     With W = U S V^T, the inverse of rank r is the sum over the first r singular triplets of v_i u_i^T / s_i.
     Singular values that are zero to the precision of the dtype have inverse zero, as in `torch.linalg.pinv`, so that
-    W = 0 yields a zero inverse and no division by zero.
+    W = 0 has inverse zero.
 
     Args:
         weight: W, `(hidden, hidden)`, floating point; float32 at least.
-        max_rank: The largest rank that is asked for; less than all makes it cheaper. All if None.
+        max_rank: The largest rank that will be asked for; all if None. A small one makes the factorization cheaper.
 
     Raises:
         LREError: If `max_rank` is out of range.
@@ -37,21 +35,20 @@ class LowRankInverse:
     """
 
     def __init__(self, weight: Tensor, max_rank: int | None = None) -> None:
-        self.max_rank: int = weight.shape[0] if max_rank is None else max_rank
-        check_ranks([self.max_rank], weight.shape[0])
-        left, values, self._right = leading_singular_triplets(weight, self.max_rank)
-        cutoff = torch.finfo(weight.dtype).eps * weight.shape[0] * values[:1]
+        self.max_rank: int = len(weight) if max_rank is None else max_rank
+        check_ranks([self.max_rank], len(weight))
+        self._left, values, self._right = leading_singular_triplets(weight, self.max_rank)
+        cutoff = torch.finfo(weight.dtype).eps * len(weight) * values[:1]
         self._scaled_right: Tensor = self._right * values
-        self._left: Tensor = left
-        self._scaled_left: Tensor = left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
+        self._scaled_left: Tensor = self._left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
 
     def matrix(self, rank: int) -> Tensor:
-        """The pseudo-inverse of rank `rank`, `(hidden, hidden)`.
+        """Return the pseudo-inverse of rank `rank`, `(hidden, hidden)`.
 
         Raises:
             LREError: If `rank` is out of range.
         """
-        check_ranks([rank], self.max_rank, FACTORIZED)
+        self._check([rank])
         return self._right[:, :rank] @ self._scaled_left[:, :rank].T
 
     def apply(self, delta: Tensor, ranks: Sequence[int]) -> Tensor:
@@ -62,12 +59,12 @@ class LowRankInverse:
             ranks: The ranks, in any order.
 
         Returns:
-            The edit directions, `(..., len(ranks), hidden)`.
+            The edits of s, `(..., len(ranks), hidden)`.
 
         Raises:
             LREError: If a rank is out of range.
         """
-        check_ranks(ranks, self.max_rank, FACTORIZED)
+        self._check(ranks)
         coefficients = delta @ self._scaled_left
         return torch.stack([coefficients[..., :rank] @ self._right[:, :rank].T for rank in ranks], dim=-2)
 
@@ -84,21 +81,24 @@ class LowRankInverse:
         Raises:
             LREError: If a rank is out of range.
         """
-        check_ranks(ranks, self.max_rank, FACTORIZED)
+        self._check(ranks)
         coefficients = subject @ self._scaled_right
         return torch.stack([coefficients[..., :rank] @ self._left[:, :rank].T for rank in ranks], dim=-2)
 
+    def _check(self, ranks: Sequence[int]) -> None:
+        check_ranks(ranks, self.max_rank, "the largest rank that W was factorized for")
+
 
 def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest singular values of a square matrix and their vectors, as exact as a full decomposition has them.
+    """Compute the largest singular values of a square matrix and their vectors, as exact as a full decomposition.
 
-    Where few of many are wanted, a block Krylov space of the matrix is grown, its basis orthogonalized as a whole,
-    until the residuals A^T u_i - s_i v_i of all wanted triplets are of the size that rounding leaves in a full
-    decomposition; where that would take half of all directions, it is the full decomposition.
+    If few of many are wanted, a block Krylov space of the matrix is grown, its basis orthogonalized as a whole, until
+    the residuals A^T u_i - s_i v_i of all wanted triplets are as small as rounding makes them in a full decomposition.
+    If the space would need more than half of all directions, the full decomposition is computed.
 
     Args:
         matrix: A, `(n, n)`, float32 or float64.
-        count: How many triplets.
+        count: Number of triplets.
 
     Returns:
         U `(n, count)`, S `(count,)`, largest first, and V `(n, count)`.
@@ -107,12 +107,11 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
     tolerance = 16 * torch.finfo(matrix.dtype).eps
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(size, BLOCK, generator=generator, dtype=matrix.dtype).to(matrix.device)
-    basis = torch.empty_like(matrix[:, :0])
-    images = basis
+    basis = images = torch.empty_like(matrix[:, :0])
     block = matrix.T @ start
     while dimension <= size // 2:
         while basis.shape[1] < dimension:
-            for _ in range(2):  # once is not enough where little is left
+            for _ in range(2):  # once is not enough if little of the block is new
                 block = torch.linalg.qr(block - basis @ (basis.T @ block)).Q
             image = matrix @ block
             basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)

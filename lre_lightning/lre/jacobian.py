@@ -1,6 +1,6 @@
 """The Jacobian do/ds of an LM's decoding of a prompt, at every layer, from one reverse sweep.
 
-Four things make it cheap, and none changes the result (Section 3.1 of the paper defines it; the tests compare every
+Four measures make it cheap without changing the result (Section 3.1 of the paper defines it; the tests compare every
 element with the plain computation over the whole prompt):
 
 * Tokens before the subject's last token do not depend on s. Their keys and values are computed once, without a graph.
@@ -8,8 +8,8 @@ element with the plain computation over the whole prompt):
   so one set of `hidden` vector-Jacobian products yields all layers.
 * Cotangents go in chunks: the suffix is repeated over the lanes of a batch, run forward once, and every ordinary
   backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes.
-* What equal lanes have in common is not computed for each: they attend to one prefix, to which no backward pass goes
-  on (`caches.py`), and an activation has one slope for all of them (`activations.py`).
+* Work that equal lanes have in common is not repeated: they attend to one prefix, which no backward pass enters
+  (`caches.py`), and share the slopes of activations (`activations.py`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,17 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
-"""How many numbers, those of a hidden state times the lanes, keep a device busy."""
+"""Size of a batch of hidden states (lanes x width) that keeps a device busy."""
 
 
 @dataclass(frozen=True, eq=False)
 class PromptJacobian:
-    """First-order behaviour of the LM around one prompt.
+    """First-order behaviour of the LM around one prompt, in the LM's dtype, on its device, without a graph.
 
     Attributes:
         jacobian: do/ds by layer, each `(hidden, hidden)`: row i is the gradient of o_i.
         subject: s by layer, each `(hidden,)`.
         object: o, `(hidden,)`: output of the last block at the prompt's last token, before the final norm.
-
-    All are in the LM's dtype, on the LM's device, without a graph.
     """
 
     jacobian: dict[Layer, Tensor]
@@ -55,7 +53,7 @@ class PromptJacobian:
     object: Tensor
 
     def bias(self, layer: Layer) -> Tensor:
-        """O - (do/ds) s at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider (Equation 3)."""
+        """Return o - (do/ds) s at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider (Equation 3)."""
         wide = torch.promote_types(self.object.dtype, torch.float32)
         return self.object.to(wide) - self.jacobian[layer].to(wide) @ self.subject[layer].to(wide)
 
@@ -76,11 +74,11 @@ def prompt_jacobian(
         lm: The language model.
         input_ids: The prompt's token ids `(positions,)`, int64, without padding.
         subject_position: Index of the subject's last token.
-        layers: The layers wanted; all if None.
+        layers: Layers of the Jacobians; all if None.
 
     Raises:
         LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, a
-            Jacobian is not finite, or memory does not even hold a chunk of one.
+            Jacobian is not finite, or memory does not hold a chunk of a single row.
     """
     if not 0 <= subject_position < len(input_ids):
         raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
@@ -97,7 +95,12 @@ def prompt_jacobian(
             math.ceil(lm.hidden_size / sweeps),
             lambda lanes: _compute(lm, suffix.repeat(lanes, 1), cache, chosen),
         )
-    _check_finite(result, lm)
+    for layer, jacobian in result.jacobian.items():
+        if not torch.isfinite(jacobian).all():
+            raise LREError(
+                f"the Jacobian at layer {layer} of {lm.name} is not finite in {str(lm.dtype).removeprefix('torch.')}: "
+                "load the LM in bfloat16 or float32"
+            )
     return result
 
 
@@ -112,7 +115,7 @@ def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: t
 
 
 def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
-    """How many lanes half of the free memory holds, each with a graph and as much again for a backward pass."""
+    """Return how many lanes half of the free memory holds: each takes a graph and as much again for a backward pass."""
     most = lm.hidden_size if lm.offloaded else busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 32)
     free = min((found for device in lm.devices if (found := free_memory(device)) is not None), default=None)
     if free is None:
@@ -125,7 +128,7 @@ def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layer
 
 
 def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
-    """Bytes of what the graph keeps for a backward pass, the LM's own weights excepted."""
+    """Measure the bytes that the graph keeps for a backward pass, apart from the LM's weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
     kept: dict[int, int] = {}
 
@@ -147,7 +150,7 @@ def _suffix_graph(
 ) -> tuple[dict[Layer, Tensor], Tensor]:
     """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
 
-    The graph starts at the first requested layer; `note` is called with what it keeps.
+    The graph starts at the first requested layer; `note` is called with every tensor that it keeps.
     """
     nodes: dict[Layer, Tensor] = {}
 
@@ -167,7 +170,7 @@ def _suffix_graph(
 
 
 def _sweep(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
-    """Rows of do/dnode at the suffix's first position, for each node, `(hidden, hidden)`."""
+    """Compute the Jacobian of o with respect to each node at the suffix's first position, `(hidden, hidden)`."""
     lanes = output.shape[0]
     jacobians = [torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for node in nodes]
     for start in range(0, hidden, lanes):
@@ -179,12 +182,3 @@ def _sweep(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
         for jacobian, gradient in zip(jacobians, gradients, strict=True):
             jacobian[start : start + count] = gradient[:count, 0]
     return jacobians
-
-
-def _check_finite(result: PromptJacobian, lm: LanguageModel) -> None:
-    for layer, jacobian in result.jacobian.items():
-        if not torch.isfinite(jacobian).all():
-            raise LREError(
-                f"the Jacobian at layer {layer} of {lm.name} is not finite in {str(lm.dtype).removeprefix('torch.')}: "
-                "load the LM in bfloat16 or float32"
-            )

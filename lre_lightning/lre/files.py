@@ -1,0 +1,140 @@
+"""The safetensors file of an LRE: W, b, and metadata that say where they come from, all checked before use."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError, first_line
+from lre_lightning.grid import WIDEST, layer_of, rank_of
+from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, printable, shown, text, whole
+
+_Check = Callable[[Any, str], Any]
+_name = partial(text, longest=LONGEST_NAME)
+
+
+def _or_none(check: _Check) -> _Check:
+    return lambda value, what: None if value is None else check(value, what)
+
+
+def _train(value: object, what: str) -> tuple[tuple[str, str], ...]:
+    samples = [listing(sample, "a sample of train", 2) for sample in listing(value, what)]
+    if any(len(sample) != 2 for sample in samples):
+        raise LREError("a sample of train must be a subject and an object")
+    return tuple((text(subject, "a subject"), text(object_, "an object")) for subject, object_ in samples)
+
+
+def _entries(checks: Mapping[str, _Check], value: object, what: str) -> dict[str, Any]:
+    given = mapping(value, what)
+    return {name: check(given[name], name) for name, check in checks.items()}
+
+
+_ORIGIN: dict[str, _Check] = {
+    "model": text,
+    "fingerprint": _name,
+    "relation": _name,
+    "revision": _or_none(_name),
+    "category": _name,
+    "trial": whole,
+    "template": text,
+    "train": _train,
+}
+_METADATA: dict[str, _Check] = {
+    "layer": layer_of,
+    "beta": number,
+    "rank": _or_none(rank_of),
+    "origin": partial(_entries, _ORIGIN),
+}
+
+
+def checked_metadata(metadata: object) -> dict[str, Any]:
+    """Check the metadata of an LRE as plain data; lists become tuples, and unknown keys are dropped.
+
+    Raises:
+        LREError: If an entry is missing or of another type.
+    """
+    try:
+        return _entries(_METADATA, metadata, "it")
+    except KeyError as error:
+        raise LREError(f"this is not the metadata of an LRE: it lacks {error}") from error
+    except LREError as error:
+        raise LREError(f"this is not the metadata of an LRE: {error}") from error
+
+
+def check_shapes(weight: Sequence[int], bias: Sequence[int]) -> None:
+    """Check the shapes of W and b.
+
+    Raises:
+        LREError: If they are not `(hidden, hidden)` and `(hidden,)`, or too large.
+    """
+    if len(bias) != 1 or not 1 <= bias[0] <= WIDEST or tuple(weight) != (bias[0], bias[0]):
+        raise LREError(
+            f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), not {tuple(weight)} and {tuple(bias)}"
+        )
+
+
+def check_tensor(tensor: object, name: str) -> None:
+    """Check that W or b is a plain tensor of floats that is as large as it claims, before anything is computed.
+
+    Raises:
+        LREError: If it is not.
+    """
+    if type(tensor) is not Tensor or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        raise LREError(f"{name} of an LRE must be a plain tensor, not {shown(tensor)} of another kind")
+    if tensor.dtype not in (torch.float32, torch.float64):
+        raise LREError(f"{name} of an LRE must be float32 or float64, not {tensor.dtype}")
+    if not 1 <= tensor.shape.numel() <= tensor.untyped_storage().nbytes() // tensor.element_size():
+        raise LREError(f"{name} of an LRE claims the shape {tuple(tensor.shape)}, more numbers than its memory holds")
+
+
+def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, Any]) -> None:
+    """Write the file of an LRE atomically.
+
+    Raises:
+        LREError: If it cannot be written.
+    """
+    from safetensors.torch import save
+
+    tensors = {"weight": weight.contiguous().cpu(), "bias": bias.contiguous().cpu()}
+    write_whole(path, save(tensors, {"lre": json.dumps(metadata)}))
+
+
+def read_lre(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
+    """Read the file of an LRE.
+
+    Args:
+        path: The file.
+        names: The tensors wanted, of ``"weight"`` and ``"bias"``.
+
+    Returns:
+        The checked metadata and the tensors.
+
+    Raises:
+        LREError: If it is not a complete file of an LRE.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not os.path.isfile(path):
+        raise LREError(f"{str(path)!r} is not an LRE file that can be read: there is no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if set(parts) != {"weight", "bias"}:
+                raise LREError(f"it has {len(parts)} tensors, and they should be weight and bias")
+            for name, part in parts.items():
+                if part.get_dtype() not in ("F32", "F64"):
+                    raise LREError(f"{name} must be F32 or F64, not {part.get_dtype()}")
+            check_shapes(parts["weight"].get_shape(), parts["bias"].get_shape())
+            metadata = checked_metadata(json.loads((file.metadata() or {})["lre"]))
+            return metadata, [file.get_tensor(name) for name in names]
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, MemoryError) as error:
+        reason = printable(first_line(error))
+        raise LREError(f"{str(path)!r} is not an LRE file that can be read: {reason}") from error
