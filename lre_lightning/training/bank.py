@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.lre import LRE, check_origin, checked_metadata
+from lre_lightning.lre.files import checked_metadata
+from lre_lightning.lre.lre import LRE, check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import at_point
