@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.records.record import append_records, write_records
-from lre_lightning.records.summary import append_csv, summarize, write_csv
+from lre_lightning.records.record import write_records
+from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
 from lre_lightning.runs.processes import on_rank_zero
 
@@ -68,8 +68,8 @@ class ResultsTable(Callback):
 
     def _append(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         records = _records(pl_module)
-        append_records(records[self._written :], self._path(trainer, "jsonl"))
-        append_csv(records[self._written :], self._path(trainer, "csv"))
+        write_records(records[self._written :], self._path(trainer, "jsonl"), append=True)
+        write_csv(records[self._written :], self._path(trainer, "csv"), append=True)
         self._written = len(records)
 
     @rank_zero_only

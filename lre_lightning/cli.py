@@ -469,7 +469,7 @@ def refuse_to_overwrite(last: Path, resumed: Path | None) -> None:
     if done:
         trials = f"{done} trials" if total is None else f"{done} of {total} trials"
         raise LREError(
-            f"{str(last.parents[1])!r} has a fit of {model!r} with {trials} finished: go on with it by "
+            f"{str(last.parents[1])!r} has a fit of {model!r} with {trials} finished: resume it with "
             "--ckpt_path last, give another --trainer.default_root_dir, or remove that folder"
         )
 
@@ -501,7 +501,7 @@ def main(args: ArgsType = None) -> int:
     """
     quiet()
     command = next_command(args)
-    stop = Stop(f"stopped; go on with: {command}" if command else "stopped")
+    stop = Stop(f"stopped; resume with: {command}" if command else "stopped")
     try:
         with stop:
             LRECommandLine(args, stop)
@@ -518,7 +518,7 @@ def main(args: ArgsType = None) -> int:
         if not isinstance(error, RankZeroError):
             print(f"error: {message}" + (f" (rank {rank()})" if rank() else ""), file=sys.stderr)
         if command and rank() == 0 and isinstance(error, NotWritten | OSError):
-            print(f"after that, go on with: {command}", file=sys.stderr)
+            print(f"after that, resume with: {command}", file=sys.stderr)
         return 2
     return 0
 

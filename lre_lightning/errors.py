@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class LREError(ValueError):
-    """A user's mistake: the message names the bad value and what would be right.
+    """A mistake of the user: the message names the bad value and says what would be valid.
 
     The command line prints the message alone and exits with status 2; in Python it is an ordinary
     `ValueError`.
@@ -12,15 +12,15 @@ class LREError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type's name where it has none."""
+    """Return the first line of an exception's message, or the name of its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def check_number(name: str, value: int, least: int) -> None:
-    """Check a whole number.
+    """Check that a value is a whole number of at least `least`.
 
     Raises:
-        LREError: It is not an int, or below the least value allowed.
+        LREError: It is not.
     """
     if type(value) is not int or value < least:
         raise LREError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -1,4 +1,4 @@
-"""The grid that LREs are scored on: layers, betas and ranks, and checks of their values. Imports no torch."""
+"""The grid that LREs are scored on: layers, betas and ranks, and checks of their values, without torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Layer: TypeAlias = int | Literal["emb"]
 """``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
 
 MOST_LAYERS, WIDEST = 10_000, 2**16
-"""Layers and width of an LM, at most."""
+"""Upper bounds on the layers and the width of an LM."""
 
 DEFAULT_BETAS = tuple(step / 4 for step in range(21))
 MAX_DEFAULT_RANK = 256
 
 
 def default_ranks(hidden_size: int) -> list[int]:
-    """Powers of two from 4 to 256 or the width of the hidden states, whichever is less; a narrower LM has its width."""
+    """Return powers of two from 4 to 256 or the width of the hidden states; the width alone if it is below 4."""
     largest = min(hidden_size, MAX_DEFAULT_RANK)
     return [2**power for power in range(2, largest.bit_length()) if 2**power <= largest] or [hidden_size]
 
@@ -29,7 +29,7 @@ def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
     """Return `betas` sorted, without repetition.
 
     Raises:
-        LREError: If one is not a finite number.
+        LREError: One is not a finite number.
     """
     for beta in betas:
         if not math.isfinite(beta):
@@ -38,10 +38,15 @@ def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_ranks(ranks: Sequence[int], largest: int, what: str = "the width of the hidden states") -> tuple[int, ...]:
-    """Return `ranks` sorted, without repetition; the largest that there may be is what `what` says.
+    """Return `ranks` sorted, without repetition.
+
+    Args:
+        ranks: Ranks of the inverse of W.
+        largest: The largest rank possible.
+        what: What limits the rank, for the error.
 
     Raises:
-        LREError: If there is none, or one is not in 1 to `largest`.
+        LREError: There is none, or one is not in 1 to `largest`.
     """
     for rank in ranks:
         if not 1 <= rank <= largest:
@@ -52,23 +57,23 @@ def check_ranks(ranks: Sequence[int], largest: int, what: str = "the width of th
 
 
 def layer_of(value: object, what: str) -> Layer:
-    """A layer: ``"emb"`` or the index of a block.
+    """Check a layer: ``"emb"`` or the index of a block.
 
     Raises:
-        LREError: If it is something else.
+        LREError: It is something else.
     """
     return "emb" if value == "emb" and isinstance(value, str) else whole(value, what, most=MOST_LAYERS)
 
 
 def place_of(layer: Layer) -> int:
-    """Where a layer is in the order of an LM's layers: the embedding comes before block 0."""
+    """Return the place of a layer in the order of an LM's layers: the embedding, -1, comes before block 0."""
     return -1 if layer == "emb" else layer
 
 
 def rank_of(value: object, what: str) -> int:
-    """A rank.
+    """Check a rank.
 
     Raises:
-        LREError: If it is something else.
+        LREError: It is something else.
     """
     return whole(value, what, 1, WIDEST)

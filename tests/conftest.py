@@ -1,12 +1,28 @@
-"""Settings that must be in place before any test module imports torch or Hugging Face libraries."""
+"""Settings that must be in place before any test module imports torch or Hugging Face libraries; shared fixtures."""
 
 import os
+import signal
 
 # No test may reach for the network; those of the hub serve it locally and unset this.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each fork warns
 os.environ["MPLBACKEND"] = "Agg"
 
+import pytest
 import torch
 
 torch.set_num_threads(1)  # tiny models gain nothing from threads, and lose much where the cores are shared
+
+# A shell without job control starts background jobs with SIGINT ignored, and their children inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory):
+    """A warm process that runs the command line, by default a fit of the toy: see `tests.helpers.launcher`."""
+    from tests.helpers.launcher import Launcher
+
+    launcher = Launcher(tmp_path_factory.mktemp("toy"))
+    yield launcher
+    launcher.close()

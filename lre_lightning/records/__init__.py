@@ -1,1 +1,1 @@
-"""What a run counted: the record of a trial, files of records, summaries, and the choice of layer and rank."""
+"""Records of trials and their files, summaries of them, and the choice of layer and rank."""

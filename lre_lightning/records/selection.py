@@ -1,4 +1,4 @@
-"""Choosing the layer and rank of a relation (Appendix "Selecting Hyperparameters" of the paper). Pure functions."""
+"""Choice of the layer and rank of a relation (Appendix "Selecting Hyperparameters" of the paper). Pure functions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
 
     Args:
         records: Scored trials of one relation, on one grid; at least one.
-        criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and among
-            equals the most faithful; ``"faithfulness"`` the reverse. What is equal in both goes to the earlier layer
-            and the lower rank.
-        beta: The beta at which faithfulness counts, one of the grid.
+        criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
+            by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
+            rank.
+        beta: The beta at which faithfulness is compared, one of the grid.
 
     Raises:
-        LREError: If the records have different grids, or beta is not in theirs.
+        LREError: The records have different grids, or beta is not in theirs.
     """
     first = records[0]
     grid = (first.layers, first.betas, first.ranks)
@@ -39,7 +39,7 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     faithful = np.mean([np.array(r.faithful)[:, column] / max(r.known, 1) for r in records], axis=0)[:, None]
     causal = np.mean([np.array(r.causal) / max(r.edited, 1) for r in records], axis=0)
     scores = (causal, faithful) if criterion == "causality" else (faithful, causal)
-    # Rounded, so that what is equal as a fraction is equal, whatever the order of the sum.
+    # Rounded, so that equal fractions are equal whatever the order of summation.
     merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
     layer, rank = np.unravel_index(best, causal.shape)
@@ -47,18 +47,19 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
 
 
 def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int]:
-    """The layer and rank of a trial in a fit, which has to choose before it has seen all trials.
+    """Choose the layer and rank of a trial during a fit, before later trials are known.
 
-    A reported trial takes up what an earlier reported one has, else the choice of the trials that only serve to choose,
-    else its own. A trial that only serves to choose takes the choice of those so far.
+    A reported trial takes the choice of an earlier reported one; if there is none, the choice of the trials that only
+    serve to choose; and if there are none, its own. A trial that only serves to choose takes the choice of those so
+    far, including itself.
 
     Args:
         record: The scored trial.
         earlier: The relation's scored trials before it.
-        criterion: What chooses; see `choose`.
+        criterion: See `choose`.
 
     Raises:
-        LREError: As `choose`.
+        LREError: See `choose`.
     """
     for other in earlier:
         if record.reported and other.reported and other.layer is not None and other.rank is not None:
@@ -70,21 +71,21 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
 def reselect(
     records: Iterable[TrialRecord], criterion: Criterion = "causality", beta: float | None = None
 ) -> list[TrialRecord]:
-    """Choose layer and rank of every relation again, from counts alone.
+    """Choose the layer and rank of every relation again, from counts alone.
 
-    Relations with trials that only serve to choose (`TrialRecord.reported` is False) are chosen on those, others on all
-    their trials, as in the paper.
+    The choice is made on the trials that only serve to choose (`TrialRecord.reported` is False), and for a relation
+    without such trials on all of them, as in the paper.
 
     Args:
         records: Records of one LM and one kind of prompts.
-        criterion: What chooses; see `choose`.
+        criterion: See `choose`.
         beta: The beta to report, one of the grid; each record's own if None.
 
     Returns:
-        The scored and reported records, with another layer, rank and beta.
+        The scored and reported records, with the new layer, rank and beta.
 
     Raises:
-        LREError: As `choose`.
+        LREError: See `choose`.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
@@ -101,7 +102,7 @@ def reselect(
 
 
 def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: float) -> TrialRecord:
-    """The record at another point of its grid, without what was counted at its own point alone."""
+    """Return the record at another point of its grid, without the counts that exist only for its old point."""
     if layer != record.layer:
         record = replace(record, line_integrals=())
     if (layer, beta) != (record.layer, record.beta):

@@ -1,4 +1,4 @@
-"""The table of results: a row a relation and trial, and a summary of each relation over its trials. Pure functions."""
+"""The table of results, one row per relation and trial, and summaries of relations over their trials."""
 
 from __future__ import annotations
 
@@ -12,56 +12,36 @@ from typing import Any
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.storage.files import grown_whole, written_whole
+from lre_lightning.storage.files import written_whole
 
 Spread = tuple[float, float | None]
-"""Mean and standard deviation (n - 1), None for the deviation of a single value."""
+"""Mean and standard deviation (n - 1); the deviation of a single value is None."""
 
 SCORES = ("faithfulness", "causality")
 COLUMNS = [
-    "model",
-    "relation",
-    "category",
-    "trial",
-    "n_shot",
-    "template",
-    "samples",
-    "tested",
-    "known",
-    "range_size",
-    "random_guess",
-    "reported",
-    "layer",
-    "beta",
-    "rank",
-    "edited",
-    *SCORES,
+    *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
+    *("random_guess", "reported", "layer", "beta", "rank", "edited", *SCORES),
 ]
 
 
-def write_csv(records: Iterable[TrialRecord], path: Path) -> None:
-    """Write one row a relation and trial to a CSV file, under its name only once it is whole.
+def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
+    """Write one row per relation and trial to a CSV file with the columns `COLUMNS`, atomically.
 
-    Its columns are `COLUMNS`; scores are those at the chosen layer, beta and rank. A pair that was not scored has a row
-    without them.
+    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them.
+
+    Args:
+        records: The records.
+        path: The file.
+        append: Add the rows to those that the file has; all of them are added or none.
 
     Raises:
-        LREError: If the file cannot be written.
+        LREError: The file cannot be written.
     """
-    with written_whole(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+    with written_whole(path, append) as part, part.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
+        if not append:
+            writer.writeheader()
         writer.writerows(map(_row, records))
-
-
-def append_csv(records: Iterable[TrialRecord], path: Path) -> None:
-    """Add rows at the end of a file that `write_csv` wrote, all of them or none.
-
-    Raises:
-        LREError: If the file cannot be written.
-    """
-    with grown_whole(path) as part, part.open("a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, COLUMNS).writerows(map(_row, records))
 
 
 def _row(record: TrialRecord) -> dict[str, Any]:
@@ -72,21 +52,21 @@ def _row(record: TrialRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RelationSummary:
-    """One line of the table of results: means over the scored trials of a relation, and their standard deviations.
+    """A line of the table of results: means over the scored trials of a relation, with standard deviations.
 
     Attributes:
         relation: Name of the relation.
         category: Its category.
-        samples: All its samples.
+        samples: Number of all its samples.
         known: Mean number of known test samples, over all trials.
         trials: Number of scored trials.
-        random_guess: Chance of guessing the object.
+        random_guess: Probability of guessing the object.
         range_size: Number of its distinct objects.
-        layer: The chosen layer; None where no trial was scored.
-        rank: The chosen rank; None where no trial was scored.
-        beta: The chosen beta.
-        faithfulness: Mean and standard deviation (n - 1; None with one trial); None where no trial was scored.
-        causality: Likewise; None also where no trial had an edit.
+        layer: The chosen layer; None if no trial was scored.
+        rank: The chosen rank; None if no trial was scored.
+        beta: The chosen beta; None if no trial was scored.
+        faithfulness: Mean and standard deviation; None if no trial was scored.
+        causality: Mean and standard deviation; None if no trial was scored or none had an edit.
     """
 
     relation: str
@@ -106,7 +86,7 @@ class RelationSummary:
 def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
     """Summarize records by relation, in the order in which the relations first occur.
 
-    Trials that only served to choose layer and rank count for what the LM knows, and for nothing else.
+    Trials that only served to choose layer and rank contribute to `known`, and to nothing else.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
@@ -123,16 +103,11 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     if not scores:
         return RelationSummary(*common)
     chosen = reported[0]
-    faithfulness, causality = (_known_spread(values) for values in zip(*scores, strict=True))
+    counted = ([value for value in values if not math.isnan(value)] for values in zip(*scores, strict=True))
+    faithfulness, causality = (spread(values) if values else None for values in counted)
     return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality)
 
 
-def _known_spread(values: Sequence[float]) -> Spread | None:
-    """Mean and standard deviation of the trials that have the score; None where none has."""
-    known = [value for value in values if not math.isnan(value)]
-    return spread(known) if known else None
-
-
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation of at least one value."""
+    """Return the mean and standard deviation of at least one value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

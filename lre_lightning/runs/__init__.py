@@ -1,1 +1,1 @@
-"""A run on disk and its processes: the run's folder, checkpoints, stopping, several devices."""
+"""The mechanics of a run: its folder, checkpoints, stopping, and its processes."""

@@ -1,7 +1,7 @@
 """The processes of a run: sums over them, work for the first one alone, and the strategies that start them.
 
-Only sums travel between processes. What has to be known of all samples is a sum too: every process fills in the rows
-of its own samples and leaves zeros elsewhere.
+Processes exchange nothing but sums. Values of all samples are a sum, too: every process fills in the rows of its own
+samples and leaves the others zero.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all processes of a run.
+    """The processes of a run, as seen from one of them.
 
-    `sum` and `rows` are collective: each process has to call them, in the same order, with tensors of the same shapes.
+    `sum` and `rows` are collective: every process must call them, in the same order, with tensors of the same shapes.
 
     Attributes:
-        index: This process, from 0.
+        index: The index of this process, from 0.
         count: The number of processes.
-        device: Where tensors must lie to travel; None where they may lie anywhere.
+        device: The device that tensors must be on to be summed; None if they may be on any.
 
     >>> Processes().sum(torch.tensor([1, 2]))[0].tolist()
     [1, 2]
@@ -41,17 +41,17 @@ class Processes:
 
     @classmethod
     def of(cls, strategy: Strategy, index: int, count: int) -> Processes:
-        """The processes of a Trainer's strategy, once it has set up its environment."""
+        """Return the processes of a Trainer's strategy, once it has set up its environment."""
         if count == 1:
             return ONE_PROCESS
         anywhere = torch.distributed.get_backend() == "gloo"
         return cls(index, count, None if anywhere else strategy.root_device)
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
-        """Sums of tensors over all processes, in place where a tensor can travel as it is.
+        """Sum tensors over all processes, in place unless a tensor has to be copied to `device`.
 
         Args:
-            tensors: Contiguous tensors of any number type.
+            tensors: Contiguous tensors of any numeric dtype.
 
         Returns:
             The sums, each on the device of its tensor, and exact for whole numbers.
@@ -64,15 +64,15 @@ class Processes:
         return [total.to(tensor.device) for total, tensor in zip(sent, tensors, strict=True)]
 
     def rows(self, mine: Tensor, places: Sequence[int], total: int) -> Tensor:
-        """The rows of all processes.
+        """Gather the rows of all processes.
 
         Args:
             mine: This process's rows, `(rows, ...)`.
-            places: Where they belong among all; each place belongs to one process.
+            places: Their indices among all rows; no two processes have the same index.
             total: Number of rows of all processes.
 
         Returns:
-            All rows, `(total, ...)`, with zeros where no process has one, in the dtype and on the device of `mine`.
+            All rows, `(total, ...)`, zero if no process has them, in the dtype and on the device of `mine`.
         """
         if self.count == 1 and list(places) == list(range(total)):
             return mine
@@ -88,20 +88,20 @@ ONE_PROCESS = Processes()
 
 
 class RankZeroError(LREError):
-    """An error of rank zero, on another rank."""
+    """An error of the first process, raised in another one."""
 
 
 def on_rank_zero(trainer: Trainer, work: Callable[[], object]) -> None:
-    """Do something on rank zero; if it fails there, it fails on all ranks.
+    """Call a function in the first process; if it fails there, it fails in all processes.
 
-    All ranks must call it, once the Trainer's strategy has set up its environment.
+    All processes must call this, once the Trainer's strategy has set up its environment.
 
     Args:
         trainer: The Trainer.
-        work: What to do.
+        work: The function.
 
     Raises:
-        RankZeroError: On the other ranks, with the message of rank zero's exception.
+        RankZeroError: In the other processes, with the message of the first one's exception.
     """
     error: Exception | None = None
     if trainer.is_global_zero:
@@ -113,7 +113,7 @@ def on_rank_zero(trainer: Trainer, work: Callable[[], object]) -> None:
 
 
 def share_error(trainer: Trainer, error: Exception | None) -> None:
-    """Raise an exception of rank zero there, and a `RankZeroError` on the other ranks; nothing if there is none."""
+    """Raise the exception of the first process, if any, there, and as a `RankZeroError` in the other processes."""
     message = None if error is None else str(error) if isinstance(error, LREError) else first_line(error)
     message = trainer.strategy.broadcast(message)
     if error is not None:
@@ -129,19 +129,19 @@ def check_strategy(strategy: Strategy) -> None:
     """Refuse strategies that keep only a part of the LM on each device.
 
     Raises:
-        LREError: If the strategy is one of them.
+        LREError: The strategy is one of them.
     """
     if isinstance(strategy, SHARDED):
         raise LREError(
-            f"{type(strategy).__name__} keeps a part of the LM's weights on each device, and Jacobians need them "
-            "whole: use the strategy 'ddp', or for an LM larger than a device one process with device_map='auto'"
+            f"{type(strategy).__name__} keeps a part of the LM's weights on each device, and Jacobians need all "
+            "of them: use the strategy 'ddp', or for an LM larger than a device one process with device_map='auto'"
         )
 
 
 def without_wrapper(strategy: Strategy, module: LightningModule) -> None:
-    """Let a DDP strategy start a module that has nothing to train, once.
+    """Let a DDP strategy start a module without trainable parameters, once.
 
-    `DistributedDataParallel` refuses such a module, and nothing here needs what it does: it adds up gradients.
+    `DistributedDataParallel`, which adds up gradients, refuses such a module and is not needed.
     """
     if not isinstance(strategy, DDPStrategy):
         return
@@ -149,7 +149,7 @@ def without_wrapper(strategy: Strategy, module: LightningModule) -> None:
 
     def configure_ddp() -> None:
         del overridden["configure_ddp"]
-        if strategy.lightning_module is not module:  # this one's setup failed, and the strategy serves another
+        if strategy.lightning_module is not module:  # the setup of `module` failed, and the strategy serves another
             strategy.configure_ddp()
 
     overridden["configure_ddp"] = configure_ddp
@@ -161,11 +161,11 @@ def check_alike(strategy: Strategy, processes: Processes, what: str, digest: str
     Args:
         strategy: The Trainer's strategy.
         processes: The processes.
-        what: The thing, as users know it.
-        digest: Tells it from others.
+        what: Its name, for the error.
+        digest: A digest that identifies it.
 
     Raises:
-        LREError: On every process, if it differs in one.
+        LREError: In every process, if it differs in one.
     """
     if processes.count == 1:
         return

@@ -1,4 +1,4 @@
-"""How a run ends when it is told to: at once, whatever it is doing."""
+"""Stopping a run by a signal: at once, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import lightning as L
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
-from typing_extensions import Self, override
+from typing_extensions import Self
 
 GRACE = 20.0
-"""Seconds for an orderly end after a signal; then the process ends all the same."""
+"""Seconds that an orderly end may take after a signal; then the process is ended."""
 
 
 class Stopped(BaseException):
@@ -27,18 +27,19 @@ class Stopped(BaseException):
 
 
 class Stop(Callback):
-    """Within its context Ctrl-C and SIGTERM raise `Stopped` wherever the main thread is; a second one kills.
+    """A context in which Ctrl-C and SIGTERM raise `Stopped` in the main thread; a second signal kills the process.
 
-    Everything that a run keeps is whole in its files at any moment, so there is nothing to wait for. Lightning's own
-    handler would wait for the end of the batch, and on several devices for the other processes. As a callback this puts
-    itself before that handler. Under SLURM SIGTERM is left to Lightning, which has the job queued again.
+    A run's files are complete at any moment, so there is nothing to wait for. Lightning's own handler would wait for
+    the end of the batch and, on several devices, for the other processes; as a callback, this class replaces it. Under
+    SLURM, SIGTERM is left to Lightning, which queues the job again. A signal that is ignored, as Ctrl-C is by jobs in
+    the background of a script, stays ignored.
 
     Args:
-        line: What to say of it on standard error.
+        line: The line to print on standard error.
 
     Attributes:
-        signum: The signal that was received; None so far.
-        trainers: Trainers whose processes `end_processes` ends.
+        signum: The signal that was received; None if there was none.
+        trainers: The Trainers whose processes `end_processes` ends.
     """
 
     def __init__(self, line: str = "stopped") -> None:
@@ -50,11 +51,11 @@ class Stop(Callback):
         self._timer: threading.Timer | None = None
 
     def __reduce__(self) -> tuple[type[Stop], tuple[()]]:
-        """In another process it does nothing: that one is ended from here."""
+        """Return one that does nothing, for another process: this process ends that one."""
         return Stop, ()
 
     def __enter__(self) -> Self:
-        """Listen, where this is the main thread; to what is ignored, as Ctrl-C by jobs in the background, not."""
+        """Handle the signals if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
             wanted = [signal.SIGINT] if SLURMEnvironment.detect() else [signal.SIGINT, signal.SIGTERM]
             before = {signum: signal.getsignal(signum) for signum in wanted}
@@ -65,13 +66,13 @@ class Stop(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Listen no longer."""
+        """Restore the earlier handlers."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         if self._timer is not None:
             self._timer.cancel()
 
-    def _listen(self) -> None:
+    def _listen(self, trainer: L.Trainer | None = None, pl_module: L.LightningModule | None = None) -> None:
         for signum in self._before:
             signal.signal(signum, self._stop)
 
@@ -88,11 +89,11 @@ class Stop(Callback):
 
     @property
     def status(self) -> int:
-        """The exit status that a shell expects of a process that was ended by the signal."""
+        """The exit status by which a shell recognizes a process that the signal has ended."""
         return 128 + (self.signum or 0)
 
     def say(self) -> None:
-        """Print the line, once for all ranks, below what a progress bar or the terminal has left on its line."""
+        """Print the line, once for all processes, below a progress bar and the terminal's ``^C``."""
         if getattr(rank_zero_only, "rank", 0) == 0:
             print(("\n" if sys.stderr.isatty() else "") + self.line, file=sys.stderr, flush=True)
 
@@ -102,34 +103,21 @@ class Stop(Callback):
         os._exit(self.status)
 
     def end_processes(self) -> None:
-        """End the processes that the Trainers have started; they hold nothing that is not in files."""
+        """Kill the processes that the Trainers have started: all that they keep is in files."""
         for trainer in self.trainers:
             if trainer.strategy.launcher is not None:
                 trainer.strategy.launcher.kill(signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
 
-    @override
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._listen()
-
-    @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._listen()
-
-    @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._listen()
-
-    @override
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._listen()
+    # Lightning has set its own handlers by then.
+    on_sanity_check_start = on_train_start = on_validation_start = on_predict_start = _listen
 
 
 def command_line(arguments: Sequence[str] | None, resume: bool) -> str:
-    """The command that goes on with a run, for a shell.
+    """Return the command that runs a job again, for a shell.
 
     Args:
-        arguments: Those that the command line was called with in Python; this process's own if None.
-        resume: Whether to go on from the last checkpoint, whichever was given.
+        arguments: The arguments that the command line was called with in Python; this process's own if None.
+        resume: Resume from the last checkpoint, whichever was given.
 
     >>> command_line(["fit", "--ckpt_path", "a.ckpt", "--data.relations=[word sentiment]"], resume=True)
     "lre fit '--data.relations=[word sentiment]' --ckpt_path last"
@@ -147,7 +135,7 @@ def command_line(arguments: Sequence[str] | None, resume: bool) -> str:
 
 
 def _program() -> list[str]:
-    """How this process was started: by an installed command, or by an interpreter and its script."""
+    """Return the beginning of this process's command: the installed program, or an interpreter and its script."""
     script = sys.argv[0]
     name = os.path.basename(script)
     if name != "lre":

@@ -1,1 +1,1 @@
-"""Whole files, locks, page templates, and plain data checked before use."""
+"""Files written atomically, locks, templates of pages, and plain data checked before use."""

@@ -1,4 +1,4 @@
-"""Files that have their name only once they are whole."""
+"""Files that are written atomically, and their names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from lre_lightning.errors import LREError, first_line
 
 _NO_ROOM = "free some space there"
-_NOT_ALLOWED = "give a folder that may be written to"
+_NOT_ALLOWED = "give a writable folder"
 _IN_THE_WAY = "a file is where a folder should be: move it, or give another folder"
 ADVICE = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
-    errno.EFBIG: "a file may not be that large there: give another folder, or raise the limit",
+    errno.EFBIG: "files cannot be that large there: give another folder, or raise the limit",
     errno.EACCES: _NOT_ALLOWED,
     errno.EPERM: _NOT_ALLOWED,
     errno.EROFS: _NOT_ALLOWED,
@@ -37,24 +37,29 @@ class NotWritten(LREError):
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text in UTF-8, under its name only once it is whole.
+    """Write a file atomically, text in UTF-8.
 
     Raises:
-        LREError: If the file cannot be written.
+        LREError: The file cannot be written.
     """
     with written_whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; after the context what was written is `path`, also after a power cut.
+def written_whole(path: Path, append: bool = False) -> Iterator[Path]:
+    """Write a file atomically: yield a path beside it to write to, which takes its place when the context is left.
 
-    If the context is left by an exception, or the process ends within it, what was at `path` before stays there. Two
-    processes must not write the same file at once: see `lre_lightning.storage.locks`.
+    The new content survives a power cut. If the context is left by an exception, or the process ends within it, the
+    previous file is left as it was. Two processes must not write the same file at once: see
+    `lre_lightning.storage.locks`.
+
+    Args:
+        path: The file.
+        append: Begin with a copy of the file instead of an empty one.
 
     Raises:
-        LREError: If the file cannot be written.
+        LREError: The file cannot be written.
     """
     part = _part_of(path)
     try:
@@ -63,8 +68,10 @@ def written_whole(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
             part.touch()
             mode = part.stat().st_mode
+            if append and path.exists():
+                shutil.copyfile(path, part)
             yield part
-            part.chmod(mode)  # safetensors makes files that nobody else may read
+            part.chmod(mode)  # safetensors makes files that only their owner can read
             _sync(part)
             part.replace(path)
             _sync(path.parent)
@@ -75,7 +82,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def remove_part(path: Path) -> None:
-    """Remove what a process that was killed has left of a file, if it is there and no folder."""
+    """Remove the unfinished copy of a file that a killed process has left, if there is one."""
     with suppress(OSError):
         _part_of(path).unlink()
 
@@ -85,44 +92,32 @@ def _part_of(path: Path) -> Path:
 
 
 @contextmanager
-def grown_whole(path: Path) -> Iterator[Path]:
-    """As `written_whole`, with what is at `path` already copied, to be added to.
-
-    Raises:
-        LREError: If the file cannot be written.
-    """
-    with written_whole(path) as part:
-        if path.exists():
-            shutil.copyfile(path, part)
-        yield part
-
-
-@contextmanager
 def failures_named(path: Path) -> Iterator[None]:
-    """Turn what the system says of a write that failed into an error that names the file or folder.
+    """Turn the system's error about a failed write into one that names the file or folder and says what to do.
 
     Raises:
-        NotWritten: If something in the context cannot be written.
+        NotWritten: Something in the context cannot be written.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+        found = re.search(r"os error (\d+)", str(error))  # as safetensors says it
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
         reason = first_line(error) if number is None else os.strerror(number)
         advice = ADVICE.get(number or 0)
         raise NotWritten(f"{str(path)!r} cannot be written: {reason}" + (f"; {advice}" if advice else "")) from error
 
 
 PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)$)[a-z0-9][a-z0-9_-]{0,99}")
-"""Names that every system takes for a file or a folder: Windows reserves some."""
+"""Names of files and folders that every system accepts; Windows reserves some."""
 
 
 def safe_name(name: str) -> str:
-    """The name of a file or a folder for something that may have any name.
+    """Return the name of a file or a folder for something of any name.
 
-    A name of lower-case ASCII letters, digits, ``-`` and spaces stays, with ``_`` for spaces. In any other, runs of
-    what is no letter or digit become ``_``, and a digest of the name follows: no two names become one, also where a
-    file system ignores case or how a letter's accents are written.
+    A name of lower-case ASCII letters, digits, ``-`` and spaces is kept, with ``_`` for spaces. In any other, runs of
+    other characters become ``_``, and a digest of the name is appended: two names never become one, even where the file
+    system ignores case or how a letter's accents are written.
 
     >>> safe_name("country capital city"), safe_name("company CEO")
     ('country_capital_city', 'company_CEO+af1fd86c31aed8fb')
@@ -136,10 +131,10 @@ def safe_name(name: str) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Try to write to a folder, or where it is not there yet to the one in which it will be made.
+    """Try to write to a folder or, if it does not exist yet, to its nearest parent that does.
 
     Raises:
-        LREError: If nothing can be written there.
+        LREError: Nothing can be written there.
     """
     with failures_named(folder):
         existing = folder.absolute()
@@ -154,7 +149,7 @@ def check_writable(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, so that they are there also after a power cut."""
+    """Make a folder and its parents, so that they survive a power cut."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -162,19 +157,14 @@ def make_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what file systems say that cannot
+        if error.errno != errno.EINVAL:  # the answer of file systems that cannot
             raise
     finally:
         os.close(descriptor)
-
-
-def _number_in(message: str) -> int | None:
-    found = re.search(r"os error (\d+)", message)
-    return int(found[1]) if found else None

@@ -16,13 +16,13 @@ from lre_lightning.storage.files import failures_named, make_folder, write_whole
 
 
 class FolderLock:
-    """Keeps a folder for one process, for as long as the process lives or until it is released.
+    """A lock that keeps a folder for one process, until it is released or the process ends.
 
-    The operating system holds the lock, and lets go of it however the process ends: nothing is left to clean up.
+    The operating system holds the lock and releases it however the process ends, so there is nothing to clean up.
 
     Args:
-        folder: The folder; it is made where it is not there.
-        job: What the folder is kept for; other jobs may run in it meanwhile.
+        folder: The folder; it is made if it does not exist.
+        job: The job that the folder is locked for; other jobs can run in it meanwhile.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -43,10 +43,10 @@ class FolderLock:
         self._lock: FileLock | None = None
 
     def acquire(self) -> None:
-        """Take the folder, unless this object has it already.
+        """Lock the folder, unless this object has done so already.
 
         Raises:
-            LREError: If another process has it, or nothing can be written there.
+            LREError: Another process has locked it, or nothing can be written there.
         """
         if self._lock is not None:
             return
@@ -57,10 +57,10 @@ class FolderLock:
         write_whole(self._owner, f"process {os.getpid()} on {socket.gethostname()} since {now}")
 
     def look(self) -> None:
-        """Check that no other process has the folder, without taking or making it.
+        """Check that no other process has locked the folder, without locking or making it.
 
         Raises:
-            LREError: If another process has it.
+            LREError: Another process has locked it.
         """
         if self._lock is None and self._path.exists():
             self._taken().release()
@@ -73,20 +73,18 @@ class FolderLock:
             except NotImplementedError:
                 warnings.warn(f"{str(self.folder)!r} cannot be locked: start no other {self.job} there", stacklevel=2)
             except Timeout as error:
+                owner = "another process"
+                with suppress(OSError):
+                    owner = self._owner.read_text(encoding="utf-8")
                 raise LREError(
-                    f"{str(self.folder)!r} is in use by {self._who()}: wait until that has ended or stop it, or give "
-                    "another folder (default_root_dir)"
+                    f"{str(self.folder)!r} is in use by {owner}: wait until it ends or stop it, or give another folder "
+                    "(default_root_dir)"
                 ) from error
         return lock
 
     def release(self) -> None:
-        """Let others have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
             self._owner.unlink(missing_ok=True)
             lock.release()
-
-    def _who(self) -> str:
-        with suppress(OSError):
-            return self._owner.read_text(encoding="utf-8")
-        return "another process"

@@ -1,4 +1,4 @@
-"""The templates of pages, which come with the package."""
+"""Templates of HTML pages, which come with the package."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def load_template(package: str, name: str, **functions: Any) -> Template:
-    """A template of an HTML page, which escapes what it is given and refuses names that it is not given.
+    """Load the template of an HTML page; it escapes the values it is given, and undefined names are errors.
 
     Args:
-        package: Where its file is.
-        name: The file.
-        functions: What the template may call, by name.
+        package: The package with the file.
+        name: The name of the file.
+        functions: The functions that the template can call, by name.
     """
     from jinja2 import Environment, StrictUndefined
 

@@ -1,7 +1,7 @@
-"""A warm process that runs the command line in forked children, which end in ways that are hard to meet by chance.
+"""A warm process that runs the command line in forked children, which can be ended in ways that are rare by chance.
 
-Started as a process of its own, because a test process has threads. It reads one JSON object a line, a `Run` to start
-or the number of a process to wait for, and answers with one: that number, or how the process `Ended`.
+Started as a process of its own, because a test process has threads. It reads one JSON object per line, a `Run` to start
+or the id of a process to wait for, and answers each with a line: that id, or how the process `Ended`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from tests.helpers.toy import write_toy_model, write_toy_relations
 
+ROOT = Path(__file__).parents[2]
+CLI = str(ROOT / "cli.py")
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
 FIT = [
     "fit",
-    "--trainer.accelerator=cpu",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.logger=false",
+    *QUIET,
     "--trainer.callbacks+=lre_lightning.callbacks.BetaTuning",
     "--data.n_shot=3",
     "--data.trials=2",
@@ -35,8 +36,8 @@ FIT = [
     "--model.beta=0.0",
     "--model.ranks=[4, 16]",
 ]
-PAIRS = 6
-"""Those of the toy's relations."""
+TRIALS = 6
+"""Number of trials of the toy's relations."""
 
 
 @dataclass
@@ -47,17 +48,17 @@ class Run:
         args: Its arguments.
         cwd: The folder to run in.
         watched: The folder whose changes count as file operations.
+        script: The name of the program.
         die_at: Number of the file operation in `watched` before which the process kills itself.
-        torn: From then on the process lives until a file would get larger than so many bytes, and dies in that write,
-            of which what fits is on the disk.
-        kill_after: Seconds after which it is killed from outside, from the beginning of a pair on.
-        kill_in: Which pair that is, from 1 among those that it begins; with 0, since it was started.
-        file_size: Largest size that a file may get, in bytes.
-        signum: A signal that it gets.
-        where: What it is doing then: a function, as ``"module:Class.name"``.
-        turn: At which call of that, from 0.
+        torn: With `die_at`, the process instead dies in the next write that makes a file larger than this, in bytes;
+            the part of the write that fits is on the disk.
+        kill_after: Seconds after which it is killed from outside, counted from the start of a trial.
+        kill_in: The trial to count from, from 1 among those that it starts; with 0 the start of the process.
+        file_size: The largest size that a file may get, in bytes.
+        signum: A signal that it receives.
+        where: The function that it is in then, as ``"module:Class.name"``.
+        turn: The call of that function, from 0.
         sleeping: Whether that function then takes a minute.
-        pictures: Whether the pictures of the results are drawn.
         environment: Variables to set.
         code: Python to run in place of the command line.
     """
@@ -65,6 +66,7 @@ class Run:
     args: list[str]
     cwd: str
     watched: str
+    script: str = "lre"
     die_at: int | None = None
     torn: int | None = None
     kill_after: float | None = None
@@ -74,20 +76,19 @@ class Run:
     where: str | None = None
     turn: int = 0
     sleeping: bool = False
-    pictures: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     code: str | None = None
 
 
 @dataclass
 class Ended:
-    """How it ended.
+    """How a run ended.
 
     Attributes:
-        status: Exit status; minus the signal's number where one killed it.
+        status: Exit status; minus the signal's number if a signal killed it.
         seconds: How long it took.
-        operations: How many file operations there were, if it ended by itself.
-        pairs: Numbers of the pairs that were begun.
+        operations: Number of file operations, if it ended by itself.
+        trials: Numbers of the trials that it started.
         output: What it printed.
         error: What it printed on standard error.
     """
@@ -95,10 +96,9 @@ class Ended:
     status: int
     seconds: float
     operations: int
-    pairs: list[int]
+    trials: list[int]
     output: str
     error: str
-    modules: list[str] = field(default_factory=list)
 
 
 class ShoutingCheckpointIO(TorchCheckpointIO):
@@ -115,17 +115,15 @@ class Launcher:
     """
 
     def __init__(self, root: Path):
-        self.places = [
-            f"--model.name_or_path={write_toy_model(root / 'model')}",
-            f"--data.source={write_toy_relations(root / 'relations')}",
-        ]
+        self.model, self.relations = write_toy_model(root / "model"), write_toy_relations(root / "relations")
+        self.places = [f"--model.name_or_path={self.model}", f"--data.source={self.relations}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.launcher"],
-            cwd=Path(__file__).parents[2],
+            [sys.executable, "-m", "tests.helpers.launcher", self.model, self.relations],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )
 
     def fit(self, folder: Path, *more: str) -> list[str]:
@@ -137,10 +135,17 @@ class Launcher:
         return self.wait(self.start(folder, *more, **how))
 
     def start(self, folder: Path, *more: str, **how) -> int:
-        """As a call, without waiting; the number of the process."""
-        folder.mkdir(exist_ok=True)
+        """Start a run without waiting for it; returns the id of the process."""
+        folder.mkdir(exist_ok=True, parents=True)
         run = Run(**{"args": self.fit(folder, *more), "cwd": str(folder), "watched": str(folder / "run"), **how})
         return self._asked(asdict(run))
+
+    def start_and_hold(self, folder: Path, where: str, turn: int, **how) -> int:
+        """Start a run, and wait until it has stopped itself in a function; SIGCONT lets it go on."""
+        pid = self.start(folder, signum=signal.SIGSTOP, where=where, turn=turn, **how)
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        return pid
 
     def wait(self, pid: int) -> Ended:
         """Wait for a process that was started."""
@@ -160,14 +165,11 @@ class Launcher:
                 process.kill()
 
 
-def serve() -> None:
+def serve(model: str, relations: str) -> None:
     """Answer until there is no more to read."""
-    import torch
-
-    torch.set_num_threads(1)
-    make_parser_once()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    warm_up(model, relations)
     children: dict[int, tuple[Run, float]] = {}
     for line in sys.stdin:
         question = json.loads(line)
@@ -176,22 +178,28 @@ def serve() -> None:
             answer: object = started(run)
             children[answer] = run, time.monotonic()
         else:
-            ended = waited_for(question, *children.pop(question))
-            for name in ended.modules:  # those that the first child has imported late, the next need not
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
-            ended.modules = []
-            answer = asdict(ended)
+            answer = asdict(waited_for(question, *children.pop(question)))
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     for pid in children:  # that a test has failed to wait for
         os.kill(pid, signal.SIGKILL)
 
 
-def make_parser_once() -> None:
-    """Make the parser of the command line here, so that no child has to: it takes as long as a small fit."""
-    from lre_lightning.cli import LRECommandLine
+def warm_up(model: str, relations: str) -> None:
+    """Do here, once, what every child would do again: imports, the parser of the command line, loading an LM."""
+    import torch
 
+    from lre_lightning.callbacks import ResultsFigures
+    from lre_lightning.cli import LRECommandLine
+    from lre_lightning.datamodules import RelationDataModule
+    from lre_lightning.models.language_model import LanguageModel
+
+    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.report.page", "pydantic"):
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    LanguageModel.from_pretrained(model)
+    RelationDataModule(model, source=relations).setup()
+    ResultsFigures.on_fit_end = lambda *_: None
     made = LRECommandLine.__new__(LRECommandLine)
     setup = LRECommandLine.setup_parser
 
@@ -208,7 +216,7 @@ def make_parser_once() -> None:
         LRECommandLine(["fit"])
 
 
-FILES = ("begun.txt", "outcome.json", "output.txt", "error.txt")
+FILES = ("begun.txt", "operations.txt", "output.txt", "error.txt")
 
 
 def started(run: Run) -> int:
@@ -234,27 +242,24 @@ def waited_for(pid: int, run: Run, start: float) -> Ended:
         status = os.waitstatus_to_exitcode(code) if found else None
         time.sleep(0.001)
     seconds = time.monotonic() - start
-    begun, outcome, output, error = ((Path(run.cwd) / name).read_text() for name in FILES)
-    told = json.loads(outcome or '{"operations": 0}')
-    return Ended(status, seconds, pairs=[int(line) for line in begun.split()], output=output, error=error, **told)
+    begun, operations, output, error = ((Path(run.cwd) / name).read_text() for name in FILES)
+    return Ended(status, seconds, int(operations or 0), [int(line) for line in begun.split()], output, error)
 
 
-def child(run: Run, begun: Path, outcome: Path, output: Path, error: Path) -> None:
+def child(run: Run, begun: Path, operations: Path, output: Path, error: Path) -> None:
     """Be the command line; never returns."""
     status = 70
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the suite runs in the background
         os.chdir(run.cwd)
         os.environ.update(run.environment)
         for path, descriptor in ((output, 1), (error, 2)):
             os.dup2(os.open(path, os.O_WRONLY), descriptor)
-        sys.argv = ["lre", *run.args]
-        modules = set(sys.modules)
+        sys.argv = [run.script, *run.args]
+        sys.orig_argv = [sys.executable, *sys.argv]
+        sys.modules["__main__"].__spec__ = None  # Lightning starts further processes by the script
         counter = count_operations(run)
-        log_pairs(begun)
-        if not run.pictures:
-            from lre_lightning.callbacks import ResultsFigures
-
-            ResultsFigures.on_fit_end = lambda *_: None
+        log_trials(begun)
         if run.where is not None:
             signal_within(run)
         if run.file_size is not None:
@@ -262,12 +267,11 @@ def child(run: Run, begun: Path, outcome: Path, output: Path, error: Path) -> No
         from lre_lightning.cli import main
 
         try:
-            status = main() if run.code is None else exec(run.code, {}) or 0
+            status = main() if run.code is None else exec(run.code, {"__name__": "code"}) or 0
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else 1
-        told = {"operations": counter[0], "modules": sorted(set(sys.modules) - modules)}
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        outcome.write_text(json.dumps(told))
+        operations.write_text(str(counter[0]))
     except BaseException:
         import traceback
 
@@ -282,7 +286,7 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.truncate"}
 
 
 def count_operations(run: Run) -> list[int]:
-    """Count what changes the watched folder, and die when it is time."""
+    """Count the changes of the watched folder, and die when it is time."""
     counter, flush = [0], os.fsync
 
     def count() -> None:
@@ -309,8 +313,8 @@ def count_operations(run: Run) -> list[int]:
     return counter
 
 
-def log_pairs(begun: Path) -> None:
-    """Note the number of each pair that is begun."""
+def log_trials(begun: Path) -> None:
+    """Note the number of each trial that is started."""
     from lre_lightning.training.module import LREModule
 
     start = LREModule.on_train_epoch_start
@@ -347,4 +351,4 @@ def signal_within(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(*sys.argv[1:])

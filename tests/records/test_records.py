@@ -1,73 +1,36 @@
-"""Records of results in files: written, read, merged, and as rows of a data frame."""
+"""Records of results: scores, files that are written, read and merged, and rows of a data frame."""
 
-import dataclasses
 import json
 import math
+import subprocess
+import sys
+from dataclasses import fields, replace
 
 import pytest
+from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import COLUMNS, TrialRecord, append_records, read_records, rows, write_records
+from lre_lightning.records.record import COLUMNS, TrialRecord, read_records, rows, write_records
+from lre_lightning.records.summary import summarize, write_csv
+from lre_lightning.report.console import print_results
+from lre_lightning.report.tables import hyperparameters, to_csv, to_latex, to_text
+from tests.helpers.hostile import PLAIN, changed, little_memory, outcome, recipes, tried
+from tests.helpers.records import full_record, unscored_record
 
-BARE = TrialRecord("capital", "factual", 0, samples=20, range_size=4, tested=12, known=10)
-
-
-def full(trial=0, relation="capital", **changes):
-    """A record in which every field has a value of its own, and no two counts of a score are equal."""
-    fields = {
-        "category": "factual",
-        "samples": 20,
-        "range_size": 4,
-        "tested": 12,
-        "known": 10,
-        "layers": ("emb", 0, 3),
-        "betas": (1.0, 2.25),
-        "ranks": (4, 8, 16, 32),
-        "faithful": ((0, 1), (2, 3), (4, 5)),
-        "causal": ((0, 1, 2, 3), (4, 5, 6, 7), (8, 1, 0, 2)),
-        "edited": 8,
-        "layer": 3,
-        "beta": 2.25,
-        "rank": 4,
-        "model": "gpt2",
-        "n_shot": 5,
-        "template": "The capital of {} is",
-        "template_index": 1,
-        "first_tokens": 3,
-        "reported": False,
-        "faithful_baselines": {"linear regression": (1, 2, 3), "translation": (4, 5, 6), "identity": (7, 8, 9)},
-        "faithful_zero_shot": ((9, 8), (7, 6), (5, 4)),
-        "zero_shot_baselines": {"linear regression": (3, 2, 1), "translation": (6, 5, 4), "identity": (9, 8, 7)},
-        "causal_baselines": {"oracle": (8, 7, 6), "unembedding": (5, 4, 3), "object": (2, 1, 0)},
-        "faithful_low_rank": (2, 3, 4, 5),
-        "line_integrals": ((1.5, 1.25), (0.1, 1e-9)),
-        "train": (("France", "Paris"), ("日本", "東京")),
-        "seed": 7,
-        "digest": "0a" * 32,
-        "prompts": {"separator": "; ", "shots": 2, "chat": False, "system": None, "sampling": "balanced"},
-    }
-    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
+BARE = unscored_record()
+LINE = json.loads(json.dumps(full_record().plain()))
 
 
-def test_a_full_record_has_a_value_for_every_field():
-    plain = full().plain()
-    assert set(plain) == {field.name for field in dataclasses.fields(TrialRecord)}
-    assert [name for name, value in BARE.plain().items() if plain[name] == value] == [
-        "relation",
-        "category",
-        "trial",
-        "samples",
-        "range_size",
-        "tested",
-        "known",
-    ]
+def test_the_helper_fills_every_field():
+    defaults = {entry.name: entry.default for entry in fields(TrialRecord)}
+    assert not [name for name, value in full_record().plain().items() if value in (defaults[name], {}, ())]
 
 
 # Scores
 
 
-def test_scores_are_shares_of_what_was_counted():
-    record = full()
+def test_scores_are_fractions_of_the_counts():
+    record = full_record()
     assert record.scored
     assert not BARE.scored
     assert record.random_guess == 0.25
@@ -82,14 +45,15 @@ def test_scores_are_shares_of_what_was_counted():
     assert BARE.chosen_scores is None
 
 
-def test_a_score_of_nothing_is_nan():
-    record = full(edited=0, known=0)
+def test_scores_over_a_total_of_zero_are_nan():
+    record = full_record(edited=0, known=0)
     scores = [
         record.faithfulness(0, 1.0),
         record.causality(0, 8),
         record.low_rank_faithfulness(4),
         record.faithfulness_baseline("identity", 0),
         record.causality_baseline("object", 0),
+        *(row["score"] for row in rows([record])),
     ]
     assert all(math.isnan(score) for score in scores)
 
@@ -97,97 +61,117 @@ def test_a_score_of_nothing_is_nan():
 # Plain data
 
 
-@pytest.mark.parametrize("record", [BARE, full(), full(layer="emb", template_index=None)])
-def test_plain_data_becomes_the_same_record_also_from_lists(record):
+@pytest.mark.parametrize("record", [BARE, full_record(), full_record(layer="emb", template_index=None)])
+def test_plain_data_rebuild_the_record(record):
     assert TrialRecord.from_plain(record.plain()) == record
     again = TrialRecord.from_plain(json.loads(json.dumps(record.plain())))
     assert again == record
-    assert type(again.faithful) is type(again.line_integrals) is tuple
-    assert all(type(counts) is tuple for counts in (*again.causal, *again.causal_baselines.values()))
+    assert hash(again.faithful + again.train) == hash(record.faithful + record.train)  # tuples throughout
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TrialRecord)])
-def test_a_missing_field_is_refused(name):
-    data = full().plain()
-    del data[name]
-    with pytest.raises(LREError, match=f"this is not a record of results: KeyError '{name}'"):
-        TrialRecord.from_plain(data)
+def test_a_missing_field_is_refused():
+    for name in ("relation", "prompts"):
+        with pytest.raises(LREError, match=f"this is not a record: it lacks '{name}'"):
+            TrialRecord.from_plain({key: value for key, value in LINE.items() if key != name})
 
 
-@pytest.mark.parametrize("data", [[], 3, None, "relation"])
-def test_other_data_are_refused(data):
-    with pytest.raises(LREError, match="this is not a record of results: TypeError"):
-        TrialRecord.from_plain(data)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"known": -1}, "known must be a whole number of 0 to 12, not -1"),
+        ({"known": 13}, "known must be a whole number of 0 to 12, not 13"),
+        ({"edited": 11}, "edited must be a whole number of 0 to 10"),
+        ({"trial": True}, "trial: Input should be a valid integer, got True"),
+        ({"seed": "7"}, "seed: Input should be a valid integer, got '7'"),
+        ({"trial": 2**70}, ".* must be a whole number .* not a number of 71 bits"),
+        ({"range_size": 0}, "range_size must be a whole number of 1"),
+        ({"relation": "\x1b[31m"}, ".*contains the control character '.x1b'"),
+        ({"relation": "x" * 10**4}, "relation has 10000 characters, and may have 1000"),
+        ({"template": "\ud83d"}, ".*contains an unpaired surrogate"),
+        ({"train": [["France"]]}, "train.0.1: Field required"),
+        ({"faithful": [[0, 1], [2, 3]]}, "faithful must have 3 x 2 counts"),
+        ({"faithful": []}, "it has layers, but no counts"),
+        ({"faithful": [[0, 1], [2, 11], [4, 5]]}, "faithful has counts of 0 to 11, and they must be 0 to 10"),
+        ({"faithful": [[0, 1], [2, 3], [4]]}, "faithful must have 3 x 2 counts"),
+        ({"causal": [[], [], []]}, "causal must have 3 x 4 counts"),
+        ({"faithful_low_rank": [1, 2, 3, 2**53]}, "faithful_low_rank has counts of 1 to 9007199254740992"),
+        ({"layers": ["emb", 3, 0]}, "layers must rise"),
+        ({"layers": ["emb", 0, "2"]}, "layers.2"),
+        ({"betas": [1.0, float("nan")]}, "one of betas must be a number"),
+        ({"layer": 7}, "layer 7 is not on the grid"),
+        ({"layer": None}, "layer None is not on the grid"),
+        ({"beta": 3.0}, "beta 3.0 is not on the grid"),
+        ({"causal_baselines": {"magic": [1, 2, 3]}}, "causal_baselines has 'magic', and the baselines are oracle"),
+        ({"line_integrals": [[1.0]]}, "line_integrals.0.1"),
+        ({"reported": 1}, "reported: Input should be a valid boolean, got 1"),
+        ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
+        ({"faithful": [[0] * 3000] * 3000}, "the record has more than 1000000 entries"),  # one row, many times
+    ],
+)
+def test_an_invalid_field_is_refused(changes, message):
+    with pytest.raises(LREError, match=f"^this is not a record: {message}"):
+        TrialRecord.from_plain({**LINE, **changes})
+
+
+@given(recipe=recipes(PLAIN))
+@tried(120)
+def test_any_line_is_a_record_that_tables_are_made_of_or_an_error(tmp_path, recipe):
+    path = tmp_path / "fit_results.jsonl"
+    path.write_text(json.dumps(changed(LINE, recipe)) + "\n" + json.dumps(full_record(1).plain()) + "\n")
+    records = outcome(read_records, [path])
+    if records:
+        rows(records)
+        print_results(summarize(records))
+        write_csv(records, tmp_path / "x.csv")
+        table = hyperparameters(records)
+        to_csv(table), to_latex(table), to_text(table)
 
 
 # Files
 
 
-NAMES = {
-    "plain": "capital",
-    "not in ASCII": "Hauptstädte, 首都 🏙",
-    "escaped": 'with "quotes", tabs\t and\nlines',
-    "line ends of Unicode": "\u2028 and \x85 and \x0b end lines elsewhere",
-}
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_records_survive_in_a_file_one_a_line(tmp_path, kind):
-    name = NAMES[kind]
-    records = [full(trial, name, template=name + " {}") for trial in range(6)]
+def test_records_are_written_one_per_line_and_read_again(tmp_path):
+    names = ["Hauptstädte, 首都 🏙", 'with "quotes", tabs\t and\nlines', "line ends: \u2028 \x85 \x0b"]
+    records = [full_record(trial, name, template=name + " {}") for trial in range(2) for name in names]
     path = tmp_path / "new" / "folder" / "fit_results.jsonl"
     write_records(records[:2], path)
-    append_records(records[2:5], path)
-    append_records(records[5:], path)
+    write_records(records[2:5], path, append=True)
+    write_records(records[5:], path, append=True)
     text = path.read_bytes().decode("utf-8")
     assert text.count("\n") == len(records)
     assert text.endswith("}\n")
-    assert ("首都" in text) == (kind == "not in ASCII")
+    assert "首都" in text
     assert read_records([path]) == records
     assert [entry.name for entry in path.parent.iterdir()] == ["fit_results.jsonl"]
+    write_records([], path)
+    assert read_records([path.parent]) == []
 
 
-def test_a_file_is_json_without_nan(tmp_path):
-    path = tmp_path / "fit_results.jsonl"
-    write_records([full(), BARE, full(1, known=0, edited=0)], path)
-
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert [line["trial"] for line in lines] == [0, 0, 1]
-    assert all(set(line) == set(full().plain()) for line in lines)
-
-
-def test_no_records_make_an_empty_file(tmp_path):
-    write_records([], tmp_path / "fit_results.jsonl")
-    assert read_records([tmp_path]) == []
+def test_records_are_read_without_torch(tmp_path):
+    write_records([full_record()], tmp_path / "fit_results.jsonl")
+    code = "import sys; from lre_lightning.records.record import read_records; before = set(sys.modules); "
+    code += "print(len(read_records(sys.argv[1:])), 'torch' in sys.modules, 'pydantic' in before)"
+    result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
+    assert result.stdout == "1 False False\n", result.stderr
 
 
 def test_files_and_folders_are_merged_in_their_order(tmp_path):
-    write_records([full(1)], tmp_path / "b" / "deep" / "fit_results.jsonl")
-    write_records([full(0), BARE], tmp_path / "a" / "fit_results.jsonl")
-    write_records([full(2)], tmp_path / "a" / "validate_results.jsonl")
-    write_records([full(3)], tmp_path / "own name.jsonl")
-    assert read_records([tmp_path]) == [full(0), BARE, full(1)]
-    assert read_records([tmp_path / "b", str(tmp_path / "a")]) == [full(1), full(0), BARE]
-    assert read_records([tmp_path / "own name.jsonl", tmp_path / "b"]) == [full(3), full(1)]
-
-
-def test_equal_records_come_once(tmp_path):
-    for name, trials in (("a", (0, 1)), ("b", (1, 2, 0))):
-        write_records([full(trial) for trial in trials], tmp_path / name / "fit_results.jsonl")
-    assert read_records([tmp_path]) == [full(0), full(1), full(2)]
-    path = tmp_path / "a" / "fit_results.jsonl"
-    assert read_records([path, tmp_path / "a", path]) == [full(0), full(1)]
+    write_records([full_record(1)], tmp_path / "b" / "deep" / "fit_results.jsonl")
+    write_records([full_record(0), BARE], tmp_path / "a" / "fit_results.jsonl")
+    write_records([full_record(2)], tmp_path / "a" / "validate_results.jsonl")
+    write_records([full_record(3)], tmp_path / "own name.jsonl")
+    assert read_records([tmp_path]) == [full_record(0), BARE, full_record(1)]
+    assert read_records([tmp_path / "b", str(tmp_path / "a")]) == [full_record(1), full_record(0), BARE]
+    assert read_records([tmp_path / "own name.jsonl", tmp_path / "b"]) == [full_record(3), full_record(1)]
+    assert read_records([tmp_path / "own name.jsonl"] * 2) == [full_record(3)]  # equal records come once
 
 
 @pytest.mark.parametrize(
     "other",
     [{"trial": 1}, {"relation": "mother"}, {"model": "gptj"}, {"n_shot": 8}, {"template": "{}"}, {"template_index": 0}],
 )
-def test_records_of_other_prompts_stand_beside_each_other(tmp_path, other):
-    records = [full(), dataclasses.replace(full(), **other, known=11)]
+def test_records_of_other_prompts_are_kept_beside_each_other(tmp_path, other):
+    records = [full_record(), replace(full_record(), **other, known=11)]
     write_records(records, tmp_path / "fit_results.jsonl")
     assert read_records([tmp_path]) == records
 
@@ -195,57 +179,39 @@ def test_records_of_other_prompts_stand_beside_each_other(tmp_path, other):
 @pytest.mark.parametrize("other", [{"known": 9}, {"faithful_low_rank": (2, 3, 4, 6)}, {"reported": True}])
 def test_different_records_of_the_same_prompts_are_refused(tmp_path, other):
     one, two = tmp_path / "a" / "fit_results.jsonl", tmp_path / "b" / "fit_results.jsonl"
-    write_records([full()], one)
-    write_records([dataclasses.replace(full(), **other)], two)
+    write_records([full_record()], one)
+    write_records([replace(full_record(), **other)], two)
     message = rf"'{one}' and '{two}' both have trial 0 of 'capital' \(n = 5, 'The capital of \{{\}} is'\)"
     with pytest.raises(LREError, match=message + ", with different counts: give one of them"):
         read_records([one, two])
 
 
-@pytest.mark.parametrize(("cut", "line"), [(-5, 2), (-400, 2), (30, 1)])
-def test_a_line_that_was_cut_short_is_named(tmp_path, cut, line):
+GOOD = json.dumps(LINE).encode() + b"\n"
+BROKEN_LINES = {
+    "cut short": GOOD[:-5],
+    "cut within a character": GOOD[:30] + "首".encode()[:1],
+    "empty": b"\n",
+    "a list": b"[]",
+    "null": b"null",
+    "deep": b"[" * 10**6,
+    "deep and closed": b"[" * 900 + b"]" * 900,
+    "a long number": b'{"relation": ' + b"1" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_LINES)
+def test_a_line_that_is_not_a_record_is_named(tmp_path, kind):
     path = tmp_path / "fit_results.jsonl"
-    write_records([full(0), full(1)], path)
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(LREError, match=f"fit_results.jsonl', line {line}, is not a record of results"):
+    path.write_bytes(GOOD + BROKEN_LINES[kind])
+    with little_memory(), pytest.raises(LREError, match=r"fit_results.jsonl', line 2, is not a record of results"):
         read_records([tmp_path])
 
 
-def test_a_line_that_was_cut_within_a_character_is_an_error_that_names_the_file(tmp_path):
-    path = tmp_path / "fit_results.jsonl"
-    write_records([full(relation="首都")], path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: whole.index("首".encode()) + 1])
-    with pytest.raises(LREError, match=r"fit_results\.jsonl"):
-        read_records([path])
-
-
-@pytest.mark.parametrize("line", ["[]", "3", '{"relation": "capital"}', "null", ""])
-def test_lines_that_are_not_records_are_named(tmp_path, line):
-    path = tmp_path / "fit_results.jsonl"
-    path.write_text(json.dumps(full().plain()) + "\n" + line + "\n")
-    with pytest.raises(LREError, match="line 2, is not a record of results"):
-        read_records([path])
-
-
-def test_what_is_not_there_is_refused(tmp_path):
-    with pytest.raises(LREError, match=r"there is no fit_results.jsonl in '.*nowhere': give a run's folder"):
-        read_records([tmp_path / "nowhere"])
-    with pytest.raises(LREError, match=r"there is no fit_results.jsonl in"):
-        read_records([tmp_path])
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    path = tmp_path / "fit_results.jsonl"
-    write_records([BARE], path)
-
-    def broken():
-        yield full()
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write_records(broken(), path)
-    assert read_records([path]) == [BARE]
+def test_a_path_without_records_is_refused(tmp_path):
+    (tmp_path / "run" / "fit_results.jsonl").mkdir(parents=True)
+    for path in (tmp_path / "nowhere", tmp_path, "x" * 5000, "a\x00b"):
+        with pytest.raises(LREError, match=r"there is no fit_results.jsonl in .*: give a run's folder"):
+            read_records([path])
 
 
 # Rows
@@ -262,10 +228,11 @@ def expected_score(record, row):
     return record.causality_baseline(row["method"], layer)
 
 
-def test_rows_hold_every_count_once_as_the_records_methods_have_it():
-    records = {(record.relation, record.trial): record for record in (full(), full(1, edited=4), full(0, "mother"))}
+def test_rows_hold_every_count_once_with_the_score_of_the_record():
+    given_records = full_record(), full_record(1, edited=4), full_record(0, "mother")
+    records = {(record.relation, record.trial): record for record in given_records}
     found = rows([*records.values(), BARE])
-    assert len(found) == 3 * 3 * (2 + 2 + 4 + 3 + 3 + 3)  # records, layers, and what there is at each
+    assert len(found) == 3 * 3 * (2 + 2 + 4 + 3 + 3 + 3)  # records, layers, and the scores of each
     names = ("relation", "trial", "metric", "method", "prompt", "layer", "beta", "rank")
     assert len({tuple(row[name] for name in names) for row in found}) == len(found)
     for row in found:
@@ -282,12 +249,8 @@ def test_rows_hold_every_count_once_as_the_records_methods_have_it():
 
 
 def test_rows_of_a_record_without_baselines_are_its_grid():
-    record = full(faithful_baselines={}, faithful_zero_shot=(), zero_shot_baselines={}, causal_baselines={})
+    record = full_record(faithful_baselines={}, faithful_zero_shot=(), zero_shot_baselines={}, causal_baselines={})
     found = rows([record])
     assert [row["count"] for row in found if row["metric"] == "faithfulness"] == [0, 1, 2, 3, 4, 5]
     assert [row["count"] for row in found if row["metric"] == "causality"] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 0, 2]
     assert {(row["method"], row["prompt"]) for row in found} == {("LRE", "few-shot")}
-
-
-def test_scores_of_nothing_are_nan_in_rows():
-    assert all(math.isnan(row["score"]) for row in rows([full(known=0, edited=0)]))

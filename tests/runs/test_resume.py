@@ -26,7 +26,7 @@ from lre_lightning.records.summary import COLUMNS
 from lre_lightning.runs.checkpoints import WholeCheckpointIO, finished_trials
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.storage.locks import FolderLock
-from tests.helpers.launcher import FIT, PAIRS, Launcher
+from tests.helpers.launcher import FIT, TRIALS, Launcher
 
 KILLS = int(os.environ.get("LRE_KILLS", "24"))
 """How often each of the two tests of kills kills."""
@@ -45,7 +45,7 @@ def whole(launch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     ended = launch(folder, pictures=True)
     assert ended.status == 0, ended.error
-    assert ended.pairs == list(range(PAIRS))
+    assert ended.trials == list(range(TRIALS))
     return folder / "run", launch(folder / "again")
 
 
@@ -94,15 +94,15 @@ def go_on_until_it_is_done(launch, folder, deaths, whole):
     for death in [*deaths, {}]:
         ended = launch(folder, *(["--ckpt_path=last"] if (folder / "run").exists() else []), **death)
         assert ended.status in (0, -signal.SIGKILL, -signal.SIGXFSZ), ended.error
-        assert ended.pairs == list(range(finished, finished + len(ended.pairs)))  # none again but the one under way
+        assert ended.trials == list(range(finished, finished + len(ended.trials)))  # none again but the one under way
         finished = assert_all_is_whole(folder / "run")
-        if ended.pairs:
-            assert finished >= ended.pairs[-1]
+        if ended.trials:
+            assert finished >= ended.trials[-1]
         if ended.status == 0:
             break
         kills += 1
     assert ended.status == 0
-    assert finished == PAIRS
+    assert finished == TRIALS
     assert results(folder / "run") == results(whole[0])
     assert table_of(ended) == table_of(whole[1])
     assert [path.name for path in (folder / "run").rglob("*.part")] == []
@@ -139,7 +139,7 @@ def test_killed_before_any_of_its_file_operations(launch, whole, tmp_path):
 def test_killed_from_outside_at_any_time(launch, whole, tmp_path):
     _, ended = whole
     chance = random.Random(0)
-    pair = ended.seconds / 2 / PAIRS
+    pair = ended.seconds / 2 / TRIALS
     kill_many(
         launch,
         tmp_path,
@@ -160,9 +160,9 @@ def test_what_was_half_written_when_a_fit_had_finished_is_removed(launch, whole,
 @pytest.mark.parametrize("more", [[], ["--ckpt_path=last"]], ids=["anew", "resumed"])
 def test_there_is_a_checkpoint_before_the_first_pair(launch, whole, tmp_path, more):
     ended = launch(tmp_path, signum=signal.SIGKILL, where="lre_lightning.training.module:LREModule.training_step")
-    assert (ended.status, ended.pairs) == (-9, [0])
+    assert (ended.status, ended.trials) == (-9, [0])
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert finished_trials(last)[:2] == (0, PAIRS)
+    assert finished_trials(last)[:2] == (0, TRIALS)
     assert launch(tmp_path, *more).status == 0
     assert results(tmp_path / "run") == results(whole[0])
 
@@ -215,7 +215,7 @@ def test_a_fit_goes_on_with_options_that_change_no_result(launch, half, whole, t
     shutil.copytree(half / "run", tmp_path / "run")
     more = ["--data.loader.batch_size=5", "--model.chunk_size=3", "--model.attn_implementation=eager"]
     ended = launch(tmp_path, *more, "--ckpt_path=last")
-    assert (ended.status, ended.pairs) == (0, [3, 4, 5]), ended.error
+    assert (ended.status, ended.trials) == (0, [3, 4, 5]), ended.error
     assert read_records([tmp_path]) == read_records([whole[0]])
 
 
@@ -224,9 +224,9 @@ def test_a_checkpoint_in_the_middle_of_a_pair_resumes_at_its_beginning(launch, w
     ended = launch(
         tmp_path, *more, signum=signal.SIGKILL, where="lre_lightning.training.module:LREModule.training_step", turn=5
     )
-    assert (ended.status, ended.pairs) == (-9, [0, 1])
+    assert (ended.status, ended.trials) == (-9, [0, 1])
     ended = launch(tmp_path, *more, "--ckpt_path=last")
-    assert (ended.status, ended.pairs) == (0, [1, 2, 3, 4, 5]), ended.error
+    assert (ended.status, ended.trials) == (0, [1, 2, 3, 4, 5]), ended.error
     assert read_records([tmp_path]) == read_records([whole[0]])
     assert results(tmp_path / "run").keys() == results(whole[0]).keys()
 
@@ -243,7 +243,7 @@ def assert_goes_on(launch, folder, whole, ended):
 def test_a_file_that_gets_too_large(launch, whole, tmp_path, size, name):
     ended = launch(tmp_path, file_size=size)
     assert_one_error(ended, name, "cannot be written: File too large", "raise the limit")
-    assert bool(ended.pairs) == (size == 7000)
+    assert bool(ended.trials) == (size == 7000)
     assert_goes_on(launch, tmp_path, whole, ended)
 
 
@@ -292,7 +292,7 @@ def test_a_file_where_a_folder_should_be(launch, tmp_path, name):
     path.write_text("something")
     ended = launch(tmp_path)
     assert_one_error(ended, path, "cannot be written", "a file is where a folder should be")
-    assert ended.pairs == []
+    assert ended.trials == []
     assert ("Loading" in ended.error) == (name != "run")
     assert path.read_text() == "something"
 
@@ -303,7 +303,7 @@ def test_a_folder_where_a_file_should_be(launch, tmp_path, name):
     path.mkdir(parents=True)
     ended = launch(tmp_path)
     assert_one_error(ended, path, "cannot be written", "a folder is where the file should be")
-    assert ended.pairs == []
+    assert ended.trials == []
 
 
 def wait_until_it_is_stopped(pid):
@@ -489,5 +489,5 @@ def test_two_processes_are_killed_and_stopped_and_go_on(launch, whole, tmp_path)
     assert "Traceback" not in error
     ended = launch(tmp_path, "--ckpt_path=last")
     assert ended.status == 0, ended.error
-    assert ended.pairs[0] >= finished + 1
+    assert ended.trials[0] >= finished + 1
     assert read_records([tmp_path]) == read_records([whole[0]])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, whatever the run is doing: it ends at once, and says how to go on."""
+"""Ctrl-C and SIGTERM: a run ends at once, whatever it is doing, and says how to resume it."""
 
 import os
 import shlex
@@ -7,122 +7,83 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 
 from lre_lightning.records.record import read_records
 from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.stopping import command_line
-from tests.helpers.launcher import PAIRS, Launcher
+from tests.helpers.launcher import CLI, TRIALS
 
-CLI = Path(__file__).parents[2] / "cli.py"
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-WHERE = {
-    "loading": ("lre_lightning.training.module:LanguageModel.from_pretrained", 0),
-    "estimating": ("lre_lightning.training.module:LREModule.training_step", 2),
-    "scoring": ("lre_lightning.training.module:with_grid", 2),
-    "writing": ("lre_lightning.storage.files:_sync", 30),
-    "writing a checkpoint": ("torch:save", 2),
-}
+STEP = "lre_lightning.training.module:LREModule.training_step"
+SCORING = "lre_lightning.training.module:with_grid"
+STOPS = [
+    ("lre_lightning.training.module:LanguageModel.from_pretrained", 0, signal.SIGINT),
+    ("lre_lightning.training.module:prompt_jacobian", 2, signal.SIGTERM),  # which then takes a minute
+    (SCORING, 0, signal.SIGINT),
+    ("lre_lightning.storage.files:_sync", 30, signal.SIGTERM),
+    ("torch:save", 2, signal.SIGINT),
+]
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory):
-    launcher = Launcher(tmp_path_factory.mktemp("toy"))
-    yield launcher
-    launcher.close()
-
-
-@pytest.fixture(scope="module")
-def whole(launch, tmp_path_factory):
-    """The records of an uninterrupted fit."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert launch(folder).status == 0
-    return read_records([folder])
-
-
-def assert_says_how_to_go_on(ended, signum):
-    """One line, without a traceback; returns the command's arguments."""
+def assert_says_how_to_resume(ended, signum):
+    """The last line of the errors is the command to resume, without a traceback; returns its arguments."""
     assert ended.status == STATUS[signum], ended.error
     assert "Traceback" not in ended.error
     assert "error: " not in ended.error
     line = ended.error.splitlines()[-1]
-    start = "stopped; go on with: lre "
+    start = "stopped; resume with: lre "
     assert line.startswith(start)
     return shlex.split(line.removeprefix(start))
 
 
-@pytest.mark.parametrize("signum", STATUS)
-@pytest.mark.parametrize("doing", WHERE)
-def test_a_fit_ends_at_once_and_goes_on(launch, whole, tmp_path, signum, doing):
-    function, turn = WHERE[doing]
-    ended = launch(tmp_path, signum=signum, where=function, turn=turn)
-    args = assert_says_how_to_go_on(ended, signum)
-    assert len(ended.pairs) < PAIRS
-    assert list(tmp_path.rglob("*.part")) == []
-    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    if doing != "loading":
-        assert finished_trials(last)[0] in (len(ended.pairs) - 1, len(ended.pairs))
-    again = launch(tmp_path, args=args)
-    assert (again.status, read_records([tmp_path])) == (0, whole), again.error
-    assert not set(again.pairs) & set(ended.pairs[:-1])
+def test_a_fit_stops_at_once_and_resumes(launch, whole, tmp_path):
+    """The printed command resumes the fit each time, and no finished trial is run again."""
+    args, finished, last = launch.fit(tmp_path), 0, tmp_path / "run" / "checkpoints" / "last.ckpt"
+    for where, turn, signum in STOPS:
+        sleeping = "jacobian" in where
+        ended = launch(tmp_path, args=args, where=where, turn=turn, signum=signum, sleeping=sleeping)
+        args = assert_says_how_to_resume(ended, signum)
+        assert ended.seconds < 50
+        assert ended.trials == list(range(finished, finished + len(ended.trials)))
+        assert list(tmp_path.rglob("*.part")) == []
+        if last.exists():
+            begun, finished = finished + len(ended.trials), finished_trials(last)[0]
+            assert finished in (begun - 1, begun)
+    assert 0 < finished < TRIALS
+    ended = launch(tmp_path, args=args)
+    assert (ended.status, ended.trials) == (0, list(range(finished, TRIALS))), ended.error
+    assert read_records([tmp_path]) == whole.records
 
 
-@pytest.mark.parametrize("signum", STATUS)
-def test_a_long_step_is_not_waited_for(launch, tmp_path, signum):
-    ended = launch(
-        tmp_path, signum=signum, where="lre_lightning.training.module:prompt_jacobian", turn=1, sleeping=True
-    )
-    assert_says_how_to_go_on(ended, signum)
-    assert ended.seconds < 50  # of the minute that the step takes
-
-
-def test_other_jobs_say_what_there_is_to_say(launch, tmp_path):
+def test_evaluate_resumes_and_validate_has_nothing_to_resume(launch, tmp_path):
     args = ["evaluate", *launch.fit(tmp_path)[1:], "--n_shots=[]", "--templates=false"]
-    how = {"signum": signal.SIGTERM, "where": "lre_lightning.training.module:with_grid", "turn": 2}
-    ended = launch(tmp_path, args=args, **how)
-    assert assert_says_how_to_go_on(ended, signal.SIGTERM) == args
+    ended = launch(tmp_path, args=args, signum=signal.SIGTERM, where=SCORING, turn=2)
+    assert assert_says_how_to_resume(ended, signal.SIGTERM) == args
     last = tmp_path / "run" / "main" / "checkpoints" / "last.ckpt"
-    ended = launch(tmp_path, args=["validate", f"--ckpt_path={last}"], **{**how, "turn": 1})
+    ended = launch(tmp_path, args=["validate", f"--ckpt_path={last}"], signum=signal.SIGTERM, where=SCORING, turn=1)
     assert (ended.status, ended.error.splitlines()[-1]) == (143, "stopped")
 
 
-def test_a_second_signal_kills(launch, tmp_path):
-    code = """
-        import os, signal
-        from lre_lightning.runs.stopping import Stop, Stopped
+CODES = {
+    "a second signal kills": """
         with Stop():
             try:
                 os.kill(os.getpid(), signal.SIGINT)
             except Stopped:
                 os.kill(os.getpid(), signal.SIGINT)
-    """
-    assert launch(tmp_path, code=textwrap.dedent(code)).status == -signal.SIGINT
-
-
-def test_a_run_that_does_not_end_is_ended(launch, tmp_path):
-    """Where an exception gets lost, as in a destructor, or what cleans up hangs."""
-    code = """
-        import os, signal, time
-        import lre_lightning.runs.stopping as stopping
+    """,
+    "a run that does not end is ended": """
         stopping.GRACE = 0.1
         class Swallows:
-            def __del__(self):
+            def __del__(self):  # where exceptions are lost
                 os.kill(os.getpid(), signal.SIGTERM)
-        with stopping.Stop("told to end"):
+        with Stop("told to end"):
             Swallows()
             time.sleep(90)
-    """
-    ended = launch(tmp_path, code=textwrap.dedent(code))
-    assert (ended.status, ended.error.splitlines()[-1]) == (143, "told to end")
-
-
-def test_handlers_are_those_of_before_again(launch, tmp_path):
-    code = """
-        import signal
-        from lre_lightning.runs.stopping import Stop
+    """,
+    "earlier handlers are restored, and an ignored signal stays ignored": """
         before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
         with Stop() as stop:
             assert signal.getsignal(signal.SIGTERM) == stop._stop
@@ -130,41 +91,41 @@ def test_handlers_are_those_of_before_again(launch, tmp_path):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with Stop():
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    """
-    ended = launch(tmp_path, code=textwrap.dedent(code))
-    assert ended.status == 0, ended.error
+    """,
+}
 
 
-def wait_for(condition, process):
-    """Until something is the case; the process must live so long."""
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.02)
+@pytest.mark.parametrize(("kind", "status"), [*zip(CODES, (-signal.SIGINT, 143, 0), strict=True)])
+def test_signals_in_the_context_of_a_stop(launch, tmp_path, kind, status):
+    imports = "import os, signal, time\nfrom lre_lightning.runs import stopping\n"
+    imports += "from lre_lightning.runs.stopping import Stop, Stopped\n"
+    ended = launch(tmp_path, code=imports + textwrap.dedent(CODES[kind]))
+    assert ended.status == status, ended.error
+    assert ended.error.splitlines()[-1:] == (["told to end"] if status == 143 else [])
 
 
 @pytest.mark.slow
 def test_from_a_shell(launch, whole, tmp_path):
-    """`python cli.py fit`, interrupted from outside, and the command that it prints, both as a user runs them."""
-    command = [sys.executable, str(CLI), *launch.fit(tmp_path, "--data.loader.batch_size=1")]
+    """`python cli.py fit` is interrupted from outside, and prints the command that was typed."""
+    command = [sys.executable, CLI, *launch.fit(tmp_path, "--data.loader.batch_size=1")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     watched = tmp_path / "run" / "fit_results.jsonl"
-    wait_for(lambda: watched.is_file() and watched.read_text(), process)
+    while not watched.is_file() or not watched.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=100)
     assert process.returncode == 130, error
-    start = f"stopped; go on with: {shlex.join(command)} --ckpt_path last"
-    assert error.splitlines()[-1] == start
-    result = subprocess.run(
-        shlex.split(start.removeprefix("stopped; go on with: ")), cwd=tmp_path, env=environment, capture_output=True
-    )
-    assert result.returncode == 0, result.stderr
-    assert read_records([tmp_path]) == whole
+    resume = [*command, "--ckpt_path", "last"]
+    assert error.splitlines()[-1] == f"stopped; resume with: {shlex.join(resume)}"
+    assert launch(tmp_path, args=resume[2:], script=CLI).status == 0
+    assert read_records([tmp_path]) == whole.records
 
 
-def test_the_command_that_goes_on():
+def test_the_command_that_resumes():
     assert command_line(["fit", "--ckpt_path=a b.ckpt", "--model.beta", "1"], resume=True) == (
         "lre fit --model.beta 1 --ckpt_path last"
     )
@@ -174,8 +135,8 @@ def test_the_command_that_goes_on():
 SLURM = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
-def test_under_slurm_the_job_is_queued_again_and_goes_on(launch, whole, tmp_path):
-    """As Lightning does it: SIGUSR1 is a warning, upon which it queues the job again; SIGTERM ends it after its pair.
+def test_under_slurm_the_job_is_queued_again_and_resumes(launch, whole, tmp_path):
+    """Lightning does it: SIGUSR1 is a warning, upon which it queues the job again; SIGTERM ends it after its trial.
 
     The second start needs no other options than the first one.
     """
@@ -184,16 +145,13 @@ def test_under_slurm_the_job_is_queued_again_and_goes_on(launch, whole, tmp_path
     scontrol.write_text(f"#!/bin/sh\necho $* > {tmp_path}/queued.txt\n")
     scontrol.chmod(0o755)
     environment = {**SLURM, "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
-    where = "lre_lightning.training.module:LREModule.training_step"
-    pid = launch.start(tmp_path, signum=signal.SIGSTOP, where=where, turn=2, environment=environment)
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
+    pid = launch.start_and_hold(tmp_path, STEP, 2, environment=environment)
     for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
         os.kill(pid, signum)
     ended = launch.wait(pid)
-    assert_says_how_to_go_on(ended, signal.SIGTERM)
+    assert_says_how_to_resume(ended, signal.SIGTERM)
     assert (tmp_path / "queued.txt").read_text() == "requeue 7\n"
     assert finished_trials(tmp_path / "run" / "hpc_ckpt_1.ckpt")[0] == 2
     again = launch(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
-    assert (again.status, again.pairs) == (0, [3, 4, 5]), again.error
-    assert read_records([tmp_path]) == whole
+    assert (again.status, again.trials) == (0, [3, 4, 5]), again.error
+    assert read_records([tmp_path]) == whole.records

@@ -1,0 +1,44 @@
+"""Records of results for tests, made without an LM."""
+
+from lre_lightning.records.record import TrialRecord
+
+
+def full_record(trial=0, relation="capital", **changes):
+    """A record in which every field differs from its default, and few counts are equal."""
+    fields = {
+        "category": "factual",
+        "samples": 20,
+        "range_size": 4,
+        "tested": 12,
+        "known": 10,
+        "layers": ("emb", 0, 3),
+        "betas": (1.0, 2.25),
+        "ranks": (4, 8, 16, 32),
+        "faithful": ((0, 1), (2, 3), (4, 5)),
+        "causal": ((0, 1, 2, 3), (4, 5, 6, 7), (8, 1, 0, 2)),
+        "edited": 8,
+        "layer": 3,
+        "beta": 2.25,
+        "rank": 4,
+        "model": "gpt2",
+        "n_shot": 5,
+        "template": "The capital of {} is",
+        "template_index": 1,
+        "first_tokens": 3,
+        "reported": False,
+        "faithful_baselines": {"linear regression": (1, 2, 3), "translation": (4, 5, 6), "identity": (7, 8, 9)},
+        "faithful_zero_shot": ((9, 8), (7, 6), (5, 4)),
+        "zero_shot_baselines": {"linear regression": (3, 2, 1), "translation": (6, 5, 4), "identity": (9, 8, 7)},
+        "causal_baselines": {"oracle": (8, 7, 6), "unembedding": (5, 4, 3), "object": (2, 1, 0)},
+        "faithful_low_rank": (2, 3, 4, 5),
+        "line_integrals": ((1.5, 1.25), (0.1, 1e-9)),
+        "train": (("France", "Paris"), ("日本", "東京")),
+        "seed": 7,
+        "digest": "0a" * 32,
+        "prompts": {"separator": "; ", "shots": 2, "chat": False, "system": None, "sampling": "balanced"},
+    }
+    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
+
+
+def unscored_record(relation="ceo"):
+    return TrialRecord(relation, "factual", 0, samples=20, range_size=20, tested=12, known=3)

@@ -1,0 +1,110 @@
+"""Summaries of results, as a file and as a table, on counts whose answers can be seen by eye."""
+
+import csv
+import math
+
+import pytest
+from rich.console import Console
+
+from lre_lightning.records.record import TrialRecord, write_records
+from lre_lightning.records.summary import COLUMNS, summarize, write_csv
+from lre_lightning.report.console import print_results, results_table
+from tests.helpers.records import unscored_record
+
+
+def record(trial=0, relation="capital", **changes):
+    fields = {
+        "category": "factual",
+        "samples": 20,
+        "range_size": 4,
+        "tested": 12,
+        "known": 10,
+        "layer": 0,
+        "beta": 2.0,
+        "rank": 4,
+        "layers": ("emb", 0),
+        "betas": (1.0, 2.0),
+        "ranks": (4, 8),
+        "faithful": ((9, 10), (3, 8)),
+        "causal": ((2, 5), (7, 7)),
+        "edited": 8,
+    }
+    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
+
+
+def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
+    path = tmp_path / "results.csv"
+    write_csv([record(model="demo", n_shot=8, template="{} is\n")], path)
+    write_csv([unscored_record()], path, append=True)
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        scored, other = reader
+    assert reader.fieldnames == COLUMNS
+    common = {"category": "factual", "trial": "0", "samples": "20", "tested": "12", "reported": "True"}
+    place = {"layer": "0", "beta": "2.0", "rank": "4", "edited": "8", "faithfulness": "0.8", "causality": "0.875"}
+    prompts = {"model": "demo", "n_shot": "8", "template": "{} is\n"}
+    counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25"}
+    assert scored == common | place | prompts | counts
+    place = dict.fromkeys(place, "") | {"edited": "0"}
+    prompts = {"model": "", "n_shot": "0", "template": ""}
+    counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05"}
+    assert other == common | place | prompts | counts
+
+
+def test_a_summary_has_means_and_deviations_over_scored_trials():
+    first, second = record(0), record(1, faithful=((9, 10), (3, 6)))
+    capital, ceo = summarize([first, second, unscored_record()])
+    assert (capital.layer, capital.rank, capital.beta, capital.trials) == (0, 4, 2.0, 2)
+    assert capital.faithfulness == pytest.approx((0.7, 0.1 * math.sqrt(2)))
+    assert capital.causality == pytest.approx((7 / 8, 0.0))
+    assert (ceo.trials, ceo.faithfulness, ceo.known) == (0, None, 3)
+    assert summarize([first])[0].faithfulness == (0.8, None)
+
+
+def test_trials_that_only_choose_contribute_to_known_alone():
+    chosen_on = record(0, reported=False, known=4, faithful=((0, 0), (0, 0)), layer="emb", rank=8)
+    (capital,) = summarize([chosen_on, record(1)])
+    assert (capital.trials, capital.known, capital.layer, capital.rank) == (1, 7, 0, 4)
+    assert (capital.faithfulness, capital.causality) == ((0.8, None), (7 / 8, None))
+    assert summarize([chosen_on])[0].faithfulness is None
+
+
+def test_trials_without_an_edit_have_no_causality():
+    """If all known samples have one object, there is no other object to change it into."""
+    none = {"edited": 0, "causal": ((0, 0), (0, 0))}
+    capital, mother = summarize([record(0, **none), record(1, **none), record(0, "mother"), record(1, "mother")])
+    assert (capital.trials, capital.faithfulness, capital.causality) == (2, (0.8, 0.0), None)
+    assert mother.causality == (7 / 8, 0.0)
+    results_table([capital, mother])
+
+
+def test_the_table_shows_scores_with_deviations_and_unscored_relations():
+    console = Console(width=160, record=True)
+    console.print(results_table(summarize([record(0), record(1), unscored_record()])))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "capital factual 20 10 0 4 2.0 0.80 ± 0.00 0.88 ± 0.00 0.25" in lines
+    assert "ceo factual 20 3 - - - not scored not scored 0.05" in lines
+
+
+def test_names_are_printed_without_markup(capsys):
+    print_results(summarize([record(relation="[red]:smile: of[/red]"), unscored_record("[b]unknown")]))
+    printed = capsys.readouterr().out
+    assert "[red]:smile: of[/red]" in printed
+    assert "[b]unknown." in printed
+
+
+def broken_at_the_second():
+    yield unscored_record()
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("write", [write_csv, write_records])
+def test_a_failed_write_leaves_the_old_file(tmp_path, write, append):
+    path = tmp_path / "results"
+    write([record()], path)
+    before = path.read_text()
+    with pytest.raises(ZeroDivisionError):
+        write(broken_at_the_second(), path, append)
+    assert [file.name for file in tmp_path.iterdir()] == ["results"]
+    assert path.read_text() == before

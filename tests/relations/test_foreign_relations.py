@@ -1,0 +1,126 @@
+"""Files of relations from strangers: what is in them becomes a relation or one clear error."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lre_lightning.errors import LREError
+from lre_lightning.prompts.prompt import fill, make_prompts
+from lre_lightning.relations.json_files import read_json
+from lre_lightning.relations.relation import SLOT, check_template
+from lre_lightning.relations.sources import load_relations
+from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.hostile import PLAIN, SPOILS, changed, little_memory, outcome, recipes, spoiled, tried
+from tests.helpers.toy import relation_json, toy_tokenizer
+
+
+def load_relation(path):
+    (relation,) = read_json(path)
+    return relation
+
+
+RELATION = relation_json("thing colour", count=4)
+
+
+def used(relation):
+    """Make all prompts of a relation, with a tokenizer of words and one of bytes."""
+    for tokenizer in (toy_tokenizer(), tokenizers.make("byte-level, bos and eos added")):
+        controls = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        for template in relation.templates:
+            prompts = outcome(make_prompts, tokenizer, template, relation.samples, relation.samples[:2])
+            for prompt, sample in zip(prompts or [], relation.samples, strict=bool(prompts)):
+                assert prompt.text.endswith("\n" + fill(template, sample.subject))
+                assert 0 < prompt.subject_position < len(prompt.input_ids)
+                assert not controls & {*prompt.input_ids[1:], prompt.object_token}
+
+
+@given(recipe=recipes(PLAIN))
+@tried(60)
+def test_any_relation_file_is_a_relation_whose_prompts_can_be_made_or_an_error(tmp_path, recipe):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(changed(RELATION, recipe)))
+    relation = outcome(load_relation, path)
+    if relation:
+        json.dumps(relation.name, ensure_ascii=False).encode()
+        used(relation)
+
+
+@given(spoil=SPOILS)
+@tried(60)
+def test_any_bytes_are_a_relation_or_an_error(tmp_path, spoil):
+    path = tmp_path / "x.json"
+    path.write_bytes(spoiled(json.dumps(RELATION).encode(), *spoil))
+    outcome(load_relation, path)
+
+
+@given(template=st.one_of(st.text(max_size=20), st.text("{}!:0.[]_a s", max_size=12)), subject=st.text(max_size=10))
+@tried(150)
+def test_a_template_is_filled_by_its_one_slot_alone(template, subject):
+    if "{" not in template:
+        template += SLOT
+    accepted = (template.count("{"), template.count("}"), template.count(SLOT)) == (1, 1, 1)
+    if not accepted:
+        with pytest.raises(LREError, match="exactly one"):
+            check_template(template)
+        return
+    check_template(template)
+    before, after = template.split(SLOT)
+    assert fill(template, subject) == before + subject + after
+
+
+FILES = {
+    "a digit too many": b'{"name": ' + b"1" * 5000 + b"}",
+    "deep": b"[" * 10**6,
+    "deep in a name": b'{"name": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "a key twice": json.dumps(RELATION).encode()[:-1] + b', "name": "b"}',
+    "not a number": b'{"name": NaN}',
+    "half a surrogate pair": json.dumps({**RELATION, "name": "\ud83d"}).encode(),
+    "UTF-16": json.dumps(RELATION).encode("utf-16"),
+    "NUL": json.dumps({**RELATION, "name": "a\x00"}).encode(),
+    "a terminal's language": json.dumps({**RELATION, "name": "\x1b]0;x\x07"}).encode(),
+    "a long subject": json.dumps({**RELATION, "samples": [{"subject": "x" * 10**7, "object": "y"}]}).encode(),
+    "a long name": json.dumps({**RELATION, "name": "x" * 2000}).encode(),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_such_a_relation_file_is_an_error(tmp_path, kind):
+    path = tmp_path / "x.json"
+    path.write_bytes(FILES[kind])
+    with little_memory(), pytest.raises(LREError, match=r"x\.json") as caught:
+        load_relation(path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_relation_file_may_not_be_larger_than_any_relation(tmp_path):
+    path = tmp_path / "x.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with little_memory(), pytest.raises(LREError, match="has 1099511627776 bytes, and may have"):
+        load_relation(path)
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "broken link", "link to itself", "device"])
+def test_what_is_not_a_file_is_an_error_and_is_not_waited_for(tmp_path, kind):
+    path = tmp_path / "x.json"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"broken link": "nowhere", "link to itself": path.name, "device": "/dev/zero"}[kind])
+    for call, given_path in ((load_relation, path), (load_relations, str(tmp_path)), (load_relations, str(path))):
+        with pytest.raises(LREError, match=r"can't read|no such file|no relation in it|not a folder"):
+            call(given_path)
+
+
+@pytest.mark.parametrize("item", ["~nobody-of-that-name/x", "x" * 5000, "./" + "x" * 5000, "a\x00b", "./a\x00b.json"])
+def test_paths_that_a_system_refuses_are_errors(tmp_path, item):
+    with pytest.raises(LREError):
+        load_relations(item, tmp_path)
+    with pytest.raises(LREError):
+        load_relations("x", item)
