@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from lre_lightning.errors import LREError
@@ -92,17 +92,22 @@ def flatten(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def vary(arguments: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class with some changed, which are given by their dotted names."""
+    varied = dict(arguments)
+    for name, value in changes.items():
+        argument, _, inner = name.partition(".")
+        group = varied.get(argument)
+        if not inner:
+            varied[argument] = value
+        elif isinstance(group, Mapping):
+            varied[argument] = {**group, inner: value}
+        else:
+            varied[argument] = dataclasses.replace(group, **{inner: value})  # type: ignore[type-var]
+    return varied
+
+
 def _groups(kind: type) -> dict[str, Any]:
     """Return the arguments of a class that are dataclasses of options, with their defaults."""
     parameters = inspect.signature(kind).parameters.values()
     return {p.name: p.default for p in parameters if dataclasses.is_dataclass(p.default)}
-
-
-def without(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the plain arguments of a class without the options of some dotted names."""
-    kept = {name: dict(value) if isinstance(value, Mapping) else value for name, value in arguments.items()}
-    for name in names:
-        argument, _, inner = name.partition(".")
-        if isinstance(kept.get(argument), dict):
-            kept[argument].pop(inner, None)
-    return kept

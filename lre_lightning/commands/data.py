@@ -1,4 +1,4 @@
-"""What relations hold and how an LM sees them, for a terminal."""
+"""The subcommand ``data``: relations with their counts, and prompts as an LM sees them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
-from lre_lightning.errors import LREError
+from lre_lightning.commands.command import Command
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError, check_number
 from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt
 from lre_lightning.prompts.tokenization import Encoding, encode
 from lre_lightning.prompts.trials import test_prompts
@@ -21,15 +24,44 @@ from lre_lightning.relations.relation import Relation
 from lre_lightning.report.console import wide_console
 
 if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
     from transformers import PreTrainedTokenizerBase
 
-    from lre_lightning.datamodules import RelationDataModule
+    from lre_lightning.commands.command_line import LRECommandLine
 
 BOUNDARY, LINE_END = "│", "↵"
 OPEN, CLOSE = "⟦", "⟧"
 SUBJECT = "bold reverse"
 MOST_GROUPS = 5
 """How many groups of objects that share a first token are shown."""
+
+
+class Data(Command):
+    """List relations with their counts, and show prompts as an LM sees them."""
+
+    name = "data"
+    needs_lm = False
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        names = "names, categories or paths of relations; all if none"
+        parser.add_argument("relations", nargs="*", type=str, help=names)
+        parser.add_argument("--prompts", type=int, default=0, help="number of prompts to show per relation")
+        parser.add_argument("--check", type=bool, default=False, help="list the problems of the data")
+        parser.add_argument("--out", type=str | None, default=None, help="folder to write the relations to, as JSON")
+        parser.add_class_arguments(RelationDataModule, "data")
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.relations.json_files import write_relations
+
+        options = line.options
+        check_number("prompts", options.prompts, 0)
+        given = options.data.as_dict() | ({"relations": options.relations} if options.relations else {})
+        data = RelationDataModule(**given)
+        print_data(data, options.prompts, options.check)
+        if options.out is not None:
+            print(f"{len(write_relations(data.candidates(), options.out))} relations written to {options.out}")
 
 
 def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) -> None:
@@ -144,9 +176,9 @@ def _print_prompts(
         console.print(f"one first token: {', '.join(map(repr, group))}")
     if len(coverage.collisions) > MOST_GROUPS:
         console.print(f"and {len(coverage.collisions) - MOST_GROUPS} more groups")
-    draw = data.draw(relation, data.selection.first_trial)
-    chosen = range(min(count, len(draw.test_asked)))
-    for prompt in test_prompts(draw, data.tokenizer, list(chosen), data.prompts):
+    trial = data.draw(relation, data.first_trial)
+    chosen = range(min(count, len(trial.test_asked)))
+    for prompt in test_prompts(trial, data.tokenizer, list(chosen), data.form):
         console.print()
         console.print(prompt_text(prompt, data.tokenizer))
         tokens = [str(name) for name in data.tokenizer.convert_ids_to_tokens(list(prompt.object_tokens))]

@@ -1,7 +1,8 @@
-"""The paper's whole evaluation of one LM: a main fit, and the same at other n, with other templates, without any.
+"""The subcommand ``evaluate``: the paper's whole evaluation of one LM.
 
-Each of these is an ordinary fit in a folder of its own, which a second call resumes or leaves alone. The fits after the
-main one take its layers and ranks.
+A main fit is followed by fits at other n, with other templates, and without relation-specific text. Each is an ordinary
+fit in a folder of its own, which a second call resumes or leaves alone. The later fits use the main fit's layers and
+ranks.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_only
+from typing_extensions import override
 
+from lre_lightning.commands.command import Command
+from lre_lightning.commands.fit import try_folders
+from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.errors import LREError
-from lre_lightning.options import flatten
+from lre_lightning.errors import LREError, check_number
+from lre_lightning.options import vary
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
-from lre_lightning.runs.checkpoints import read_hyperparameters
+from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.locks import FolderLock
 from lre_lightning.training.module import LREModule
 
 if TYPE_CHECKING:
-    from lightning import Trainer
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,10 @@ class Setting:
     """One fit of an evaluation.
 
     Attributes:
-        name: Name of its folder.
-        title: What it is, in words.
-        data: Options of the datamodule that differ from the main fit's.
-        model: Options of the module that differ from the main fit's.
+        name: The name of its folder.
+        title: Its description.
+        data: Options of the datamodule that differ from the main fit's, by their dotted names.
+        model: Options of the module that differ from the main fit's, likewise.
     """
 
     name: str
@@ -44,6 +53,56 @@ class Setting:
 
 
 MAIN = Setting("main", "Main fit: layers, ranks and betas")
+
+
+class Evaluate(Command):
+    """Evaluate an LM as the paper does: grid search, baselines, sweeps, and a report.
+
+    Fits in folders of their own below --trainer.default_root_dir: a main fit (grid search over layers, ranks and betas,
+    with baselines and line integrals), then fits at other n, with other templates, and without relation-specific text.
+    The same command resumes an evaluation that was stopped. Relations can be split over several jobs by
+    --data.relations, each with a --trainer.default_root_dir of its own: `lre report` merges them.
+    """
+
+    name = "evaluate"
+    resumable = True
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        numbers = 'other numbers n of examples (figure "varying_n"); 1 to n - 1 if null, [] for none'
+        parser.add_argument("--n_shots", type=list[int] | None, default=None, help=numbers)
+        templates = """fit with every relation's other prompt templates too (table "prompt_template")"""
+        parser.add_argument("--templates", type=bool, default=True, help=templates)
+        bare = 'fit without relation-specific text too, with the template {} alone (figure "mode-switch")'
+        parser.add_argument("--bare", type=bool, default=True, help=bare)
+        # The paper's figures and tables need these, and a fit alone does not.
+        parser.set_defaults({"model.fitting.baselines": True, "model.fitting.line_integrals": 10})
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        try_folders(Path(line.options.trainer.default_root_dir or "."), line.options.model.fitting.lre_dir)
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.report.page import make_report
+
+        root, options = Path(line.trainer.default_root_dir), line.options
+        lock = FolderLock(root)
+
+        def begin() -> None:
+            """Take the evaluation's folder, and leave its configuration beside its fits."""
+            lock.acquire()
+            write_whole(root / "config.yaml", line.dump())
+
+        def make_trainer(setting: Setting) -> Trainer:
+            return line.trainer_for(root / setting.name, setting.model, setting.data, begin)
+
+        try:
+            evaluate(line.model, line.datamodule, make_trainer, options.n_shots, options.templates, options.bare)
+            if line.trainer.is_global_zero:
+                print(f"\nReport: {make_report([root], root / 'report')}")
+        finally:
+            lock.release()
 
 
 def evaluate(
@@ -72,17 +131,16 @@ def evaluate(
         LREError: If `data` has another template, an n is out of range, or a folder has a fit with other options.
     """
     if data.prompts.template != 0:
-        template = data.prompts.template
-        raise LREError(f"an evaluation goes through the templates itself: leave template {template!r} out")
+        raise LREError(f"an evaluation uses all templates in turn: leave template {data.prompts.template!r} out")
     numbers = list(range(1, data.n_shot)) if n_shots is None else sorted({n for n in n_shots if n != data.n_shot})
     for n in numbers:
-        if type(n) is not int or n < 1:
-            raise LREError(f"n {n!r} is out of range: it must be a whole number of at least 1, such as 5")
+        check_number("n", n, 1)
     records = _fit(module, data, make_trainer(MAIN))
     for setting in _settings(module, data, records, numbers, templates, bare):
         rank_zero_only(print)(f"\n{setting.title}")
-        options: dict[str, Any] = {**module.hparams, **setting.model, "name_or_path": module.lm}
-        records += _fit(LREModule(**options), data.changed(**setting.data), make_trainer(setting))
+        varied_module = LREModule(**{**vary(module.hparams, setting.model), "name_or_path": module.lm})
+        varied_data = data.changed(**vary({"prompts": data.prompts, "selection": data.selection}, setting.data))
+        records += _fit(varied_module, varied_data, make_trainer(setting))
     return records
 
 
@@ -94,74 +152,41 @@ def _settings(
     templates: bool,
     bare: bool,
 ) -> list[Setting]:
-    """The fits after the main one, over the relations that it scored."""
-    summaries = summarize(records)
-    scored = {s.relation: {"layer": s.layer, "rank": s.rank} for s in summaries if s.trials}
-    unscored = [relation.name for relation in data.relations if relation.name not in scored]
-    selection = {"exclude": [*data.selection.exclude, *unscored]}
-    if not scored:
+    """Return the fits after the main one, over the relations that it scored."""
+    summaries = [summary for summary in summarize(records) if summary.trials]
+    if not summaries:
         return []
-    betas = {s.beta for s in summaries if s.trials}
+    scored = {summary.relation: {"layer": summary.layer, "rank": summary.rank} for summary in summaries}
+    unscored = [relation.name for relation in data.relations if relation.name not in scored]
+    data_options = {"selection.exclude": [*(data.selection.exclude or []), *unscored]}
+    betas = {summary.beta for summary in summaries}
     beta = betas.pop() if len(betas) == 1 else module.beta  # the main fit's, which may have been tuned
-    alone: dict[str, Any] = {"baselines": False, "line_integrals": 0, "lre_dir": None, "beta": beta, "betas": [beta]}
-    fixed = alone | {"choices": scored, "ranks": None}
-    most = max(len(relation.templates) for relation in data.relations if relation.name in scored)
-
-    def asking(template: int | str) -> dict[str, Any]:
-        return {"prompts": {"template": template}, "selection": selection}
-
-    return [
-        *(Setting(f"n{n}", f"n = {n} examples", {"n_shot": n, "selection": selection}, fixed) for n in n_shots),
-        *(
-            Setting(f"template{i}", f"Template {i} of each relation", asking(i), fixed)
-            for i in range(1, most if templates else 1)
-        ),
-        *([Setting("bare", "Without relation-specific text", asking(SLOT), alone)] if bare else []),
-    ]
+    alone: dict[str, Any] = {
+        "fitting.baselines": False,
+        "fitting.line_integrals": 0,
+        "fitting.lre_dir": None,
+        "beta": beta,
+        "betas": [beta],
+    }
+    fixed = alone | {"fitting.choices": scored, "ranks": None}
+    settings = [Setting(f"n{n}", f"n = {n} examples", data_options | {"n_shot": n}, fixed) for n in n_shots]
+    if templates:
+        most = max(len(relation.templates) for relation in data.relations if relation.name in scored)
+        settings += [
+            Setting(f"template{i}", f"Template {i} of each relation", data_options | {"prompts.template": i}, fixed)
+            for i in range(1, most)
+        ]
+    if bare:
+        bare_options = data_options | {"prompts.template": SLOT}
+        settings.append(Setting("bare", "Without relation-specific text", bare_options, alone))
+    return settings
 
 
 def _fit(module: LREModule, data: RelationDataModule, trainer: Trainer) -> list[TrialRecord]:
-    """Fit, from the last checkpoint where there is one."""
+    """Fit, from the last checkpoint if there is one."""
     callback: Any = trainer.checkpoint_callback
     last = Path(callback.dirpath) / "last.ckpt"
     if last.is_file():
-        check_options(last, {"model": dict(module.hparams), "data": dict(data.hparams)})
+        check_options(last, module.hparams, data.hparams)
     trainer.fit(module, datamodule=data, ckpt_path=last if last.is_file() else None)
     return list(module.records.values())
-
-
-HARMLESS = {
-    "data": {"loader.batch_size", "loader.texts", "loader.trust_remote_code"},
-    "model": {
-        "attn_implementation",
-        "chunk_size",
-        "device_map",
-        "lre_dir",
-        "max_memory",
-        "offload_folder",
-        "trust_remote_code",
-    },
-}
-"""Options of which neither the list of pairs nor what is measured depends."""
-
-
-def check_options(checkpoint: Path, given: dict[str, dict[str, Any]]) -> None:
-    """Refuse to go on with a fit that was begun with other options, the harmless ones excepted.
-
-    Args:
-        checkpoint: A checkpoint of the fit.
-        given: The options now, under ``"model"`` and ``"data"``.
-
-    Raises:
-        LREError: If an option differs, which is named.
-    """
-    remembered, kinds = read_hyperparameters(checkpoint), {"model": LREModule, "data": RelationDataModule}
-    for section, options in given.items():
-        earlier = flatten(kinds[section], remembered[section])
-        for name, value in flatten(kinds[section], options).items():
-            before = earlier.get(name)
-            if before != value and name not in HARMLESS[section]:
-                raise LREError(
-                    f"{str(checkpoint)!r} is of a fit with {section}.{name} {before!r}, not {value!r}: give the same "
-                    "options to go on with it, or another --trainer.default_root_dir"
-                )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lre_lightning.errors import LREError, first_line
@@ -85,6 +86,11 @@ class Processes:
 
 ONE_PROCESS = Processes()
 """A run of one process."""
+
+
+def process_index() -> int:
+    """Return the index of this process, as far as Lightning knows it yet."""
+    return getattr(rank_zero_only, "rank", None) or 0
 
 
 class RankZeroError(LREError):

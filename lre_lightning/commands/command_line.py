@@ -1,0 +1,310 @@
+"""Lightning's command line with this project's module, datamodule, defaults and subcommands."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from typing_extensions import override
+
+import lre_lightning
+from lre_lightning.callbacks import RelationLog, RelationProgressBar, ResultsFigures, ResultsTable
+from lre_lightning.callbacks.log import log_to_console
+from lre_lightning.commands.command import Command
+from lre_lightning.commands.data import Data
+from lre_lightning.commands.dataset import Dataset
+from lre_lightning.commands.distract import Distract
+from lre_lightning.commands.evaluate import Evaluate
+from lre_lightning.commands.fit import Fit
+from lre_lightning.commands.predict import Predict
+from lre_lightning.commands.report import Report
+from lre_lightning.commands.resuming import SECTIONS, explicit_options
+from lre_lightning.commands.validate import Validate
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.options import declared, flatten
+from lre_lightning.runs.checkpoints import WholeCheckpointIO, read_hyperparameters
+from lre_lightning.runs.folder import RunFolder
+from lre_lightning.runs.processes import on_rank_zero, process_index
+from lre_lightning.runs.stopping import Stop
+from lre_lightning.runs.trainer import LRETrainer
+from lre_lightning.storage.files import write_whole
+from lre_lightning.training.module import LREModule
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (Fit(), Validate(), Predict(), Evaluate(), Dataset(), Distract(), Report(), Data())
+}
+
+CONFIGS = Path(lre_lightning.__file__).parent / "configs"
+
+DEFAULT_ROOT_DIR = "lre_runs"
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "default_root_dir": DEFAULT_ROOT_DIR,
+    "devices": 1,
+    "max_epochs": -1,
+    "num_sanity_val_steps": 0,
+    "reload_dataloaders_every_n_epochs": 1,
+    "log_every_n_steps": 1,
+    "inference_mode": False,
+    "enable_model_summary": False,
+}
+
+LINKS = {"data.tokenizer": "model.name_or_path"} | {
+    f"data.{target}": source for target, source in declared(RelationDataModule, "linked").items()
+}
+"""Options of the data that take their value from options of the model."""
+
+
+class ConfigFile(SaveConfigCallback):
+    """Lightning's ``config.yaml``, written atomically."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not self.already_saved:
+            path = Path(trainer.log_dir or ".") / self.config_filename
+            on_rank_zero(trainer, lambda: write_whole(path, self.parser.dump(self.config, skip_unset=False)))
+            self.already_saved = True
+
+
+class LRECommandLine(LightningCLI):
+    """Lightning's command line with the subcommands of `COMMANDS`.
+
+    The LM is named once. With ``--ckpt_path`` every option of the model and the data that is not given explicitly, on
+    the command line or in a configuration file, is taken from the checkpoint: explicit options override it. A fit can
+    only be resumed with the options that it was begun with.
+    """
+
+    def __init__(self, args: ArgsType = None, stop: Stop | None = None) -> None:
+        self.stop = stop or Stop()
+        super().__init__(
+            LREModule,
+            RelationDataModule,
+            trainer_class=LRETrainer,
+            args=args,
+            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsFigures(), ResultsTable(), RelationLog()]},
+            save_config_callback=ConfigFile,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs={
+                "prog": "lre",
+                "description": "Linear relational embeddings of transformer language models.",
+            },
+        )
+
+    @property
+    def command(self) -> Command:
+        """The subcommand that was given."""
+        return COMMANDS[self.config["subcommand"]]
+
+    @property
+    def options(self) -> Any:
+        """The parsed options of the subcommand."""
+        return self.config[self.config["subcommand"]]
+
+    # Parsers.
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the names of the subcommands."""
+        return {name: set() for name in COMMANDS}
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
+        added = parser.add_subcommands()
+        for name, command in COMMANDS.items():
+            description = type(command).__doc__ or ""
+            options = {"prog": f"lre {name}", "description": description}
+            subparser = self.init_parser(**options) if command.needs_lm else LightningArgumentParser(**options)
+            if command.needs_lm:
+                self._add_arguments(subparser)
+            command.add_arguments(subparser)
+            self._subcommand_parsers[name] = subparser
+            added.add_subcommand(name, subparser, help=description.splitlines()[0])
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
+        for target, source in LINKS.items():
+            parser.link_arguments(source, target)
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        # One file, rewritten after every trial; `save_last` alone would write it only after the fit.
+        parser.set_defaults({"checkpoint.filename": "last", "checkpoint.enable_version_counter": False})
+        parser.link_arguments("trainer.default_root_dir", "checkpoint.dirpath", compute_fn=checkpoint_folder)
+
+    # Options.
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse, and let the subcommand check the options and take others from a checkpoint."""
+        self._args = args
+        self._parse()
+        self.command.check(self)
+
+    def _parse(self) -> None:
+        if isinstance(self._args, list | None):
+            given = sys.argv[1:] if self._args is None else self._args
+            self.config = self.parser.parse_args(named_configs(given))
+        else:
+            self.config = self.parser.parse_object(self._args)
+
+    def take_options_of(self, path: Path) -> None:
+        """Take what was not given explicitly from a checkpoint, and name it in ``ckpt_path``.
+
+        Raises:
+            LREError: If the checkpoint's options are not options of this command line.
+        """
+        remembered = read_hyperparameters(path, explicit_options())
+        found = {
+            f"{section}.{name}": value
+            for section, kind in SECTIONS.items()
+            for name, value in flatten(kind, remembered[section]).items()
+            if f"{section}.{name}" not in LINKS
+        }
+        name = self.config["subcommand"]
+        parser, checking = self._subcommand_parsers[name], self._subcommand_parsers[Validate.name]
+        nested: dict[str, Any] = {}
+        for key, value in found.items():
+            *groups, last = key.split(".")
+            place = nested
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = value
+        checking.exit_on_error = False
+        try:
+            checking.parse_object(nested)  # checks the types, which `set_defaults` does not
+        except ArgumentError as error:
+            raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
+        finally:
+            checking.exit_on_error = True
+        for key, value in found.items():
+            if value is None and parser.get_default(key) is not None:
+                raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
+        parser.set_defaults(found)
+        self._parse()
+        self.options.ckpt_path = str(path.absolute())
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: Lightning's own method lets a checkpoint override explicit options."""
+
+    def dump(self) -> str:
+        """Return the options of the subcommand as YAML."""
+        dumped: str = self._subcommand_parsers[self.subcommand].dump(self.options, skip_unset=False)
+        return dumped
+
+    # Objects.
+
+    def _set_seed(self) -> None:
+        if self.command.needs_lm:
+            super()._set_seed()
+
+    def before_instantiate_classes(self) -> None:
+        """Find mistakes in the relations before an LM is loaded."""
+        if self.command.needs_lm and process_index() == 0:
+            RelationDataModule(**self.options.data.as_dict()).candidates()
+
+    def instantiate_classes(self) -> None:
+        """Build the Trainer, the module and the datamodule, and look for LREs beside the checkpoint as well."""
+        if not self.command.needs_lm:
+            return
+        super().instantiate_classes()
+        path = self.options.get("ckpt_path")
+        if path:
+            self.model.bank.searched += [folder / "lres" for folder in Path(path).absolute().parents[:2]]
+
+    def instantiate_trainer(self, begin: Callable[[], None] | None = None, **kwargs: Any) -> Trainer:
+        """Add the callbacks that guard the run's folder and show progress.
+
+        A progress bar that the user chose or disabled, and a checkpoint plugin of the user's own, are kept.
+
+        Args:
+            begin: Called on the first process before a fit begins.
+            kwargs: Further arguments of the Trainer.
+
+        Raises:
+            LREError: If there cannot be such a Trainer.
+        """
+        trainer = self._get(self.config_init, "trainer")
+        given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks or []]
+        chosen = [callback for callback in given if callback]
+        if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in chosen):
+            chosen.append(RelationProgressBar())
+        try:
+            made = super().instantiate_trainer(**{"callbacks": [RunFolder(begin), self.stop, *chosen], **kwargs})
+        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+            raise LREError(" ".join(str(error).split())) from error
+        if type(made.strategy.checkpoint_io) is TorchCheckpointIO:
+            made.strategy.checkpoint_io = WholeCheckpointIO()
+        self.stop.trainers.append(made)
+        bar = made.progress_bar_callback
+        log_to_console(bar is None or not getattr(bar, "is_enabled", True))
+        return made
+
+    def trainer_for(
+        self, folder: Path, model: dict[str, Any], data: dict[str, Any], begin: Callable[[], None]
+    ) -> Trainer:
+        """Build the Trainer of one fit among several, in a folder of its own with the configuration of that fit.
+
+        Args:
+            folder: The folder.
+            model: Options of the module that differ, by their dotted names.
+            data: Options of the datamodule that differ, likewise.
+            begin: Called on the first process before the fit begins.
+        """
+        name, fit = self.subcommand, Fit.name
+        parser = self._subcommand_parsers[fit]
+        config = self.options.clone()
+        for key in [key for key in config if key not in parser.get_defaults()]:
+            del config[key]
+        for section, changes in (("model", model), ("data", data)):
+            for key, value in changes.items():
+                config[f"{section}.{key}"] = value
+        config.trainer.default_root_dir, config.checkpoint.dirpath = str(folder), checkpoint_folder(folder)
+        config.ckpt_path = None
+        built = self.config_init[name].clone()
+        built.trainer.default_root_dir, built.checkpoint = str(folder), ModelCheckpoint(**vars(config.checkpoint))
+        self.config[fit], self.config_init[fit], self.subcommand = config, built, fit
+        try:
+            return self.instantiate_trainer(begin)
+        finally:
+            self.subcommand = name
+
+    def placed_lm(self) -> LanguageModel:
+        """Return the LM on the Trainer's device, or where a device map has put it."""
+        lm: LanguageModel = self.model.lm
+        return lm if self.model.loading.device_map else lm.to(self.trainer.strategy.root_device)
+
+    # Work.
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        COMMANDS[subcommand].run(self)
+
+
+def named_configs(args: Sequence[str]) -> list[str]:
+    """Replace ``--config NAME`` by the file of a bundled configuration of that name, such as ``gptj``."""
+    found = list(args)
+    for i, argument in enumerate(args):
+        if argument.startswith("--config="):
+            found[i] = f"--config={_config_file(argument.removeprefix('--config='))}"
+        elif argument == "--config" and i + 1 < len(args):
+            found[i + 1] = _config_file(args[i + 1])
+    return found
+
+
+def _config_file(name: str) -> str:
+    path = CONFIGS / f"{name}.yaml"
+    return str(path) if path.is_file() and not Path(name).exists() else name
+
+
+def checkpoint_folder(root_dir: Any) -> str:
+    """Return the folder for the checkpoints of a run in `root_dir`."""
+    return str(Path(str(root_dir or DEFAULT_ROOT_DIR)) / "checkpoints")

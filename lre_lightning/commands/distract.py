@@ -1,0 +1,52 @@
+"""The subcommand ``distract``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import override
+
+from lre_lightning.commands.validate import FromCheckpoint
+from lre_lightning.runs.checkpoints import read_checkpoint
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class Distract(FromCheckpoint):
+    """Ask what an LM still knows under distraction: its own answer against the attribute lens.
+
+    Each known fact is asked for after a falsehood, stated twice or followed by an instruction to repeat it (the paper's
+    table "attribute-lens"): how often the true object is among the LM's k most likely tokens, and among those of the
+    relation's lens at the subject's last mention, beside controls. The tables go as CSV and LaTeX to the folder
+    ``distraction`` below --trainer.default_root_dir.
+    """
+
+    name = "distract"
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--ckpt_path", type=str, default="last", help='the checkpoint of the fit, or "last"')
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.datamodules import DistractionDataModule
+        from lre_lightning.lens.distraction import latent_knowledge
+        from lre_lightning.report.distraction import distraction_table
+        from lre_lightning.report.tables import show_tables
+
+        if not line.trainer.is_global_zero:
+            return
+        line.model.load_state_dict(read_checkpoint(line.options.ckpt_path)["state_dict"])
+        lm, hparams = line.placed_lm(), line.datamodule.hparams
+        kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
+        results = [
+            found
+            for kind in kinds
+            for found in latent_knowledge(lm, DistractionDataModule(distraction=kind, **hparams), line.model.lres)
+        ]
+        tables = distraction_table(results, "micro"), distraction_table(results, "macro")
+        show_tables(tables, Path(line.trainer.default_root_dir) / "distraction")

@@ -1,0 +1,101 @@
+"""The subcommand ``fit``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning import Trainer
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from typing_extensions import override
+
+from lre_lightning.commands.command import Command
+from lre_lightning.commands.resuming import check_options, find_checkpoint
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.runs.checkpoints import finished_trials
+from lre_lightning.runs.processes import process_index
+from lre_lightning.storage.files import check_writable
+from lre_lightning.storage.locks import FolderLock
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"}
+"""Environment variables that tell a process which something else has started its index."""
+
+
+class Fit(Command):
+    """Estimate one LRE per relation and trial, and score it on the grid of layers, betas and ranks."""
+
+    name = "fit"
+    resumable = True
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        skip: set[int | str] = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
+        parser.add_method_arguments(Trainer, "fit", skip=skip)
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Check that the folder is free, and take the options of the checkpoint that the fit resumes from."""
+        config = line.options
+        try_folders(Path(config.trainer.default_root_dir or "."), config.model.fitting.lre_dir)
+        if not config.ckpt_path and SLURMEnvironment.detect() and int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0:
+            config.ckpt_path = "last"  # SLURM has started the job again, as Lightning asks it to when its time is up
+        folder = Path(config.checkpoint.dirpath)
+        path = find_checkpoint(config.ckpt_path, folder) if config.ckpt_path else None
+        refuse_to_overwrite(folder / "last.ckpt", path)
+        if path is not None:
+            line.take_options_of(path)
+            data = RelationDataModule(**line.options.data.as_dict())
+            check_options(path, line.options.model.as_dict(), data.hparams)
+        elif config.ckpt_path:
+            if process_index() == 0:
+                print(f"No checkpoint in {folder} yet: starting from the first relation.")
+            config.ckpt_path = None
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        options = line.options
+        line.trainer.fit(line.model, datamodule=line.datamodule, ckpt_path=options.ckpt_path)
+
+
+def try_folders(root: Path, lre_dir: str | None) -> None:
+    """Check before an LM is loaded that a fit can run in a folder.
+
+    Args:
+        root: The folder.
+        lre_dir: The folder for LREs, if that is another.
+
+    Raises:
+        LREError: If another fit runs there, or one of the folders cannot be written to.
+    """
+    for folder in (root, *([] if lre_dir is None else [Path(lre_dir)])):
+        check_writable(folder)
+    if not PROCESS_VARIABLES & os.environ.keys():  # otherwise the first process may hold the lock already
+        FolderLock(root).look()
+
+
+def refuse_to_overwrite(last: Path, resumed: Path | None) -> None:
+    """Refuse to fit in a folder where another fit has finished trials.
+
+    Args:
+        last: The path of a last checkpoint in that folder.
+        resumed: The checkpoint that the fit resumes from, if it does.
+
+    Raises:
+        LREError: If there is another checkpoint, with a finished trial.
+    """
+    if not last.is_file() or (resumed is not None and last.samefile(resumed)):
+        return
+    done, total, model = finished_trials(last)
+    if done:
+        trials = f"{done} trials" if total is None else f"{done} of {total} trials"
+        raise LREError(
+            f"{str(last.parents[1])!r} has a fit of {model!r} with {trials} finished: resume it with --ckpt_path last, "
+            "give another --trainer.default_root_dir, or remove that folder"
+        )

@@ -1,0 +1,38 @@
+"""The subcommand ``report``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from lre_lightning.commands.command import Command
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class Report(Command):
+    """Write the tables and figures of one or several runs as a page, CSV and LaTeX."""
+
+    name = "report"
+    needs_lm = False
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        results = (
+            "folders of runs or fit_results.jsonl files; jobs that split the relations of one LM are merged, several "
+            "LMs are compared"
+        )
+        parser.add_argument("results", nargs="+", type=str, help=results)
+        parser.add_argument("--out", type=str, default="lre_report", help="folder for index.html and the files")
+        parser.add_argument("--title", type=str | None, default=None, help="title of the page; the LMs' names if null")
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.report.page import make_report
+
+        options = line.options
+        print(f"Report: {make_report(options.results, options.out, options.title)}")

@@ -1,0 +1,58 @@
+"""Checkpoints on the command line: which file is meant, and whether its fit had the same options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.options import declared, flatten
+from lre_lightning.runs.checkpoints import read_hyperparameters
+from lre_lightning.training.module import LREModule
+
+SECTIONS: dict[str, type] = {"model": LREModule, "data": RelationDataModule}
+
+
+def find_checkpoint(ckpt_path: str, folder: Path) -> Path | None:
+    """Return the file that ``--ckpt_path`` names: ``last`` is the last one in `folder`, None if there is none yet.
+
+    Raises:
+        LREError: If a named file does not exist.
+    """
+    if str(ckpt_path) == "last":
+        path = folder / "last.ckpt"
+        return path if path.is_file() else None
+    path = Path(ckpt_path)
+    if not path.is_file():
+        raise LREError(f"checkpoint {str(ckpt_path)!r} does not exist: give a .ckpt file, or 'last'")
+    return path
+
+
+def explicit_options() -> list[str]:
+    """Return the names of the options that a checkpoint must not set."""
+    return [f"{section}.{name}" for section, kind in SECTIONS.items() for name in declared(kind, "explicit")]
+
+
+def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Refuse to resume a fit with other options, except those declared harmless.
+
+    Args:
+        checkpoint: A checkpoint of the fit.
+        model: The arguments of the module now.
+        data: The arguments of the datamodule now.
+
+    Raises:
+        LREError: If an option differs; the message names it.
+    """
+    remembered = read_hyperparameters(checkpoint)
+    now = {"model": model, "data": data}
+    for section, kind in SECTIONS.items():
+        before = flatten(kind, remembered[section])
+        for name, value in flatten(kind, now[section]).items():
+            if before.get(name) != value and name not in declared(kind, "harmless"):
+                raise LREError(
+                    f"{str(checkpoint)!r} is of a fit with {section}.{name} {before.get(name)!r}, not {value!r}: "
+                    "resume it with the same options, or give another --trainer.default_root_dir"
+                )

@@ -1,0 +1,51 @@
+"""The subcommand ``validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning import Trainer
+from typing_extensions import override
+
+from lre_lightning.commands.command import Command
+from lre_lightning.commands.resuming import find_checkpoint
+from lre_lightning.errors import LREError
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class FromCheckpoint(Command):
+    """A subcommand that uses the LREs of a checkpoint."""
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Take the options of the checkpoint, where one is named."""
+        config = line.options
+        if not config.ckpt_path:
+            return
+        path = find_checkpoint(config.ckpt_path, Path(config.checkpoint.dirpath))
+        if path is None:
+            raise LREError(f"there is no checkpoint in {config.checkpoint.dirpath}: run fit first, or give its path")
+        line.take_options_of(path)
+
+
+class Validate(FromCheckpoint):
+    """Score saved LREs again, at their layer, beta and rank."""
+
+    name = "validate"
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        parser.add_method_arguments(Trainer, "validate", skip={"model", "dataloaders", "datamodule"})
+        parser.set_defaults(verbose=False)  # the table of results says it better
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        options = line.options
+        line.trainer.validate(
+            line.model, datamodule=line.datamodule, ckpt_path=options.ckpt_path, verbose=options.verbose
+        )

@@ -1,0 +1,98 @@
+"""The options of a fit that few runs change, in one dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from typing_extensions import TypedDict
+
+from lre_lightning.errors import LREError, check_number
+from lre_lightning.grid import check_ranks
+from lre_lightning.options import option
+from lre_lightning.records.selection import Criterion
+
+if TYPE_CHECKING:
+    from lre_lightning.models.language_model import LanguageModel
+    from lre_lightning.prompts.source import PromptSource
+
+
+class Choice(TypedDict):
+    """The layer and rank of a relation."""
+
+    layer: int | Literal["emb"]
+    rank: int
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How a fit chooses layers and ranks, what else it measures, and where it writes LREs.
+
+    Attributes:
+        select_by: The score that chooses a relation's layer and rank: ``"causality"``, as in the paper, or
+            ``"faithfulness"``.
+        selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
+            rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
+            reported too.
+        choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
+            and edits use that rank, and `ranks` where they are given.
+        baselines: Score the baselines of the paper's Section 4 as well, at every layer and at the embedding. For
+            faithfulness: linear regression, translation and identity, each also on prompts that hold the subject
+            alone. For causality: the oracle s', the unembedding row of o', and o' itself.
+        line_integrals: The number of pairs of test subjects per trial between which the LM's slope is integrated, to
+            compare it with W (the paper's appendix on beta).
+        lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
+
+    Raises:
+        LREError: If a value is out of range.
+    """
+
+    select_by: Criterion = option("causality")
+    selection_trials: int = option(0)
+    choices: dict[str, Choice] | None = option(None)
+    baselines: bool = option(False)
+    line_integrals: int = option(0)
+    lre_dir: str | None = option(None, harmless=True, explicit=True)
+
+    def __post_init__(self) -> None:
+        criteria = get_args(Criterion)
+        if self.select_by not in criteria:
+            raise LREError(f"select_by {self.select_by!r} is unknown: use {' or '.join(map(repr, criteria))}")
+        check_number("selection_trials", self.selection_trials, 0)
+        check_number("line_integrals", self.line_integrals, 0)
+        for relation, choice in (self.choices or {}).items():
+            for name in ("layer", "rank"):
+                if name not in choice:
+                    raise LREError(f"the choice for {relation!r} lacks its {name!r}: give layer and rank")
+
+    def check_choices(self, lm: LanguageModel) -> None:
+        """Check that the LM has the layers and ranks of `choices`.
+
+        Raises:
+            LREError: If it has not.
+        """
+        for relation, choice in (self.choices or {}).items():
+            try:
+                lm.check_layers([choice["layer"]])
+                check_ranks([choice["rank"]], lm.hidden_size)
+            except LREError as error:
+                raise LREError(f"the choice for {relation!r}: {error}") from error
+
+    def check_data(self, data: PromptSource) -> None:
+        """Check the options against the data of a fit.
+
+        Raises:
+            LREError: If no relation has a choice though there are some, or no trial would be reported.
+        """
+        choices, names = self.choices or {}, [relation.name for relation in data.relations]
+        if choices and names and not choices.keys() & set(names):
+            raise LREError(
+                f"layers and ranks are chosen for {len(choices)} relations, such as {next(iter(choices))!r}, "
+                f"and the data has none of them, but {names[0]!r}: is its source the right one?"
+            )
+        trials = max((trial for _, trial in data.schedule), default=0) + 1
+        if self.selection_trials >= trials:
+            raise LREError(
+                f"{self.selection_trials} trials that choose leave none to report: there are {trials} of each "
+                "relation; give more trials, or fewer selection_trials"
+            )

@@ -1,0 +1,283 @@
+"""One trial of one relation: an object that is given batches and gives back a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from lre_lightning.grid import Layer, check_ranks, default_ranks
+from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.batch import RelationBatch
+from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
+from lre_lightning.records.selection import choose_after
+from lre_lightning.runs.processes import Processes
+from lre_lightning.scoring.baselines import Examples, with_baselines
+from lre_lightning.scoring.line_integrals import with_line_integrals
+from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
+from lre_lightning.scoring.states import PromptStates, TrialStates
+
+if TYPE_CHECKING:
+    from lre_lightning.prompts.source import PromptSource
+    from lre_lightning.prompts.trials import Trial
+    from lre_lightning.training.options import Fitting
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all trials of a fit or a validation have in common.
+
+    Attributes:
+        lm: The LM.
+        data: The datamodule.
+        processes: The processes of the run.
+        layers: The layers to try.
+        betas: The betas to try.
+        ranks: The ranks to try; None for the default ones.
+        beta: The beta of the records and LREs.
+        fitting: What a fit measures, and how it chooses layers and ranks.
+    """
+
+    lm: LanguageModel
+    data: PromptSource
+    processes: Processes
+    layers: tuple[Layer, ...]
+    betas: tuple[float, ...]
+    ranks: tuple[int, ...] | None
+    beta: float
+    fitting: Fitting
+
+
+class TestedTrial:
+    """A trial whose test prompts are run batch by batch. Every process calls the methods in the same order.
+
+    Args:
+        run: What the trial has in common with others.
+        trial: Its relation and samples.
+        layers: The layers at which s is read.
+        alone: Whether s is read in prompts that hold the subject alone, too.
+    """
+
+    __test__ = False  # not a test of pytest's
+
+    def __init__(self, run: Run, trial: Trial, layers: Sequence[Layer], alone: bool = False) -> None:
+        self.run, self.trial, self.layers = run, trial, tuple(layers)
+        self._alone = alone
+        self._batches: list[PromptStates] = []
+
+    def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
+        """Run a batch of test prompts and keep their states; the record comes with `finish`."""
+        self._batches.append(self._run_prompts(batch))
+        return ()
+
+    def _run_prompts(self, batch: RelationBatch) -> PromptStates:
+        alone = self.run.data.subjects_alone(batch) if self._alone else None
+        return PromptStates.run(self.run.lm, batch, self.layers, alone)
+
+    def _tested(self) -> tuple[TrialStates, TrialRecord] | None:
+        """Return the test prompts of the trial and its record, not yet scored; None if no process had a prompt."""
+        own = sum(len(states.prompts) for states in self._batches)
+        (tested,) = self.run.processes.sum(torch.tensor([own]))
+        if not tested:
+            return None
+        batches = self._batches or [PromptStates.empty(self.run.lm, self.layers, self._alone)]
+        states = TrialStates.join(batches, self.trial, self.run.processes)
+        return states, self._record(int(tested), states.all_known)
+
+    def _record(self, tested: int, known: int) -> TrialRecord:
+        record = new_record(self.trial, self.run.data, tested, known)
+        reported = self.trial.number >= self.run.fitting.selection_trials
+        return replace(record, model=self.run.lm.name, beta=self.run.beta, reported=reported)
+
+
+class FitTrial(TestedTrial):
+    """A trial of a fit: Jacobians of its training prompts become LREs, which are scored on its test prompts.
+
+    Call `skip_if_unknown`, `train` with each training batch, `estimate`, `test` with each test batch, then `finish`.
+
+    Attributes:
+        unscored: The record of the trial if the LM knows too few of its test samples; all other work is then skipped.
+    """
+
+    def __init__(self, run: Run, trial: Trial) -> None:
+        embedding: list[Layer] = ["emb"] if run.fitting.baselines else []
+        self.choice = (run.fitting.choices or {}).get(trial.relation.name)
+        layers = run.layers if self.choice is None else run.lm.check_layers([*embedding, self.choice["layer"]])
+        super().__init__(run, trial, layers, alone=run.fitting.baselines)
+        self.unscored: TrialRecord | None = None
+        self._estimator = LREEstimator(self.layers)
+        self._examples = Examples(run.lm, self.layers)
+        self._early: dict[tuple[int, ...], PromptStates] = {}
+        self._lres: dict[Layer, LRE] = {}
+
+    def skip_if_unknown(self) -> None:
+        """Run test prompts until the LM has answered n of them correctly; if it does not, set `unscored`."""
+        needed = self.run.data.n_shot
+        loader = self.run.data.val_dataloader()
+        batches, left = iter(loader), len(loader)
+        tested = known = 0
+        more = True
+        while known < needed and more:
+            counts = torch.zeros(3, dtype=torch.long)
+            if left:
+                left -= 1
+                batch = next(batches).to(self.run.lm.device)
+                states = super()._run_prompts(batch)
+                self._early[states.samples] = states
+                counts = torch.tensor([len(states.prompts), int(states.known.sum()), left])
+            (counts,) = self.run.processes.sum(counts)
+            tested, known, more = tested + int(counts[0]), known + int(counts[1]), bool(counts[2])
+        if known < needed:
+            self.unscored = self._record(tested, known)
+
+    def train(self, batch: RelationBatch) -> None:
+        """Add the Jacobian and bias of each prompt in a batch."""
+        if self.unscored is not None:
+            return
+        batch = batch.padded("right")
+        for row in batch.weight.nonzero().flatten().tolist():
+            ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
+            example = prompt_jacobian(self.run.lm, ids, int(batch.subject_position[row]), self.layers)
+            self._estimator.update(example)
+            self._examples.add(int(batch.sample[row]), example)
+
+    def estimate(self) -> None:
+        """Add up the Jacobians of all processes and make an LRE at each layer."""
+        if self.unscored is not None:
+            return
+        self._estimator.add_up(self.run.processes, self.run.lm)
+        relation, lm = self.trial.relation, self.run.lm
+        origin = Origin(
+            model=lm.name,
+            fingerprint=lm.fingerprint,
+            relation=relation.name,
+            revision=lm.revision,
+            category=relation.category,
+            trial=self.trial.number,
+            template=BETWEEN_TEMPLATES.join(self.trial.asked_with),
+            train=tuple((sample.subject, sample.object) for sample in self.trial.train),
+        )
+        self._lres = {
+            layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in self._estimator.means()
+        }
+
+    def _run_prompts(self, batch: RelationBatch) -> PromptStates:
+        """Run the prompts of a batch, unless `skip_if_unknown` has done that."""
+        own = tuple(batch.sample[batch.weight > 0].tolist())
+        return self._early.pop(own, None) or super()._run_prompts(batch)
+
+    def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
+        """Run a batch of test prompts, unless the trial is skipped."""
+        return super().test(batch) if self.unscored is None else ()
+
+    def finish(self, earlier: Sequence[TrialRecord]) -> tuple[TrialRecord | None, LRE | None]:
+        """Score the LREs and choose one.
+
+        Args:
+            earlier: The scored records of the relation's other trials, which take part in the choice.
+
+        Returns:
+            The record, and the LRE at the chosen layer if the trial is reported. The record is None if there was no
+            test prompt; the LRE is None if the LM knows too few samples.
+        """
+        tested = self._tested()
+        if tested is None or tested[1].known < len(self.trial.train):
+            return (tested[1] if tested else None), None
+        states, record = tested
+        record = with_grid(record, states, self._lres, self.run.betas, self._ranks())
+        layer, rank = self._choose(record, earlier)
+        record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
+        if self.run.fitting.baselines:
+            record = with_baselines(record, states, self._lres, self._examples)
+        if self.run.fitting.line_integrals:
+            record = with_line_integrals(record, states, self._lres[layer], self.run.fitting.line_integrals)
+        return record, replace(self._lres[layer].to("cpu"), rank=rank) if record.reported else None
+
+    def _ranks(self) -> tuple[int, ...]:
+        """Return the ranks at which edits are scored."""
+        given, width = self.run.ranks or (), self.run.lm.hidden_size
+        if self.choice is None:
+            return given or check_ranks(default_ranks(width), width)
+        return check_ranks([*given, self.choice["rank"]], width)
+
+    def _choose(self, record: TrialRecord, earlier: Sequence[TrialRecord]) -> tuple[Layer, int]:
+        if self.choice is not None:
+            return self.choice["layer"], self.choice["rank"]
+        return choose_after(record, earlier, self.run.fitting.select_by)
+
+
+class RescoredTrial(TestedTrial):
+    """A trial whose saved LRE is scored again, at its own layer and rank.
+
+    Args:
+        run: What the trial has in common with others, with the beta of its relation.
+        trial: Its relation and samples.
+        lre: The saved LRE; None if the LM knew too few samples to score the trial.
+    """
+
+    def __init__(self, run: Run, trial: Trial, lre: LRE | None) -> None:
+        self.lre = lre
+        if lre is not None:
+            lre.check_model(run.lm)
+        super().__init__(run, trial, run.layers[-1:] if lre is None else [lre.layer])
+
+    def finish(self) -> TrialRecord | None:
+        """Score the LRE and return the record; None if no process had a test prompt."""
+        tested = self._tested()
+        if tested is None or self.lre is None or tested[1].known < len(self.trial.train):
+            return tested[1] if tested else None
+        states, record = tested
+        lre, rank = self.lre.to(self.run.lm.device), self.lre.rank or self.run.lm.hidden_size
+        record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,))
+        return replace(record, layer=lre.layer, rank=rank)
+
+
+class SavedTrials:
+    """All trials of the data, scored with saved LREs one after another while their test batches arrive.
+
+    Every process begins and finishes all trials in the same order, whether it has prompts of them or not.
+
+    Args:
+        run: What the trials have in common.
+        lres: The saved LREs by trial key.
+        beta_of: Returns the beta of a relation.
+    """
+
+    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE], beta_of: Callable[[str], float]) -> None:
+        self.run, self.lres, self.beta_of = run, lres, beta_of
+        self._current: RescoredTrial | None = None
+        self._next = 0
+
+    def test(self, batch: RelationBatch) -> Iterator[TrialRecord]:
+        """Run a batch of test prompts; yield the records of the trials before the one that it belongs to."""
+        index = self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0])))
+        while self._next <= index:
+            yield from self._begin_next()
+        assert self._current is not None
+        self._current.test(batch)
+
+    def finish(self) -> Iterator[TrialRecord]:
+        """Yield the records of the trials that are left."""
+        while self._next < len(self.run.data.schedule):
+            yield from self._begin_next()
+        if self._current is not None:
+            yield from self._records_of(self._current)
+
+    def _begin_next(self) -> Iterator[TrialRecord]:
+        """Begin the next trial; yield the record of the one before it."""
+        finished, trial = self._current, self.run.data.trial(self._next)
+        run = replace(self.run, beta=self.beta_of(trial.relation.name))
+        self._current = RescoredTrial(run, trial, self.lres.get((trial.relation.name, trial.number)))
+        self._next += 1
+        if finished is not None:
+            yield from self._records_of(finished)
+
+    def _records_of(self, trial: RescoredTrial) -> Iterator[TrialRecord]:
+        record = trial.finish()
+        if record is not None:
+            yield record
