@@ -80,11 +80,17 @@ def declared(kind: type, what: str) -> dict[str, Any]:
 
 
 def flatten(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a class by their dotted names, those of its nested options one by one."""
+    """Return the arguments of a class by their dotted names, those of its nested options one by one.
+
+    Raises:
+        LREError: If nested options are neither a dataclass nor a mapping.
+    """
     flat: dict[str, Any] = {}
     groups = _groups(kind)
     for name, value in arguments.items():
         if name in groups and value is not None:
+            if not isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
+                raise LREError(f"{name} must be a mapping of options, not {value!r}")
             nested = value if isinstance(value, Mapping) else plain(value)
             flat |= {f"{name}.{inner}": one for inner, one in nested.items()}
         else:

@@ -125,7 +125,7 @@ class LRECommandLine(LightningCLI):
         added = parser.add_subcommands()
         for name, command in COMMANDS.items():
             description = type(command).__doc__ or ""
-            options = {"prog": f"lre {name}", "description": description}
+            options: dict[str, Any] = {"prog": f"lre {name}", "description": description}
             subparser = self.init_parser(**options) if command.needs_lm else LightningArgumentParser(**options)
             if command.needs_lm:
                 self._add_arguments(subparser)
@@ -163,33 +163,25 @@ class LRECommandLine(LightningCLI):
         Raises:
             LREError: If the checkpoint's options are not options of this command line.
         """
-        remembered = read_hyperparameters(path, explicit_options())
-        found = {
+        found = read_hyperparameters(path, [*explicit_options(), *LINKS])
+        flat = {
             f"{section}.{name}": value
             for section, kind in SECTIONS.items()
-            for name, value in flatten(kind, remembered[section]).items()
-            if f"{section}.{name}" not in LINKS
+            for name, value in flatten(kind, found[section]).items()
         }
         name = self.config["subcommand"]
         parser, checking = self._subcommand_parsers[name], self._subcommand_parsers[Validate.name]
-        nested: dict[str, Any] = {}
-        for key, value in found.items():
-            *groups, last = key.split(".")
-            place = nested
-            for group in groups:
-                place = place.setdefault(group, {})
-            place[last] = value
         checking.exit_on_error = False
         try:
-            checking.parse_object(nested)  # checks the types, which `set_defaults` does not
+            checking.parse_object(found)  # checks the types, which `set_defaults` does not
         except ArgumentError as error:
             raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
         finally:
             checking.exit_on_error = True
-        for key, value in found.items():
+        for key, value in flat.items():
             if value is None and parser.get_default(key) is not None:
                 raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
-        parser.set_defaults(found)
+        parser.set_defaults(flat)
         self._parse()
         self.options.ckpt_path = str(path.absolute())
 
@@ -198,7 +190,7 @@ class LRECommandLine(LightningCLI):
 
     def dump(self) -> str:
         """Return the options of the subcommand as YAML."""
-        dumped: str = self._subcommand_parsers[self.subcommand].dump(self.options, skip_unset=False)
+        dumped: str = self._subcommand_parsers[self.config["subcommand"]].dump(self.options, skip_unset=False)
         return dumped
 
     # Objects.

@@ -176,9 +176,9 @@ def _print_prompts(
         console.print(f"one first token: {', '.join(map(repr, group))}")
     if len(coverage.collisions) > MOST_GROUPS:
         console.print(f"and {len(coverage.collisions) - MOST_GROUPS} more groups")
-    trial = data.draw(relation, data.first_trial)
+    trial = data.draw(relation, data.selection.first_trial)
     chosen = range(min(count, len(trial.test_asked)))
-    for prompt in test_prompts(trial, data.tokenizer, list(chosen), data.form):
+    for prompt in test_prompts(trial, data.tokenizer, list(chosen), data.prompts):
         console.print()
         console.print(prompt_text(prompt, data.tokenizer))
         tokens = [str(name) for name in data.tokenizer.convert_ids_to_tokens(list(prompt.object_tokens))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from lre_lightning.storage.locks import FolderLock
 if TYPE_CHECKING:
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.datamodules import RelationDataModule
+    from lre_lightning.report.tables import Table
 
 
 class Dataset(Command):
@@ -36,7 +38,7 @@ class Dataset(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         from lre_lightning.report.analysis import by_model
-        from lre_lightning.report.tables import dataset, first_tokens, full_dataset, show_tables
+        from lre_lightning.report.tables import dataset, first_tokens, full_dataset
 
         if not line.trainer.is_global_zero:
             return
@@ -80,3 +82,13 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
                 write_records(done.values(), path)
         records.append(done[record.key])
     return records
+
+
+def show_tables(tables: Iterable[Table], folder: Path) -> None:
+    """Print tables, and write them to a folder as CSV and LaTeX."""
+    from lre_lightning.report.tables import print_table, write_table
+
+    for table in tables:
+        print_table(table)
+        write_table(table, folder)
+    print(f"As CSV and LaTeX: {folder}")

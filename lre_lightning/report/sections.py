@@ -183,7 +183,7 @@ def _missing(title: str, what: str, option: str) -> Section:
 
 def _baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     if not analysis.has_baselines(records):
-        return (_missing("Baselines", "Baselines were", "--model.baselines true"),)
+        return (_missing("Baselines", "Baselines were", "--model.fitting.baselines true"),)
     faithfulness = Picture(
         "faithfulness_baselines",
         "Bars: faithfulness of the LRE and its baselines by category",
@@ -313,7 +313,7 @@ def _underestimation(records: Sequence[TrialRecord]) -> Section:
     title = "Why β is above 1"
     table = tables.underestimation(records)
     if not table.rows:
-        return _missing(title, "How much W underestimates changes of F was", "--model.line_integrals 10")
+        return _missing(title, "How much W underestimates changes of F was", "--model.fitting.line_integrals 10")
     picture = Picture(
         "underestimation",
         "Dots: ratio of the actual change of F to that which W estimates, by relation",

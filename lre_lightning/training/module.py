@@ -187,8 +187,8 @@ class LREModule(L.LightningModule):
             check_alike(strategy, self._processes, "the weights of the LM", self.lm.fingerprint)
             check_alike(strategy, self._processes, "the relations, or their draws,", self._data.digest)
         without_wrapper(strategy, self)
-        if getattr(self._data, "epoch", "trial") != "trial":
-            raise LREError("an LREModule takes one trial per epoch, and the datamodule serves all: leave epoch out")
+        if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
+            raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
         self.bank.lres.writes = self.trainer.is_global_zero
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)
@@ -335,11 +335,16 @@ class LREModule(L.LightningModule):
     ) -> Any:
         """Load a local checkpoint as Lightning does; options that let code run are only taken from `kwargs`.
 
+        Options given as a mapping, as in ``fitting={"lre_dir": "lres"}``, leave the checkpoint's others as they are.
+
         Raises:
             LREError: If the file is not a checkpoint of this module, or its content cannot be loaded.
         """
         explicit = [f"model.{name}" for name in declared(cls, "explicit")]
         remembered = read_hyperparameters(Path(checkpoint_path), explicit)["model"]
+        for name, value in kwargs.items():
+            before = remembered.get(name)
+            remembered[name] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
         return super().load_from_checkpoint(
-            checkpoint_path, map_location, hparams_file, strict, weights_only=weights_only, **(remembered | kwargs)
+            checkpoint_path, map_location, hparams_file, strict, weights_only=weights_only, **remembered
         )

@@ -202,7 +202,7 @@ def test_a_beta_off_the_grid_is_refused(tuned):
 
 
 def test_trials_that_choose_layer_and_rank_choose_beta_too(folders, tmp_path):
-    module = LREModule(folders[0], **GRID, selection_trials=1)
+    module = LREModule(folders[0], **GRID, fitting={"selection_trials": 1})
     seen = []
     callback = BetaTuning("faithfulness")
     choose = callback.choose

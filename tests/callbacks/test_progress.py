@@ -212,7 +212,9 @@ def test_an_error_before_the_first_pair_or_outside_a_fit_is_not_the_logs(fit, fo
     with pytest.raises(LREError, match="there is no LRE to validate"):
         trainer_of(tmp_path / "run", [log]).validate(LREModule(folders[0]), data_of(folders))
     with pytest.raises(LREError, match="6 trials that choose leave none"):
-        trainer_of(tmp_path / "run", [log]).fit(LREModule(folders[0], selection_trials=6), data_of(folders))
+        trainer_of(tmp_path / "run", [log]).fit(
+            LREModule(folders[0], fitting={"selection_trials": 6}), data_of(folders)
+        )
     assert lines_of(tmp_path / "run") == lines
 
 

@@ -92,8 +92,8 @@ def test_a_run_that_was_moved_is_validated_from_its_checkpoint(run, folders):
 
 
 def test_baselines_templates_and_choices_from_the_command_line(run, folders):
-    choices = "--model.choices={'thing colour': {'layer': 1, 'rank': 3}}"
-    more = ["--data.prompts.template={}", choices, "--model.baselines=true", "--model.line_integrals=2"]
+    choices = "--model.fitting.choices={'thing colour': {'layer': 1, 'rank': 3}}"
+    more = ["--data.prompts.template={}", choices, "--model.fitting.baselines=true", "--model.fitting.line_integrals=2"]
     status, output, error = run("fit", *options(folders, *more))
     assert status == 0, error
     found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
@@ -220,8 +220,11 @@ def assert_one_error(result, *named):
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
         ("--data.prompts.template=1", ["no relation has a template 1"]),
         ("--data.prompts.template={} of {}", ["exactly one {} for the subject"]),
-        ("--model.selection_trials=2", ["2 trials that choose leave none to report"]),
-        ("--model.choices={'thing colour': {'layer': 7, 'rank': 1}}", ["the choice for 'thing colour'", "layer 7"]),
+        ("--model.fitting.selection_trials=2", ["2 trials that choose leave none to report"]),
+        (
+            "--model.fitting.choices={'thing colour': {'layer': 7, 'rank': 1}}",
+            ["the choice for 'thing colour'", "layer 7"],
+        ),
         ("--trainer.devices=0", ["devices='0'"]),
         ("--trainer.devices=-3", ["devices", "should be an int > 0"]),
         ("--trainer.strategy=fsdp", ["fsdp", "requires a GPU"]),

@@ -165,7 +165,7 @@ def test_what_the_main_fit_leaves_out_or_does_not_report_the_others_do_not_eithe
         "--n_shots=[2]",
         "--templates=false",
         "--data.selection.exclude=[half colour]",
-        "--model.selection_trials=1",
+        "--model.fitting.selection_trials=1",
     ]
     assert run(monkeypatch, *command(folders, tmp_path, *options)) == 0
     for name in ("main", "n2", "bare"):
@@ -189,9 +189,12 @@ def test_nothing_to_vary_where_the_lm_knows_nothing(folders, tmp_path, monkeypat
             "--data.selection.exclude=[thing color]",
             "no relation, category or path 'thing color': did you mean 'thing colour'",
         ),
-        ("--model.selection_trials=2", "2 trials that choose leave none to report: there are 2 of each relation"),
         (
-            "--model.choices={capital: {layer: 0, rank: 4}}",
+            "--model.fitting.selection_trials=2",
+            "2 trials that choose leave none to report: there are 2 of each relation",
+        ),
+        (
+            "--model.fitting.choices={capital: {layer: 0, rank: 4}}",
             "layers and ranks are chosen for 1 relations, such as 'capital'",
         ),
     ],
@@ -218,7 +221,7 @@ def test_from_python(folders, tmp_path):
         )
 
     model, relations = map(str, folders)
-    module = LREModule(model, betas=[1.0], ranks=[16], baselines=True)
+    module = LREModule(model, betas=[1.0], ranks=[16], fitting={"baselines": True})
     data = RelationDataModule(model, source=relations, n_shot=3, trials=1)
     records = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
     assert {(record.n_shot, record.template_index) for record in records} == {(3, 0), (1, 0), (3, None)}
@@ -274,6 +277,6 @@ def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, t
     assert not count()
     assert count(seed=1)  # another draw in its place
     assert not count(seed=1)
-    assert count(prompts={"shots": 1}, seed=1)  # other prompts, beside it
+    assert count(shots=1, seed=1)  # other prompts, beside it
     assert not count(seed=1)
     assert {record.prompts["shots"] for record in read_records([path])} == {None, 1}

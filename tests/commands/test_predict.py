@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lre_lightning.cli import main, read_texts
+from lre_lightning.cli import main
+from lre_lightning.commands.predict import read_texts
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import read_lenses

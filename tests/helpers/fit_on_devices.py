@@ -71,9 +71,9 @@ def trainer_of(root: Path, strategy: str, devices: int) -> L.Trainer:
 
 def fit(folder: Path, strategy: str, lm: str, devices: int) -> None:
     if lm == "demo":
-        module, data = LREModule("demo", baselines=True, line_integrals=5), RelationDataModule(**DEMO)
+        module, data = LREModule("demo", fitting={"baselines": True, "line_integrals": 5}), RelationDataModule(**DEMO)
     else:
-        module = LREModule(str(folder / "model"), ranks=[1, WIDTH], baselines=True, line_integrals=2)
+        module = LREModule(str(folder / "model"), ranks=[1, WIDTH], fitting={"baselines": True, "line_integrals": 2})
         data = RelationDataModule(str(folder / "model"), source=str(folder / "relations"), **TOY)
     root = folder / strategy / f"{lm}{devices}"
     root.mkdir(parents=True)

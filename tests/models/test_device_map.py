@@ -410,7 +410,7 @@ def test_blocks_on_different_devices(monkeypatch, family, given):
 
 def fit_all(folders, root, lm):
     """Fit and validate with everything that can be measured, and read a text."""
-    module, data = LREModule(lm, baselines=True, line_integrals=2, **GRID), data_of(folders, trials=1)
+    module, data = LREModule(lm, fitting={"baselines": True, "line_integrals": 2}, **GRID), data_of(folders, trials=1)
     trainer = trainer_of(root)
     trainer.fit(module, datamodule=data)
     fitted = dict(module.records)

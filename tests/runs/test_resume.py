@@ -204,7 +204,7 @@ def test_a_fit_with_finished_pairs_is_not_overwritten(launch, half, tmp_path):
         ("--data.relations=[half colour]", "data.relations None, not ['half colour']"),
         ("--model.betas=[1.0]", "model.betas [0.0, 1.0], not [1.0]"),
         ("--model.layers=[0]", "model.layers None, not [0]"),
-        ("--model.baselines=true", "model.baselines False, not True"),
+        ("--model.fitting.baselines=true", "model.baselines False, not True"),
     ],
 )
 def test_a_fit_does_not_go_on_with_other_options(launch, half, option, named):
@@ -213,7 +213,7 @@ def test_a_fit_does_not_go_on_with_other_options(launch, half, option, named):
 
 def test_a_fit_goes_on_with_options_that_change_no_result(launch, half, whole, tmp_path):
     shutil.copytree(half / "run", tmp_path / "run")
-    more = ["--data.loader.batch_size=5", "--model.chunk_size=3", "--model.attn_implementation=eager"]
+    more = ["--data.loader.batch_size=5", "--model.loading.chunk_size=3", "--model.loading.attn_implementation=eager"]
     ended = launch(tmp_path, *more, "--ckpt_path=last")
     assert (ended.status, ended.trials) == (0, [3, 4, 5]), ended.error
     assert read_records([tmp_path]) == read_records([whole[0]])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import lre_lightning.training.module as module_file
+import lre_lightning.training.trial as module_file
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
@@ -25,7 +25,8 @@ from tests.training import test_module
 LAYERS = ("emb", 0, 1)
 BETAS, RANKS = (0.0, 0.8, 1.0), (2, 5, WIDTH)
 GRID = {"betas": list(BETAS), "ranks": list(RANKS), "beta": 0.8}
-FULL = {**GRID, "baselines": True, "line_integrals": 3}
+ALL = {"baselines": True, "line_integrals": 3}
+FULL = {**GRID, "fitting": ALL}
 NOT_MEASURED = {
     "faithful_baselines": {},
     "faithful_zero_shot": (),
@@ -339,6 +340,7 @@ def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(lm, fitted):
         float,
         bool,
         list,
+        dict,
         type(None),
     }
     assert list(checkpoint["state_dict"]) == ["bank._extra_state"]
@@ -377,7 +379,7 @@ def choices_of(module, relation="thing colour"):
 
 def test_trials_set_apart_choose_and_are_not_reported(lm, data, tmp_path, monkeypatch):
     counted(monkeypatch, {("half colour", 0): (0, 2), 0: (1, 5), 1: ("emb", 2), 2: (0, WIDTH)})
-    module = LREModule(lm, **GRID, selection_trials=1)
+    module = LREModule(lm, **GRID, fitting={"selection_trials": 1})
     trainer = trainer_of(tmp_path, [ResultsTable()])
     trainer.fit(module, datamodule=data(trials=3))
     assert choices_of(module, "half colour") == dict.fromkeys((0, 1, 2), (0, 2))
@@ -393,7 +395,7 @@ def test_trials_set_apart_choose_and_are_not_reported(lm, data, tmp_path, monkey
     ]
     assert [record.reported for record in read_records([tmp_path])] == [False, True, True] * 3
     trainer.save_checkpoint(tmp_path / "fit.ckpt")
-    again = LREModule(lm, **GRID, selection_trials=1)
+    again = LREModule(lm, **GRID, fitting={"selection_trials": 1})
     trainer_of(tmp_path / "again").validate(again, data(trials=3), tmp_path / "fit.ckpt", weights_only=True)
     assert {pair: (record.reported, record.scored) for pair, record in again.records.items()} == {
         (name, trial): (trial > 0, trial > 0 and name != "wrong colour") for name in NAMES for trial in (0, 1, 2)
@@ -411,14 +413,16 @@ def test_without_trials_set_apart_the_first_chooses_and_is_reported(lm, data, tm
 
 def test_several_trials_set_apart_choose_by_their_mean(lm, data, tmp_path, monkeypatch):
     counted(monkeypatch, {0: (0, 2), 1: (1, 5), 2: (1, 5), 3: ("emb", 2)})
-    module = fit(tmp_path, LREModule(lm, **GRID, selection_trials=3), data(trials=4, relations="thing colour"))
+    module = fit(
+        tmp_path, LREModule(lm, **GRID, fitting={"selection_trials": 3}), data(trials=4, relations="thing colour")
+    )
     assert choices_of(module) == {0: (0, 2), 1: (0, 2), 2: (1, 5), 3: (1, 5)}
     assert list(module.bank.lres) == [("thing colour", 3)]
 
 
 def test_a_fit_that_goes_on_remembers_what_trials_set_apart_counted(lm, data, tmp_path, monkeypatch):
     counted(monkeypatch, {0: (0, 2), 1: (1, 5), 2: ("emb", 2)})
-    options = {**GRID, "selection_trials": 1}
+    options = {**GRID, "fitting": {"selection_trials": 1}}
     first = trainer_of(tmp_path, max_epochs=2)
     first.fit(LREModule(lm, **options), datamodule=data(trials=3, relations="thing colour"))
     first.save_checkpoint(tmp_path / "part.ckpt")
@@ -435,7 +439,7 @@ def test_a_fit_that_goes_on_remembers_what_trials_set_apart_counted(lm, data, tm
 @pytest.mark.parametrize("trials", [1, 2])
 def test_trials_that_choose_must_leave_some_to_report(lm, data, tmp_path, trials):
     with pytest.raises(LREError, match=f"2 trials that choose leave none to report: there are {trials} of each"):
-        fit(tmp_path, LREModule(lm, selection_trials=2), data(trials=trials))
+        fit(tmp_path, LREModule(lm, fitting={"selection_trials": 2}), data(trials=trials))
 
 
 # Layers and ranks that are given
@@ -459,7 +463,7 @@ GIVEN = {"thing colour": {"layer": 1, "rank": 3}}
 
 def test_a_given_layer_is_the_only_one_that_is_estimated(lm, data, tmp_path, estimated, fitted):
     whole, _, _ = fitted
-    module = fit(tmp_path, LREModule(lm, betas=list(BETAS), beta=0.8, choices=GIVEN), data(trials=1))
+    module = fit(tmp_path, LREModule(lm, betas=list(BETAS), beta=0.8, fitting={"choices": GIVEN}), data(trials=1))
     assert estimated == [LAYERS] * 4 + [(1,)] * 4
     record, reference = module.records["thing colour", 0], whole.records["thing colour", 0]
     assert (record.layers, record.ranks, record.layer, record.rank) == ((1,), (3,), 1, 3)
@@ -472,7 +476,7 @@ def test_a_given_layer_is_the_only_one_that_is_estimated(lm, data, tmp_path, est
 
 
 def test_ranks_that_are_given_join_that_of_the_choice(lm, data, tmp_path, estimated):
-    options = {**GRID, "choices": {"thing colour": {"layer": "emb", "rank": 3}}}
+    options = {**GRID, "fitting": {"choices": {"thing colour": {"layer": "emb", "rank": 3}}}}
     module = fit(tmp_path, LREModule(lm, **options), data(trials=1, relations="thing colour"))
     assert estimated == [("emb",)] * 4
     record = module.records["thing colour", 0]
@@ -481,14 +485,16 @@ def test_ranks_that_are_given_join_that_of_the_choice(lm, data, tmp_path, estima
 
 
 def test_a_given_rank_among_those_of_the_grid_comes_once(lm, data, tmp_path):
-    options = {**GRID, "choices": {"thing colour": {"layer": 0, "rank": 5}}}
+    options = {**GRID, "fitting": {"choices": {"thing colour": {"layer": 0, "rank": 5}}}}
     module = fit(tmp_path, LREModule(lm, **options), data(trials=1, relations="thing colour"))
     assert module.records["thing colour", 0].ranks == RANKS
 
 
 def test_baselines_of_a_given_layer_are_at_the_embedding_too(lm, data, tmp_path, estimated, fitted):
     whole, _, _ = fitted
-    module = fit(tmp_path, LREModule(lm, **FULL, choices=GIVEN), data(trials=1, relations="thing colour"))
+    module = fit(
+        tmp_path, LREModule(lm, **GRID, fitting={**ALL, "choices": GIVEN}), data(trials=1, relations="thing colour")
+    )
     assert estimated == [("emb", 1)] * 4
     record, reference = module.records["thing colour", 0], whole.records["thing colour", 0]
     assert (record.layers, record.layer, record.rank) == (("emb", 1), 1, 3)
@@ -500,7 +506,7 @@ def test_baselines_of_a_given_layer_are_at_the_embedding_too(lm, data, tmp_path,
 
 
 def test_trials_that_choose_are_not_reported_where_layers_are_given_either(lm, data, tmp_path):
-    module = fit(tmp_path, LREModule(lm, **GRID, choices=GIVEN, selection_trials=1), data())
+    module = fit(tmp_path, LREModule(lm, **GRID, fitting={"choices": GIVEN, "selection_trials": 1}), data())
     reported = {pair: record.reported for pair, record in module.records.items()}
     assert reported == {(n, t): t == 1 for n in NAMES for t in (0, 1)}
     assert list(module.bank.lres) == [("half colour", 1), ("thing colour", 1)]
@@ -508,11 +514,11 @@ def test_trials_that_choose_are_not_reported_where_layers_are_given_either(lm, d
 
 def test_choices_survive_in_a_checkpoint(lm, data, tmp_path):
     trainer = trainer_of(tmp_path)
-    trainer.fit(LREModule(lm, **GRID, choices=GIVEN), datamodule=data(trials=1, relations="thing colour"))
+    trainer.fit(LREModule(lm, **GRID, fitting={"choices": GIVEN}), datamodule=data(trials=1, relations="thing colour"))
     trainer.save_checkpoint(tmp_path / "fit.ckpt")
     checkpoint = torch.load(tmp_path / "fit.ckpt", weights_only=True)
-    assert json.loads(json.dumps(checkpoint["hyper_parameters"]["choices"])) == GIVEN
-    assert LREModule.load_from_checkpoint(tmp_path / "fit.ckpt", name_or_path=lm).choices == GIVEN
+    assert json.loads(json.dumps(checkpoint["hyper_parameters"]["fitting"]["choices"])) == GIVEN
+    assert LREModule.load_from_checkpoint(tmp_path / "fit.ckpt", name_or_path=lm).fitting.choices == GIVEN
 
 
 @pytest.mark.parametrize(
@@ -528,16 +534,16 @@ def test_choices_survive_in_a_checkpoint(lm, data, tmp_path):
 )
 def test_choices_out_of_range(lm, choice, message):
     with pytest.raises(LREError, match=message):
-        LREModule(lm, choices={"thing colour": {"layer": 1, "rank": 3}, "of toys": choice})
+        LREModule(lm, fitting={"choices": {"thing colour": {"layer": 1, "rank": 3}, "of toys": choice}})
 
 
 @pytest.mark.parametrize("name", ["selection_trials", "line_integrals"])
 def test_numbers_below_zero_are_refused(lm, name):
-    with pytest.raises(LREError, match=f"{name} -1 is out of range: it must be at least 0"):
-        LREModule(lm, **{name: -1})
+    with pytest.raises(LREError, match=f"{name} must be a whole number of at least 0, got -1"):
+        LREModule(lm, fitting={name: -1})
 
 
 def test_choices_for_none_of_the_relations_are_refused(lm, data, tmp_path):
-    module = LREModule(lm, choices={"of another run": {"layer": 1, "rank": 3}})
+    module = LREModule(lm, fitting={"choices": {"of another run": {"layer": 1, "rank": 3}}})
     with pytest.raises(LREError, match="such as 'of another run', and the data has none of them, but 'half colour'"):
         fit(tmp_path, module, data())

@@ -234,9 +234,9 @@ def test_leaves_the_trainers_world_as_it_was(fitted):
         ({"layers": [2]}, "layer 2 is out of range"),
         ({"ranks": [17]}, "rank 17 is out of range: it must be 1 to 16"),
         ({"betas": [float("nan")]}, "beta nan is out of range"),
-        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1, got 0"),
-        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
-        ({"select_by": "luck"}, "select_by 'luck' is unknown: use 'causality' or 'faithfulness'"),
+        ({"loading": {"chunk_size": 0}}, "chunk_size must be a whole number of at least 1, got 0"),
+        ({"loading": {"dtype": "int8"}}, "dtype 'int8' is unknown"),
+        ({"fitting": {"select_by": "luck"}}, "select_by 'luck' is unknown: use 'causality' or 'faithfulness'"),
     ],
 )
 def test_arguments_out_of_range(folders, options, message):
@@ -258,7 +258,7 @@ def test_lres_of_a_run_that_was_moved_are_looked_for_where_one_says(folders, tmp
     checkpoint, lre_dir = tmp_path / "moved" / "last.ckpt", str(tmp_path / "moved" / "lres")
     with pytest.raises(LREError, match=r"the LRE of .* is missing"):
         LREModule.load_from_checkpoint(checkpoint)
-    assert len(LREModule.load_from_checkpoint(checkpoint, lre_dir=lre_dir).bank.lres) == 4
-    again = LREModule(folders[0], **GRID, lre_dir=lre_dir)
+    assert len(LREModule.load_from_checkpoint(checkpoint, fitting={"lre_dir": lre_dir}).bank.lres) == 4
+    again = LREModule(folders[0], **GRID, fitting={"lre_dir": lre_dir})
     trainer_of(tmp_path / "elsewhere").validate(again, data_of(folders), checkpoint, weights_only=True)
     assert sum(record.scored for record in again.records.values()) == 4
