@@ -39,8 +39,8 @@ class Loader:
     epoch: Epoch = option("trial")
     pin_memory: bool = option(False)
     texts: list[str] = option(list, harmless=True)
-    tokenizer_revision: str | None = option(None, linked="model.revision")
-    trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.trust_remote_code")
+    tokenizer_revision: str | None = option(None, linked="model.loading.revision")
+    trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.loading.trust_remote_code")
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -255,7 +255,7 @@ class LRECommandLine(LightningCLI):
         name, fit = self.subcommand, Fit.name
         parser = self._subcommand_parsers[fit]
         config = self.options.clone()
-        for key in [key for key in config if key not in parser.get_defaults()]:
+        for key in [key for key in vars(config) if key not in vars(parser.get_defaults())]:
             del config[key]
         for section, changes in (("model", model), ("data", data)):
             for key, value in changes.items():
