@@ -183,8 +183,8 @@ def test_nothing_to_vary_where_the_lm_knows_nothing(folders, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--n_shots=[0]", "n 0 is out of range: it must be a whole number of at least 1"),
-        ("--data.prompts.template=1", "goes through the templates itself: leave template 1 out"),
+        ("--n_shots=[0]", "n must be a whole number of at least 1, got 0"),
+        ("--data.prompts.template=1", "an evaluation uses all templates in turn: leave template 1 out"),
         (
             "--data.selection.exclude=[thing color]",
             "no relation, category or path 'thing color': did you mean 'thing colour'",
@@ -227,7 +227,7 @@ def test_from_python(folders, tmp_path):
     assert {(record.n_shot, record.template_index) for record in records} == {(3, 0), (1, 0), (3, None)}
     again = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
     assert again == records
-    with pytest.raises(LREError, match=r"n 'x' is out of range"):
+    with pytest.raises(LREError, match="n must be a whole number of at least 1, got 'x'"):
         evaluate(module, data, make_trainer, n_shots=["x"])
 
 
