@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lre_lightning.models.caches import Joined, growing_cache, select_prefixes, share_cache
+from lre_lightning.models.caches import Joined, select_prefixes, share_cache
 from lre_lightning.models.language_model import LanguageModel
-from tests.helpers.tiny_models import FAMILIES, VOCAB, tiny_model, widen_casts
+from tests.helpers.tiny_models import VOCAB, tiny_model
 
 RUNS, HEADS, BEFORE, OWN, WIDTH = 3, 4, 5, 2, 8
 POSITIONS = BEFORE + OWN
@@ -118,14 +118,10 @@ def test_any_other_operation_gets_the_join(shape, operation):
     check(UNKNOWN[operation](joined), UNKNOWN[operation](dense), own)
 
 
-def test_a_tensor_is_cast_to_the_dtype_of_a_join():
+@pytest.mark.parametrize("cast", [torch.Tensor.type_as, torch.Tensor.to])
+def test_a_tensor_is_cast_to_the_dtype_of_a_join(cast):
     joined, dense, _ = pair()
-    assert torch.zeros(2).type_as(joined).dtype == dense.dtype
-
-
-def test_a_tensor_is_cast_to_a_join():
-    joined, dense, _ = pair()
-    assert torch.zeros(2).to(joined).dtype == dense.dtype
+    assert cast(torch.zeros(2), joined).dtype == dense.dtype
 
 
 KNOWN = {
@@ -144,21 +140,13 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("operation", KNOWN)
-def test_what_keeps_positions_apart_keeps_the_join_open(shape, operation):
-    if shape[1] == 1 and operation in ("heads repeated", "viewed"):
-        pytest.skip("a prefix of one head is broadcast to those of its own, and cannot be reshaped with them")
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, HEADS, True)], ids=str)
+def test_operations_that_keep_positions_apart_keep_the_parts(shape, operation):
     joined, dense, own = pair(*shape)
     found = KNOWN[operation](joined)
     assert isinstance(found, Joined)
-    assert found.shape == KNOWN[operation](dense).shape
-    assert not isinstance(found.prefix, Joined) or shape[2]
+    assert isinstance(found.prefix, Joined) == (len(shape) == 3)
     check(found.tensor(), KNOWN[operation](dense), own)
-
-
-def test_the_steps_of_repeated_heads_never_compute_the_join(never_joined):
-    joined, _, _ = pair(2, nested=True)
-    for operation in KNOWN.values():
-        assert isinstance(operation(joined), Joined)
 
 
 def test_one_head_of_keys_is_expanded_to_many(never_joined):
@@ -191,52 +179,38 @@ def masks(length):
     return {"one bool": seen, "bool": by_run, "float": additive, "finite": random(3, length, seed=4)}
 
 
-OPTIONS = {
-    "plain": lambda _: {},
-    "one bool mask": lambda length: {"attn_mask": masks(length)["one bool"]},
-    "bool masks": lambda length: {"attn_mask": masks(length)["bool"], "dropout_p": 0.0},
-    "float masks": lambda length: {"attn_mask": masks(length)["float"]},
-    "finite mask": lambda length: {"attn_mask": masks(length)["finite"], "scale": 0.3},
-    "causal": lambda _: {"is_causal": True},
-    "scale": lambda _: {"scale": 1.7},
-    "causal and scale": lambda _: {"is_causal": True, "scale": 0.01},
+ATTENTION = {  # number of queries, options
+    "plain": (3, {}),
+    "all positions": (POSITIONS, {"is_causal": True}),
+    "one bool mask": (3, {"attn_mask": masks(POSITIONS)["one bool"]}),
+    "bool masks": (3, {"attn_mask": masks(POSITIONS)["bool"], "dropout_p": 0.0}),
+    "float masks": (3, {"attn_mask": masks(POSITIONS)["float"]}),
+    "finite mask": (3, {"attn_mask": masks(POSITIONS)["finite"], "scale": 0.3}),
+    "causal and scale": (POSITIONS, {"is_causal": True, "scale": 0.01}),
+    "one group": (3, {"enable_gqa": True}),
+    "two groups": (3, {"attn_mask": masks(POSITIONS)["bool"], "enable_gqa": True}),
 }
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_attention_of_torch(options, nested, never_joined):
-    keys, dense_keys, own_keys = pair(2, nested=nested)
-    values, dense_values, own_values = pair(2, nested=nested, seed=20)
-    query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
-    chosen = OPTIONS[options](keys.shape[-2])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_of_torch(name, never_joined):
+    count, options = ATTENTION[name]
+    heads = {"one group": 1, "two groups": 2}.get(name, HEADS)
+    keys, dense_keys, own_keys = pair(2, heads, heads=heads)
+    values, dense_values, own_values = pair(2, heads, heads=heads, seed=20)
+    query = random(2 * RUNS, HEADS, count, WIDTH, seed=5).requires_grad_(True)
     attend = functional.scaled_dot_product_attention
-    found, expected = attend(query, keys, values, **chosen), attend(query, dense_keys, dense_values, **chosen)
-    leaves = [leaf for leaf in (query, own_keys, own_values) if options[:6] != "causal" or leaf is query]
-    check(found, expected, *leaves)
-    for leaf in (own_keys, own_values) if options[:6] == "causal" else ():  # three queries see the first three alone
-        assert not torch.autograd.grad(attend(query, keys, values, **chosen).sum(), leaf)[0].any()
+    expected = attend(query, dense_keys, dense_values, **options)
+    check(attend(query, keys, values, **options), expected, query, own_keys, own_values)
 
 
-def test_causal_attention_that_reaches_what_follows(never_joined):
-    keys, dense_keys, own_keys = pair(2)
-    values, dense_values, own_values = pair(2, seed=20)
-    query = random(2 * RUNS, HEADS, POSITIONS, WIDTH, seed=5).requires_grad_(True)
-    attend = functional.scaled_dot_product_attention
-    expected = attend(query, dense_keys, dense_values, is_causal=True)
-    check(attend(query, keys, values, is_causal=True), expected, query, own_keys, own_values)
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_of_torch_with_grouped_queries(kv_heads, never_joined):
-    keys, dense_keys, own_keys = pair(2, prefix_heads=kv_heads, heads=kv_heads)
-    values, dense_values, own_values = pair(2, prefix_heads=kv_heads, heads=kv_heads, seed=20)
+def test_attention_of_torch_with_a_prefix_that_is_a_join(never_joined):
+    (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(nested=True), pair(nested=True, seed=20)
     query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
-    for mask in (None, masks(POSITIONS)["bool"]):
-        options = {"attn_mask": mask, "enable_gqa": True}
-        expected = functional.scaled_dot_product_attention(query, dense_keys, dense_values, **options)
-        found = functional.scaled_dot_product_attention(query, keys, values, **options)
-        check(found, expected, query, own_keys, own_values)
+    options = {"attn_mask": masks(keys.shape[-2])["float"]}
+    expected = functional.scaled_dot_product_attention(query, dense_keys, dense_values, **options)
+    found = functional.scaled_dot_product_attention(query, keys, values, **options)
+    check(found, expected, query, own_keys, own_values)
 
 
 def test_attention_with_dropout_is_that_of_torch():
@@ -304,88 +278,6 @@ def test_a_graph_keeps_no_copies_of_the_prefix():
 
 CONTEXT = torch.arange(9) * 7 % VOCAB  # longer than the sliding window of 6
 MORE = torch.tensor([[3, 50, 8], [60, 61, 9]])
-SUFFIX = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])  # two for each of MORE
-
-
-def snapshot(cache):
-    return [(layer.keys.clone(), layer.values.clone(), layer.get_seq_length()) for layer in cache.layers]
-
-
-def unchanged(cache, before):
-    for layer, (keys, values, length) in zip(cache.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys)
-        assert torch.equal(layer.values, values)
-        assert layer.get_seq_length() == length
-        assert "update" not in vars(layer)
-
-
-def whole(lm, prompts):
-    with torch.no_grad():
-        return lm.hidden_states(prompts, lm.layers)
-
-
-def check_states(lm, cache, suffix, prompts):
-    with torch.no_grad():
-        found = lm.hidden_states(suffix, lm.layers, share_cache(cache))
-    expected = whole(lm, prompts)
-    for layer in lm.layers:
-        states = expected[layer][:, -suffix.shape[1] :]
-        torch.testing.assert_close(found[layer], states, rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(expected[0][0], expected[0][-1])
-
-
-@pytest.fixture(params=FAMILIES)
-def lm(request, monkeypatch):
-    widen_casts(monkeypatch, request.param)
-    return LanguageModel(tiny_model(request.param))
-
-
-def test_a_shared_cache_goes_on_from_one_prefix_and_stays_as_it_is(lm):
-    cache = lm.prefix_cache(CONTEXT)
-    before = snapshot(cache)
-    for _ in range(2):
-        check_states(lm, cache, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
-    unchanged(cache, before)
-
-
-def test_a_cache_that_grew_equals_whole_prompts(lm):
-    context = lm.prefix_cache(CONTEXT)
-    before = snapshot(context)
-    cache = lm.extend_cache(context, MORE)
-    prompts = torch.cat([CONTEXT.expand(4, -1), MORE.repeat_interleave(2, 0), SUFFIX], 1)
-    for _ in range(2):
-        check_states(lm, cache, SUFFIX, prompts)
-    for row in range(2):
-        rows = slice(2 * row, 2 * row + 2)
-        check_states(lm, select_prefixes(cache, slice(row, row + 1)), SUFFIX[rows], prompts[rows])
-    unchanged(context, before)
-
-
-def test_a_cache_may_grow_twice_or_from_nothing(lm):
-    longer = torch.cat([CONTEXT.expand(2, -1), MORE], 1)
-    prompts = torch.cat([longer.repeat_interleave(2, 0), SUFFIX], 1)
-    check_states(lm, lm.extend_cache(None, longer), SUFFIX, prompts)
-    twice = lm.extend_cache(lm.extend_cache(lm.prefix_cache(CONTEXT), MORE[:, :1]), MORE[:, 1:])
-    check_states(lm, twice, SUFFIX, prompts)
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "bloom"])  # which calls baddbmm
-def test_no_family_computes_the_join(family, never_joined):
-    lm = LanguageModel(tiny_model(family))
-    with torch.no_grad():
-        states = lm.hidden_states(SUFFIX, [2], share_cache(lm.prefix_cache(CONTEXT)))
-    assert states[2].shape == (4, 2, lm.hidden_size)
-
-
-EAGER = ["gpt2", "gptj", "gpt_neox", "opt", "llama", "phi3", "mistral", "qwen3", "gemma2", "gemma3", "cohere"]
-
-
-@pytest.mark.parametrize("family", EAGER)
-def test_written_out_attention_is_shared_as_well(monkeypatch, family, never_joined):
-    widen_casts(monkeypatch, family)
-    lm = LanguageModel(tiny_model(family, attn_implementation="eager"))
-    assert lm.model.config._attn_implementation == "eager"
-    check_states(lm, lm.prefix_cache(CONTEXT), SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
 
 
 def test_only_a_sliding_window_joins_what_grows():
@@ -400,23 +292,18 @@ def test_no_cache_is_shared_as_none():
     assert share_cache(None) is None
 
 
-def test_chosen_prefixes():
+def test_prefixes_can_be_selected():
     lm = LanguageModel(tiny_model("llama"))
     context = lm.prefix_cache(CONTEXT)
-    cache = lm.extend_cache(None, torch.cat([CONTEXT.expand(3, -1), torch.tensor([[1], [2], [3]])], 1))
-    before = snapshot(cache)
-    chosen = select_prefixes(cache, slice(1, 3))
-    for layer, (keys, values, length) in zip(chosen.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys[1:3])
-        assert torch.equal(layer.values, values[1:3])
-        assert layer.get_seq_length() == length
-        assert not torch.equal(keys[0], keys[1])
-    unchanged(cache, before)
+    several = lm.extend_cache(None, torch.cat([CONTEXT.expand(3, -1), torch.tensor([[1], [2], [3]])], 1))
+    for layer, other in zip(select_prefixes(several, slice(1, 3)).layers, several.layers, strict=True):
+        assert torch.equal(layer.keys, other.keys[1:3])
+        assert torch.equal(layer.values, other.values[1:3])
+        assert len(other.keys) == 3
+        assert not torch.equal(other.keys[0], other.keys[1])
     for layer, other in zip(select_prefixes(context, slice(1, 3)).layers, context.layers, strict=True):
-        assert torch.equal(layer.keys, other.keys)  # one prefix is that of all runs
-    grown = growing_cache(context)
-    with torch.no_grad():
-        lm.model.model(input_ids=MORE, past_key_values=grown)
+        assert torch.equal(layer.keys, other.keys)  # one prefix serves all prompts
+    grown = lm.extend_cache(context, MORE)
     for layer, other in zip(select_prefixes(grown, slice(1, 2)).layers, grown.layers, strict=True):
         assert isinstance(layer.keys, Joined)
         assert layer.keys.prefix is other.keys.prefix

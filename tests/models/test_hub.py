@@ -8,19 +8,29 @@ import sys
 
 import pytest
 
+from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.servers import Handler, serving
 from tests.helpers.toy import write_toy_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
-import json, sys
+import sys
+import huggingface_hub.constants
 from lre_lightning import LREError, LanguageModel
 from lre_lightning.prompts.prompt import load_tokenizer
-try:
-    lm = LanguageModel.from_pretrained(sys.argv[1], revision=sys.argv[2], device_map=json.loads(sys.argv[3]))
-    print(lm.name, lm.revision, lm.num_layers, lm.fingerprint, len(load_tokenizer(sys.argv[1], sys.argv[2])))
-except LREError as error:
-    print("error:", error)
+
+def load(name, revision, **options):
+    try:
+        lm = LanguageModel.from_pretrained(name, revision=revision, **options)
+        print(lm.name, lm.revision, lm.num_layers, lm.fingerprint, len(load_tokenizer(name, revision)))
+    except LREError as error:
+        print("error:", error)
+
+load("toy/lm", "v1")
+load("toy/other", "v1")
+load("toy/lm", "v9")
+huggingface_hub.constants.HF_HUB_OFFLINE = True
+load("toy/lm", "v1", device_map={"": "cpu", "model.layers.1": "disk"})
 """
 
 
@@ -56,29 +66,16 @@ def hub(tmp_path):
         yield address, requests
 
 
-def load(tmp_path, address, name, revision="v1", device_map=None, **changes):
+def test_models_come_from_the_hub_by_name_and_revision_and_then_from_the_cache(hub, tmp_path):
+    address, requests = hub
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1", **changes}
-    command = [sys.executable, "-c", SCRIPT, name, revision, json.dumps(device_map)]
+    environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", SCRIPT]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
-def test_a_model_comes_from_the_hub_by_name_and_revision(hub, tmp_path):
-    from lre_lightning.models.language_model import LanguageModel
-
-    address, requests = hub
     fingerprint = LanguageModel.from_pretrained(str(tmp_path / "repository")).fingerprint
-    loaded = load(tmp_path, address, "toy/lm")
-    assert loaded == f"toy/lm v1 2 {fingerprint} 32"
-    assert any("model.safetensors" in path for path in requests)
-    # The second time it comes from the cache, with no hub at all, and part of it stays on disk.
-    places = {"": "cpu", "model.layers.1": "disk"}
-    assert load(tmp_path, "http://127.0.0.1:9", "toy/lm", device_map=places, HF_HUB_OFFLINE="1") == loaded
-
-
-def test_a_name_or_revision_that_the_hub_does_not_have(hub, tmp_path):
-    address, _ = hub
-    assert load(tmp_path, address, "toy/other").startswith("error: no decoder-only LM can be loaded from 'toy/other'")
-    assert load(tmp_path, address, "toy/lm", "v9").startswith("error: no decoder-only LM can be loaded from 'toy/lm'")
+    loaded, no_name, no_revision, cached = result.stdout.splitlines()
+    assert loaded == cached == f"toy/lm v1 2 {fingerprint} 32"
+    assert no_name.startswith("error: no decoder-only LM can be loaded from 'toy/other'")
+    assert no_revision.startswith("error: no decoder-only LM can be loaded from 'toy/lm'")
+    assert sum("model.safetensors" in path for path in requests) <= 2  # HEAD and GET

@@ -1,0 +1,167 @@
+"""All supported families, each a tiny random model in float64, against plain runs of transformers' own code."""
+
+import pytest
+import torch
+
+from lre_lightning.models.activations import one_slope_for_all_lanes
+from lre_lightning.models.caches import Joined, select_prefixes, share_cache
+from lre_lightning.models.hooks import replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+IDS = torch.arange(20).reshape(2, 10) * 7 % VOCAB
+CONTEXT = torch.arange(9) * 7 % VOCAB  # longer than the sliding window of 6
+MORE = torch.tensor([[3, 50, 8], [60, 61, 9]])
+SUFFIX = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])  # two for each row of MORE
+SHARED = [5, 9, 2, 40, 41, 7]
+PROMPTS = [[*SHARED, 11, 12, 13], [*SHARED, 21, 8], [*SHARED, 11, 12, 60, 61, 62]]
+SUBJECTS = [7, 6, 7]
+
+
+def batch_of(lm, prompts=PROMPTS, subjects=SUBJECTS):
+    length = max(map(len, prompts))
+    ids = torch.tensor([prompt + [0] * (length - len(prompt)) for prompt in prompts])
+    return PromptBatch(lm, ids, torch.tensor(subjects), torch.tensor([len(prompt) - 1 for prompt in prompts]))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, monkeypatch):
+    widen_casts(monkeypatch, request.param)
+    return request.param
+
+
+@pytest.fixture
+def lm(family):
+    return LanguageModel(tiny_model(family))
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    """The joins of keys or values that were computed."""
+    found, join = [], Joined.tensor
+    monkeypatch.setattr(Joined, "tensor", lambda joined: found.append(joined) or join(joined))
+    return found
+
+
+@torch.no_grad()
+def test_hidden_states_and_logits_are_those_of_transformers(lm):
+    expected = lm.model(IDS, output_hidden_states=True)
+    found = lm.hidden_states(IDS, lm.layers)
+    for index in range(LAYERS - 1):  # the last of transformers' hidden states has gone through the final norm
+        torch.testing.assert_close(found[index], expected.hidden_states[index + 1], rtol=1e-12, atol=1e-12)
+    assert torch.equal(found["emb"], lm.model.get_input_embeddings()(IDS))
+    torch.testing.assert_close(lm.decode(found[LAYERS - 1]), expected.logits, rtol=1e-12, atol=1e-12)
+    # A control: without the final norm, or without the soft cap, D is something else.
+    assert not torch.allclose(lm.model.get_output_embeddings()(found[LAYERS - 1]), expected.logits, rtol=1e-3)
+    assert lm.layers == ("emb", 0, 1, 2)
+    assert (lm.hidden_size, lm.vocab_size, lm.num_layers) == (WIDTH, VOCAB, LAYERS)
+    padded = torch.cat([IDS[:, :6], torch.zeros(2, 4, dtype=torch.long)], dim=1)
+    torch.testing.assert_close(lm(padded)[:, :6], lm(IDS[:, :6]), **TOLERANCE)
+
+
+@torch.no_grad()
+def check_suffix(lm, cache, suffix, prompts):
+    """Compare a suffix run on a cache with whole prompts, twice: the first run must not change the cache."""
+    before = [(layer.keys.clone(), layer.values.clone(), layer.get_seq_length()) for layer in cache.layers]
+    expected = lm.hidden_states(prompts, lm.layers)
+    for _ in range(2):
+        found = lm.hidden_states(suffix, lm.layers, share_cache(cache))
+        for layer in lm.layers:
+            torch.testing.assert_close(found[layer], expected[layer][:, -suffix.shape[1] :], **TOLERANCE)
+    assert not torch.allclose(expected[0][0], expected[0][-1])
+    for layer, (keys, values, length) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+        assert layer.get_seq_length() == length
+
+
+def test_a_suffix_on_one_shared_prefix_equals_whole_prompts(family, lm, joins):
+    check_suffix(lm, lm.prefix_cache(CONTEXT), SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+    joins = [joined for joined in joins if joined.shape[0] == 4]
+    assert bool(joins) == (family == "bloom")  # which calls baddbmm
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neo", "llama", "gemma2"])
+def test_eager_attention_does_not_compute_the_join_either(monkeypatch, family, joins):
+    widen_casts(monkeypatch, family)
+    lm = LanguageModel(tiny_model(family, attn_implementation="eager"))
+    assert lm.model.config._attn_implementation == "eager"
+    cache, joins[:] = lm.prefix_cache(CONTEXT), []
+    check_suffix(lm, cache, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+    assert not joins
+
+
+def test_prefixes_that_grow_equal_whole_prompts(lm):
+    context = lm.prefix_cache(CONTEXT)
+    longer = torch.cat([CONTEXT.expand(2, -1), MORE], 1)
+    prompts = torch.cat([longer.repeat_interleave(2, 0), SUFFIX], 1)
+    grown = lm.extend_cache(context, MORE)
+    twice = lm.extend_cache(lm.extend_cache(context, MORE[:, :1]), MORE[:, 1:])
+    for cache in (grown, twice, lm.extend_cache(None, longer)):
+        check_suffix(lm, cache, SUFFIX, prompts)
+    check_suffix(lm, select_prefixes(grown, slice(1, 2)), SUFFIX[2:], prompts[2:])
+    check_suffix(lm, context, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+
+
+@torch.no_grad()
+def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
+    new = torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = batch_of(lm)
+    subject, output = batch.hidden_states(lm.layers)
+    for column, layer in enumerate(lm.layers):
+        lm.chunk_size = (2, 64)[column % 2]
+        patched = batch.patched(layer, new)
+        chosen = batch.select(torch.tensor([2, 0])).patched(layer, new[[2, 0]])
+        torch.testing.assert_close(chosen, patched[[2, 0]], **TOLERANCE)
+        torch.testing.assert_close(batch.patched(layer, subject[:, column, None])[:, 0], output, **TOLERANCE)
+        for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
+            states = lm.hidden_states(torch.tensor([prompt]), [layer, LAYERS - 1])
+            torch.testing.assert_close(subject[row, column], states[layer][0, position], **TOLERANCE)
+            torch.testing.assert_close(output[row], states[LAYERS - 1][0, -1], **TOLERANCE)
+
+            def put(hidden, row=row, position=position):
+                hidden = hidden.clone()
+                hidden[:, position] = new[row]
+                return hidden
+
+            with replace(lm.module_at(layer), put):
+                expected = lm(torch.tensor([prompt] * 4))[:, -1]
+            torch.testing.assert_close(patched[row], expected, **TOLERANCE)
+            # At the last block only the last token reaches o, which is not the subject's.
+            assert torch.allclose(expected, output[row]) == (layer == LAYERS - 1)
+
+
+def test_activations_are_found(family, lm):
+    with one_slope_for_all_lanes(lm, 3, 2):
+        found = sum("forward" in vars(module) for module in lm.modules())
+    assert found >= lm.num_layers * (family != "bloom")  # which has a class of its own
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        *((name, {"sliding_window": 64}) for name, (_, options) in FAMILIES.items() if "sliding_window" in options),
+        ("gpt_neo", {"window_size": 64}),
+        ("gemma3", {"layer_types": ["full_attention"] * LAYERS}),
+        ("gpt_neox_sequential", {"use_parallel_residual": True}),
+        ("falcon_alibi", {"alibi": False}),
+        ("falcon_alibi", {"parallel_attn": True}),
+        ("llama3", {"rope_scaling": None}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("olmo", {"clip_qkv": None}),
+        ("stablelm", {"partial_rotary_factor": 1.0}),
+        ("cohere", {"logit_scale": 1.0}),
+        *(("granite", {f"{name}_multiplier": 1.0}) for name in ("embedding", "residual", "attention")),
+        ("granite", {"logits_scaling": 1.0}),
+    ],
+    ids=str,
+)
+def test_the_options_of_a_family_change_its_tiny_model(family, change):
+    """With a misspelt option, or a prompt shorter than the window, the tests of that family would prove nothing."""
+    with torch.no_grad():
+        logits, others = (tiny_model(family, **options)(IDS).logits for options in ({}, change))
+    assert not torch.allclose(logits, others, rtol=1e-3)
