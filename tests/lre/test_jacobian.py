@@ -12,6 +12,11 @@ from tests.helpers.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+CASES = [
+    *((family, position, torch.float64) for family in FAMILIES for position in (9, 13)),  # in the middle, at the end
+    *((family, 0, torch.float64) for family in ("gpt2", "llama", "bloom")),  # with no token before it
+    *((family, 9, torch.float32) for family in ("gpt2", "gemma2")),
+]
 
 
 def plain_jacobian(lm, ids, position, layer):
@@ -35,10 +40,8 @@ def relative_error(found, expected):
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("position", [9, 13, 0])  # in the middle, at the end, with no token before it
-def test_every_element_at_every_layer(monkeypatch, family, dtype, position):
+@pytest.mark.parametrize(("family", "position", "dtype"), CASES, ids=str)
+def test_every_element_at_every_layer(monkeypatch, family, position, dtype):
     if dtype == torch.float64:
         widen_casts(monkeypatch, family)
     lm = LanguageModel(tiny_model(family, dtype), chunk_size=6)  # does not divide the width
@@ -50,19 +53,17 @@ def test_every_element_at_every_layer(monkeypatch, family, dtype, position):
         assert relative_error(result.jacobian[layer], expected) < TOLERANCE[dtype], layer
         assert relative_error(result.subject[layer], subject) < TOLERANCE[dtype]
         assert relative_error(result.object, output) < TOLERANCE[dtype]
-        bias = output - expected @ subject
-        assert relative_error(result.bias(layer), bias) < TOLERANCE[dtype]
+        assert relative_error(result.bias(layer), output - expected @ subject) < TOLERANCE[dtype]
     assert "emb" in nonzero  # the comparison is not one of zeros
     assert (2 in nonzero) == (position == 13)  # at the last block only the last token reaches o
     assert tuple(result.jacobian) == lm.layers
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
-def test_chunks_and_layers_do_not_change_the_result(family):
-    lm = LanguageModel(tiny_model(family))
+def test_chunks_and_layers_do_not_change_the_result():
+    lm = LanguageModel(tiny_model("gemma2"))
     everything = prompt_jacobian(lm, PROMPT, 9)
     assert everything.jacobian["emb"].shape == (WIDTH, WIDTH)
-    for chunk_size in (1, 7, 32, 1000):
+    for chunk_size in (1, 7, 1000):
         lm.chunk_size = chunk_size
         some = prompt_jacobian(lm, PROMPT, 9, [1, "emb"])
         assert tuple(some.jacobian) == ("emb", 1)
@@ -71,7 +72,7 @@ def test_chunks_and_layers_do_not_change_the_result(family):
 
 
 def test_a_prefix_cache_that_a_run_mutates_would_be_noticed(monkeypatch):
-    """Break the engine on purpose: without the copy of the cache the second chunk sees the first one's tokens."""
+    """Without the copy of the cache, on purpose, the second chunk sees the first one's tokens."""
     lm = LanguageModel(tiny_model("llama"))
     right = prompt_jacobian(lm, PROMPT, 9).jacobian[0]
     cache = lm.prefix_cache(PROMPT[:9])
@@ -83,23 +84,17 @@ def test_a_prefix_cache_that_a_run_mutates_would_be_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_right_under_no_grad_and_inference_mode(mode):
+def test_no_grad_and_inference_mode_do_not_change_the_result(mode):
     lm = LanguageModel(tiny_model("gpt2"))
     expected = prompt_jacobian(lm, PROMPT, 9).jacobian
     with mode():
         found = prompt_jacobian(lm, PROMPT.clone(), 9).jacobian
     assert all(torch.equal(found[layer], expected[layer]) for layer in lm.layers)
-    assert found[0].any()
-
-
-def test_hooks_are_gone_and_no_parameter_has_a_gradient():
-    lm = LanguageModel(tiny_model("gpt2"))
-    prompt_jacobian(lm, PROMPT, 9)
     assert not any(module._forward_hooks for module in lm.modules())
     assert all(parameter.grad is None for parameter in lm.parameters())
 
 
-def test_bad_input():
+def test_invalid_positions_and_layers():
     lm = LanguageModel(tiny_model("gpt2"))
     with pytest.raises(LREError, match="subject position 14 is out of range: the prompt has 14 tokens"):
         prompt_jacobian(lm, PROMPT, 14)
@@ -110,7 +105,5 @@ def test_bad_input():
 def test_overflow_is_an_error_that_names_the_layer():
     lm = LanguageModel(tiny_model("gpt2", torch.float32))
     lm.module_at(2).mlp.c_proj.weight.data.fill_(float("inf"))
-    with pytest.raises(
-        LREError, match=r"Jacobian at layer \w+ of .* is not finite in float32: load the LM in bfloat16"
-    ):
+    with pytest.raises(LREError, match=r"Jacobian at layer \w+ of .* is not finite in float32: load the LM in bfloat"):
         prompt_jacobian(lm, PROMPT, 3)
