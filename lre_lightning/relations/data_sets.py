@@ -1,69 +1,80 @@
-"""Data sets of Hugging Face as tables: in memory, saved in a folder, or on the hub.
+"""Data sets of Hugging Face as rows: in memory, saved in a folder, or on the Hub.
 
-No code of a data set is run, and its files are read as those of a user are: `datasets.load_dataset` would take the text
-``007`` for a number and ``NA`` for a missing value.
+No code of a data set is run. Its files are read as any other table is: `datasets.load_dataset` would convert the text
+``007`` to a number and ``NA`` to a missing value.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.relations.table_files import LARGEST_TABLE, SUFFIXES, Row, Splits, Table, guarded, open_file
+from lre_lightning.relations.formats import (
+    FORMATS,
+    LARGEST_TABLE,
+    Row,
+    Rows,
+    has_table_suffix,
+    open_rows,
+    rows_of_batches,
+)
 from lre_lightning.storage.plain import printable, shown
 
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-untyped]
 
 HUB_OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "token")
-"""The options of `datasets.load_dataset` that a data set of the hub may be given."""
+"""The options of `datasets.load_dataset` that apply to a data set of the Hub."""
 TIMEOUT = 10.0
-"""Seconds that the hub may take to say whether it has a data set."""
+"""Seconds that the Hub may take to look up a data set."""
+
+Opened: TypeAlias = tuple[str, str, list[Rows]]
+"""The name of a source for errors, the name of its relation if it has no column of relations, and its rows."""
+_Split = TypeVar("_Split")
 
 _HUB_NAME = re.compile(r"(hf://datasets/)?([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([^\s@]+))?", re.ASCII)
 _SAVED = ({"dataset_info.json", "state.json"}, {"dataset_dict.json"})
 
 
 def is_saved(folder: str | Path) -> bool:
-    """Say whether a folder is one of `datasets.Dataset.save_to_disk` or `datasets.DatasetDict.save_to_disk`."""
+    """Return whether a folder was written by `save_to_disk` of a `datasets.Dataset` or `datasets.DatasetDict`."""
     return any(all((Path(folder) / name).is_file() for name in names) for names in _SAVED)
 
 
 def is_hub_name(name: str) -> bool:
-    """Say whether a string can be the name of a data set of the hub, and not of a file of relations here."""
+    """Return whether a string can be the name of a data set of the Hub, and not a path to a file of relations."""
     if name.startswith("hf://"):
         return True
-    return bool(_HUB_NAME.fullmatch(name)) and "/" in name and not name.endswith((".json", *SUFFIXES))
+    return bool(_HUB_NAME.fullmatch(name)) and "/" in name and not (name.endswith(".json") or has_table_suffix(name))
 
 
-def open_saved(folder: Path) -> tuple[str, str, Splits]:
-    """Open a folder of `save_to_disk`: its name for errors, the name of its relation if it is one, its splits.
+def open_saved(folder: Path, split: Any = None) -> Opened:
+    """Open a folder written by `save_to_disk`.
 
     Raises:
-        LREError: It is no such folder, or broken.
+        LREError: It is not such a folder, or it is broken.
     """
     if not is_saved(folder):
-        raise LREError(f"the folder {str(folder)!r} is none that save_to_disk of a data set wrote")
+        raise LREError(f"the folder {str(folder)!r} was not written by save_to_disk of a data set")
     from datasets import load_from_disk
 
     try:
         loaded = load_from_disk(str(folder))
-    except Exception as error:  # whatever a broken folder may be wrong with
-        raise LREError(f"can't read the data set {str(folder)!r}: {first_line(error)}") from error
-    name = printable(os.fsencode(folder.resolve().name).decode(errors="replace"))
-    return open_loaded(loaded, str(folder), name)
+    except Exception as error:  # a broken folder may raise anything
+        raise LREError(f"the data set {str(folder)!r} cannot be read: {first_line(error)}") from error
+    return open_loaded(loaded, str(folder), printable(folder.resolve().name), split)
 
 
-def open_loaded(loaded: Any, place: str, name: str) -> tuple[str, str, Splits]:
-    """Open a data set in memory: its name for errors, the name of its relation if it is one, its splits.
+def open_loaded(loaded: Any, place: str = "the data set", name: str = "dataset", split: Any = None) -> Opened:
+    """Open a data set in memory.
 
     Raises:
         LREError: It is something else.
@@ -71,177 +82,178 @@ def open_loaded(loaded: Any, place: str, name: str) -> tuple[str, str, Splits]:
     from datasets import Dataset, DatasetDict
 
     if isinstance(loaded, Dataset):
-        return place, name, {str(loaded.split or "train"): lambda: [_dataset(loaded, place)]}
-    if isinstance(loaded, DatasetDict):
-        return place, name, {str(split): partial(_open_split, str(split), part) for split, part in loaded.items()}
-    raise LREError(
-        "relations are read from a path, a name, a datasets.Dataset or a datasets.DatasetDict, "
-        f"and not from {shown(loaded)}"
-    )
+        loaded = {str(loaded.split or "train"): loaded}
+    elif not isinstance(loaded, DatasetDict):
+        raise LREError(
+            "relations are read from a path, a name, a datasets.Dataset or a datasets.DatasetDict, "
+            f"not from {shown(loaded)}"
+        )
+    parts = {str(split): _rows(part, f"the split {str(split)!r}") for split, part in loaded.items()}
+    return place, name, choose_splits(place, parts, split)
 
 
-def _open_split(split: str, part: Dataset) -> list[Table]:
-    return [_dataset(part, f"the split {split!r}")]
-
-
-def _dataset(dataset: Dataset, place: str) -> Table:
+def _rows(dataset: Dataset, place: str) -> Rows:
     def rows(names: Sequence[str]) -> Iterator[Row]:
-        labels = [getattr(dataset.features[name], "int2str", None) for name in names]
-        number = 0
-        for batch in dataset.select_columns(list(names)).with_format("arrow").iter(batch_size=10_000):
-            cells = [batch.column(name).to_pylist() for name in names]
-            for column, label in enumerate(labels):
-                if label is not None:
-                    cells[column] = [None if value is None or value < 0 else label(value) for value in cells[column]]
-            for row in zip(*cells, strict=True):
-                number += 1
-                yield number, list(row)
+        label_of = [getattr(dataset.features[name], "int2str", None) for name in names]
+        batches = dataset.select_columns(list(names)).with_format("arrow").iter(batch_size=10_000)
+        for number, cells in rows_of_batches(batches, names):
+            yield (
+                number,
+                [
+                    cell if label is None else None if cell is None or cell < 0 else label(cell)
+                    for label, cell in zip(label_of, cells, strict=True)
+                ],
+            )
 
-    return Table(place, "row", dataset.column_names, guarded(rows, place))
+    return Rows(place, "row", dataset.column_names, rows)
 
 
-def open_hub(source: str, options: Mapping[str, Any]) -> tuple[str, str, Splits]:
-    """Open a data set of the hub: its name for errors, the name of its relation if it is one, its splits.
+def choose_splits(place: str, splits: Mapping[str, _Split], split: Any) -> list[_Split]:
+    """Return the splits that are requested, such as ``"train+test"``, or the only one.
+
+    Raises:
+        LREError: There is no such split, or there are several and none is requested.
+    """
+    names = ", ".join(map(repr, splits))
+    if split is None:
+        if len(splits) != 1:
+            first, *others = splits or [""]
+            hint = f", or {f'{first}+{others[0]}'!r} for both" if others else ""
+            raise LREError(f"{place!r} has the splits {names or 'none'}: give split, such as {first!r}{hint}")
+        return list(splits.values())
+    chosen = [name.strip() for name in dict.fromkeys(str(split).split("+"))]
+    for name in chosen:
+        if name not in splits:
+            nearest = difflib.get_close_matches(name, splits, 1)
+            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise LREError(f"{place!r} has no split {name!r}: {hint}It has {names}; join several by '+'")
+    return [splits[name] for name in chosen]
+
+
+def open_hub(source: str, options: Mapping[str, Any]) -> Opened:
+    """Open a data set of the Hub.
 
     Args:
         source: ``hf://datasets/ORG/NAME[@REVISION]`` or ``ORG/NAME``.
         options: Some of `HUB_OPTIONS`.
 
     Raises:
-        LREError: The hub has no such data set, it can't be fetched, or it has no tables.
+        LREError: The Hub has no such data set, it cannot be downloaded, or it has no tables.
     """
-    match = _HUB_NAME.fullmatch(source)
-    if not match or not (match[1] or "/" in match[2]):
-        missing = "" if source.startswith("hf://") else f"there is no file or folder {source!r} here, and "
-        raise LREError(
-            f"{missing}{source!r} is no name of a data set of the hub: give hf://datasets/ORG/NAME or "
-            "hf://datasets/ORG/NAME@REVISION; some of its files are chosen by the option data_files"
-        )
-    name, revision = match[2], unquote(match[3]) if match[3] else None
-    given = options.get("revision")
-    if revision and given and revision != given:
-        raise LREError(f"{source!r} names the revision {revision!r}, and the options {given!r}: give one of them")
-    folder = _fetch(source, name, revision or given, options)
-    if not any(path.name.lower().endswith((".json", *SUFFIXES)) for path in folder.rglob("*")):
-        raise LREError(
-            f"the data set {name!r} of the hub has no table that is asked for: it must have files "
-            f".json, {', '.join(SUFFIXES)}"
-        )
+    folder, name = fetch_hub(source, options)
+    suffixes = ", ".join([".json", *FORMATS])
+    if not any(path.suffix.lower() == ".json" or has_table_suffix(path) for path in folder.rglob("*")):
+        raise LREError(f"the data set {name!r} of the Hub has none of the requested tables: it must have {suffixes}")
     from datasets import load_dataset_builder
 
     chosen = {key: options[key] for key in ("name", "data_files", "data_dir") if options.get(key) is not None}
     try:
         builder = load_dataset_builder(str(folder), **chosen)
-    except Exception as error:  # whatever the files of a stranger may be wrong with
+    except Exception as error:  # the files of a stranger may raise anything
         reason = printable(" ".join(str(error).splitlines()[:2]) or type(error).__name__)
-        raise LREError(f"the data set {name!r} of the hub can't be read: {reason}") from error
-    splits: Splits = {
-        str(split): partial(_open_fetched, [Path(path) for path in paths], folder, name, builder.config)
-        for split, paths in (builder.config.data_files or {}).items()
-    }
-    return source, name.rpartition("/")[2], splits
+        raise LREError(f"the data set {name!r} of the Hub cannot be read: {reason}") from error
+    splits = {str(split): list(paths) for split, paths in (builder.config.data_files or {}).items()}
+    parts = []
+    for path in (Path(path) for paths in choose_splits(source, splits, options.get("split")) for path in paths):
+        inside = os.path.relpath(path, folder.resolve())
+        if inside.startswith(os.pardir) or os.path.isabs(inside):
+            raise LREError(f"the data set {name!r} of the Hub names the file {shown(str(path))}, which is not its own")
+        parts.append(open_rows(path, f"{name}/{inside}", getattr(builder.config, "sep", None)))
+    return source, name.rpartition("/")[2], parts
 
 
-def _open_fetched(paths: Sequence[Path], folder: Path, name: str, config: Any) -> list[Table]:
-    places = [_inside(path, folder, name) for path in paths]
-    return [
-        open_file(path, f"{name}/{place}", getattr(config, "sep", None))
-        for path, place in zip(paths, places, strict=True)
-    ]
+def fetch_hub(source: str, options: Mapping[str, Any]) -> tuple[Path, str]:
+    """Download the tables of a data set of the Hub, unless they are in the cache.
 
-
-def _inside(path: Path, folder: Path, name: str) -> str:
-    """The path of a data set's file in its folder, which it may not leave."""
-    relative = os.path.relpath(path, folder.resolve())
-    if relative.startswith(os.pardir) or os.path.isabs(relative):
-        raise LREError(f"the data set {name!r} of the hub names the file {shown(str(path))}, which is none of its own")
-    return relative
-
-
-def _fetch(source: str, name: str, revision: str | None, options: Mapping[str, Any]) -> Path:
-    """Bring the data files of a data set into the cache, or find them there.
+    Args:
+        source: ``hf://datasets/ORG/NAME[@REVISION]`` or ``ORG/NAME``.
+        options: Some of `HUB_OPTIONS`.
 
     Returns:
-        The folder of the files.
-    """
-    from datasets import config
-    from huggingface_hub import HfApi, snapshot_download
+        The folder of the files, and the data set's name.
 
-    patterns = ["README.md", ".huggingface.yaml", *_patterns(options)]
-    token = options.get("token")
+    Raises:
+        LREError: The Hub has no such data set, it is too large, or it cannot be downloaded.
+    """
     missing = "" if source.startswith("hf://") else f"there is no file or folder {source!r} here, and "
-    reason: BaseException | None = None
-    if not config.HF_HUB_OFFLINE:
+    match = _HUB_NAME.fullmatch(source)
+    if not match or not (match[1] or "/" in match[2]):
+        raise LREError(
+            f"{missing}{source!r} is not the name of a data set of the Hub: give hf://datasets/ORG/NAME or "
+            "hf://datasets/ORG/NAME@REVISION; the option data_files chooses among its files"
+        )
+    name, revision, given = match[2], unquote(match[3]) if match[3] else None, options.get("revision")
+    if revision and given and revision != given:
+        raise LREError(f"{source!r} names the revision {revision!r}, and the options {given!r}: give one of them")
+    try:
+        return _download(name, revision or given, options), name
+    except LREError as error:
+        raise LREError(f"{missing}{error}") from error
+
+
+def _download(name: str, revision: str | None, options: Mapping[str, Any]) -> Path:
+    from huggingface_hub import HfApi, is_offline_mode, snapshot_download
+
+    patterns, token = _patterns(options), options.get("token")
+    offline = "HF_HUB_OFFLINE is set" if is_offline_mode() else ""
+    if not offline:
         try:
             info = HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT, files_metadata=True, token=token)
-        except Exception as error:  # a hub that says no, or none at all
+        except Exception as error:  # the Hub refuses, or cannot be reached
             status = getattr(getattr(error, "response", None), "status_code", 0)
             if isinstance(error, ValueError) or 400 <= status < 500:
-                raise LREError(f"{missing}{_refusal(name, revision, error)}") from error
-            reason = error
+                raise LREError(_refusal(name, revision, error)) from error
+            offline = f"the Hugging Face Hub cannot be reached ({printable(first_line(error))})"
         else:
-            _check_size(name, info.siblings or (), patterns)
-    offline = reason is not None or config.HF_HUB_OFFLINE
+            files = [file for file in info.siblings or () if any(fnmatch(file.rfilename, p) for p in patterns)]
+            size = sum(file.size or 0 for file in files)
+            if size > LARGEST_TABLE:
+                raise LREError(
+                    f"the tables of the data set {name!r} of the Hub have {size} bytes, and may have {LARGEST_TABLE}: "
+                    "choose some by the option data_files"
+                )
     try:
         folder = snapshot_download(
             name,
             repo_type="dataset",
             revision=revision,
-            allow_patterns=patterns,
+            allow_patterns=["README.md", ".huggingface.yaml", *patterns],
             token=token,
-            local_files_only=offline,
+            local_files_only=bool(offline),
         )
     except Exception as error:
-        if not offline:
+        if offline:
             raise LREError(
-                f"the data set {name!r} of the hub can't be fetched: {printable(first_line(error))}; "
-                "what has been fetched is kept, so try again"
+                f"the data set {name!r} of the Hub is not in the cache, and {offline}: download it once where there is "
+                "a network, or save it to a folder and give that"
             ) from error
-        why = (
-            f"the Hugging Face Hub can't be reached ({printable(first_line(reason))})"
-            if reason
-            else "HF_HUB_OFFLINE is set"
-        )
         raise LREError(
-            f"{missing}the data set {name!r} of the hub is not in the cache, and {why}: fetch it once where there is a "
-            "network, or save it to a folder and give that"
+            f"the data set {name!r} of the Hub cannot be downloaded: {printable(first_line(error))}; try again, the "
+            "files downloaded so far are kept"
         ) from error
-    if reason is not None:
-        print(f"The Hugging Face Hub can't be reached: {name} is read from the cache.", file=sys.stderr)
+    if offline and not is_offline_mode():
+        print(f"The Hugging Face Hub cannot be reached: {name} is read from the cache.", file=sys.stderr)
     return Path(folder)
 
 
 def _patterns(options: Mapping[str, Any]) -> list[str]:
-    """The files to fetch, in the patterns of `huggingface_hub`, in which ``*`` stands for ``/`` too."""
+    """Return the files to download as patterns of `huggingface_hub`, in which ``*`` also matches ``/``."""
+    folder = f"{str(options['data_dir']).strip('/')}/" if options.get("data_dir") else ""
     given = options.get("data_files")
     if given is None:
-        folder = f"{str(options['data_dir']).strip('/')}/" if options.get("data_dir") else ""
-        return [f"{folder}*{suffix}" for suffix in (".json", *SUFFIXES)]
+        return [f"{folder}*{suffix}" for suffix in (".json", *FORMATS, *(f"{suffix}.gz" for suffix in FORMATS))]
     parts = given.values() if isinstance(given, Mapping) else [given]
-    found = [str(p) for part in parts for p in ([part] if isinstance(part, str) else part)]
-    folder = f"{str(options['data_dir']).strip('/')}/" if options.get("data_dir") else ""
-    return [folder + pattern for p in found for pattern in dict.fromkeys((p, p.replace("**/", "")))]
-
-
-def _check_size(name: str, files: Sequence[Any], patterns: Sequence[str]) -> None:
-    wanted = [file for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
-    size = sum(file.size or 0 for file in wanted)
-    if size > LARGEST_TABLE:
-        raise LREError(
-            f"the tables of the data set {name!r} of the hub have {size} bytes, and may have {LARGEST_TABLE}: choose "
-            "some by the option data_files"
-        )
+    patterns = [str(pattern) for part in parts for pattern in ([part] if isinstance(part, str) else part)]
+    return [folder + form for pattern in patterns for form in (pattern, pattern.replace("**/", ""))]
 
 
 def _refusal(name: str, revision: str | None, error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    what = f"the data set {name!r}"
     if isinstance(error, GatedRepoError):
-        return f"{what} of the hub is gated: ask for access on its page, and log in with `hf auth login`"
+        return f"the data set {name!r} of the Hub is gated: request access on its page and run `hf auth login`"
     if isinstance(error, RepositoryNotFoundError):
-        hint = "check the name, or log in with `hf auth login` if it is private"
-        return f"the Hugging Face Hub has no data set {name!r}: {hint}"
+        return f"the Hub has no data set {name!r}: check the name, or run `hf auth login` if it is private"
     if isinstance(error, RevisionNotFoundError):
-        return f"{what} of the hub has no revision {revision!r}"
-    return f"the Hugging Face Hub refused {what}: {printable(first_line(error))}"
+        return f"the data set {name!r} of the Hub has no revision {revision!r}"
+    return f"the Hub refused the data set {name!r}: {printable(first_line(error))}"

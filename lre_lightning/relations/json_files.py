@@ -1,4 +1,4 @@
-"""Relations in JSON files: read, and written."""
+"""Reading and writing relations in JSON files."""
 
 from __future__ import annotations
 
@@ -12,58 +12,41 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.relations.relation import Relation
-from lre_lightning.relations.schema import MOST, InvalidRelation, check_relation, sentence
+from lre_lightning.relations.schema import MOST, InvalidRelation, Problem, check_relation, raise_all
 from lre_lightning.storage.files import safe_name, write_whole
 from lre_lightning.storage.plain import printable, shown
 
 LARGEST_FILE = 2**26
-"""Bytes that a file may have."""
+"""Bytes that a JSON file may have."""
 
 
 def read_json(path: str | Path) -> list[Relation]:
-    """Read a JSON file with one relation in it, or a list of them.
+    """Read a JSON file that holds one relation or a list of them.
 
     Args:
-        path: A file in the schema of `lre_lightning.relations.schema`, UTF-8.
+        path: A file in UTF-8 that follows the schema of `lre_lightning.relations.schema`.
 
     Returns:
-        The relations. The category of one is its ``properties.relation_type``, else the name of the file's folder.
+        The relations. Their category is their ``properties.relation_type`` or else the name of the file's folder.
 
     Raises:
-        LREError: The file can't be read, is not JSON, or has another schema; the message names the file and all that
-            is wrong.
+        LREError: The file cannot be read, is not JSON or does not follow the schema; the message lists all problems.
     """
-    path = Path(path)
-    data = _parsed(path)
-    if not isinstance(data, list):
-        return [check_relation(data, str(path), category=_folder_of(path))]
-    if not data:
-        problem = "must hold a JSON object with name, prompt_templates and samples, not a list that is empty"
-        raise InvalidRelation(str(path), [problem])
-    found, problems = [], []
-    for number, item in enumerate(data):
-        try:
-            found.append(check_relation(item, str(path), category=_folder_of(path)))
-        except InvalidRelation as error:
-            problems.append([sentence(f"[{number}]", problem) for problem in error.problems])
-        if len(problems) >= MOST:
-            break
-    _raise_if_any(str(path), problems)
-    return found
+    return _read(Path(path), str(path))
 
 
 def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
-    """Read all JSON files of a folder and of those below it.
+    """Read all JSON files of a folder and its subfolders.
 
     Returns:
-        The files and their relations, in the order of the files' paths.
+        Each relation with its file, in the order of the files' paths.
 
     Raises:
-        LREError: There is no such folder, it has no JSON file, or some are broken; the message names all that is wrong
-            with all of them.
+        LREError: There is no such folder, it has no JSON file, or some files are invalid; the message lists the
+            problems of all of them.
     """
     folder = Path(folder)
-    if not os.path.exists(folder):
+    if not os.path.exists(folder):  # unlike Path.exists, for any string
         raise LREError(f"no such file or folder of relations: {str(folder)!r}")
     if not folder.is_dir():
         raise LREError(f"{str(folder)!r} is not a folder of relations")
@@ -71,97 +54,74 @@ def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
     if not paths:
         raise LREError(f"the folder {str(folder)!r} has no relation in it: it must hold .json files")
     found: list[tuple[Path, Relation]] = []
-    broken: list[tuple[Path, LREError]] = []
+    errors: list[InvalidRelation] = []
     for path in paths:
         try:
-            found += [(path, relation) for relation in read_json(path)]
-        except LREError as error:
-            broken.append((path, error))
-        if len(broken) >= MOST:
+            found += [(path, relation) for relation in _read(path, str(path.relative_to(folder)))]
+        except InvalidRelation as error:
+            errors.append(error)
+        if len(errors) >= MOST:
             break
-    if len(broken) == 1:
-        raise broken[0][1]
-    _raise_if_any(str(folder), [_in_folder(error, path.relative_to(folder)) for path, error in broken])
+    if len(errors) == 1:
+        raise InvalidRelation(str(folder / errors[0].place), errors[0].problems)
+    raise_all(str(folder), errors)
     return found
 
 
-def write_relations(relations: Iterable[Relation], folder: str | Path) -> list[Path]:
-    """Write relations as JSON files, from which `read_folder` reads the very same.
-
-    Args:
-        relations: Relations, each with a template.
-        folder: Where to write ``<category>/<name>.json``. Spaces of a name become ``_``; a name that not every system
-            takes for a file has a digest in the file's.
-
-    Returns:
-        The files, in the order of the relations.
-
-    Raises:
-        LREError: A relation could not be read again, two have the same file, or a file cannot be written. Nothing is
-            written before all relations are checked.
-    """
-    files: dict[Path, str] = {}
-    for relation in relations:
-        path = _file_of(relation, Path(folder))
-        if path in files:
-            raise LREError(f"two relations of the category {relation.category!r} are named {relation.name!r}")
-        files[path] = _content(relation)
-    for path, content in files.items():
-        write_whole(path, content)
-    return list(files)
+def _read(path: Path, place: str) -> list[Relation]:
+    data = _parse(path, place)
+    category = printable(path.resolve().parent.name)
+    if not isinstance(data, list):
+        return [check_relation(data, place, category=category)]
+    if not data:
+        raise InvalidRelation(place, [Problem("must hold at least one relation, not an empty list")])
+    found: list[Relation] = []
+    errors: list[InvalidRelation] = []
+    for number, item in enumerate(data):
+        try:
+            found.append(check_relation(item, f"[{number}]", category=category))
+        except InvalidRelation as error:
+            errors.append(error)
+        if len(errors) >= MOST:
+            break
+    raise_all(place, errors)
+    return found
 
 
-def _content(relation: Relation) -> str:
-    data = {
-        "name": relation.name,
-        "prompt_templates": list(relation.prompt_templates),
-        "prompt_templates_zs": list(relation.zero_shot_templates),
-        "properties": {
-            "relation_type": relation.category,
-            "domain_name": relation.domain_name,
-            "range_name": relation.range_name,
-            "symmetric": relation.symmetric,
-        },
-        "samples": [{"subject": sample.subject, "object": sample.object} for sample in relation.samples],
-    }
-    place = f"the relation {shown(relation.name)}"
-    check_relation(data, place)
-    content = json.dumps(data, ensure_ascii=False, indent=4) + "\n"
-    if len(content.encode()) > LARGEST_FILE:
-        raise LREError(f"{place} takes {len(content.encode())} bytes, and a file may have {LARGEST_FILE}: split it")
-    return content
-
-
-def _file_of(relation: Relation, folder: Path) -> Path:
-    if relation.category:
-        folder = folder / safe_name(relation.category)
-    return folder / f"{safe_name(relation.name)}.json"
-
-
-def _parsed(path: Path) -> Any:
+def _parse(path: Path, place: str) -> Any:
+    check_file(path, place, LARGEST_FILE)
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            what = "a directory" if stat.S_ISDIR(found.st_mode) else "no ordinary file"
-            raise LREError(f"can't read the relation {str(path)!r}: it is {what}")
-        if found.st_size > LARGEST_FILE:
-            raise LREError(
-                f"can't read the relation {str(path)!r}: it has {found.st_size} bytes, and may have {LARGEST_FILE}"
-            )
         return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=distinct_keys)
     except OSError as error:
-        raise LREError(f"can't read the relation {str(path)!r}: {error.strerror or error}") from error
-    except LREError:
-        raise
+        raise InvalidRelation(place, [Problem(f"cannot be read: {error.strerror or error}")]) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRelation(str(path), [f"is not a JSON file in UTF-8: {error}"]) from error
+        raise InvalidRelation(place, [Problem(f"is not a JSON file in UTF-8: {error}")]) from error
+
+
+def check_file(path: Path, place: str, largest: int) -> None:
+    """Check that a path is an ordinary file, which reading does not block on, of at most `largest` bytes.
+
+    Raises:
+        InvalidRelation: It is something else.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    else:
+        if stat.S_ISREG(found.st_mode) and found.st_size <= largest:
+            return
+        reason = "it is not an ordinary file"
+        if stat.S_ISREG(found.st_mode):
+            reason = f"it has {found.st_size} bytes, and may have {largest}"
+    raise InvalidRelation(place, [Problem(f"cannot be read: {reason}")])
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, for `json.loads`.
+    """Make a dictionary of a JSON object, as ``object_pairs_hook`` of `json.loads`.
 
     Raises:
-        ValueError: It has a key twice.
+        ValueError: A key occurs twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -170,19 +130,45 @@ def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _folder_of(path: Path) -> str:
-    """The name of a file's folder, which may have bytes in it that are no text."""
-    return os.fsencode(path.resolve().parent.name).decode(errors="replace")
+def write_relations(relations: Iterable[Relation], folder: str | Path) -> list[Path]:
+    """Write relations as JSON files, from which `read_folder` reads equal relations.
 
+    Args:
+        relations: Relations, each with a template.
+        folder: Where ``<category>/<name>.json`` is written. Spaces in a name become ``_``; a name that is not a valid
+            file name on every system is followed by a digest.
 
-def _in_folder(error: LREError, path: Path) -> list[str]:
-    if isinstance(error, InvalidRelation):
-        return [sentence(printable(str(path)), problem) for problem in error.problems]
-    return [str(error)]
+    Returns:
+        The files, in the order of the relations.
 
-
-def _raise_if_any(place: str, problems: list[list[str]]) -> None:
-    """Raise the problems of several relations as one error: the first of each before the rest, as not all are shown."""
-    if problems:
-        firsts = [some[0] for some in problems]
-        raise InvalidRelation(place, [*firsts, *(problem for some in problems for problem in some[1:])][:MOST])
+    Raises:
+        LREError: A relation is invalid, two have the same file, or a file cannot be written. Nothing is written
+            before all relations are checked.
+    """
+    files: dict[Path, str] = {}
+    for relation in relations:
+        place = f"the relation {shown(relation.name)}"
+        path = Path(folder) / (safe_name(relation.category) if relation.category else "")
+        path /= f"{safe_name(relation.name)}.json"
+        if path in files:
+            raise LREError(f"two relations of the category {relation.category!r} are named {relation.name!r}")
+        data = {
+            "name": relation.name,
+            "prompt_templates": list(relation.prompt_templates),
+            "prompt_templates_zs": list(relation.zero_shot_templates),
+            "properties": {
+                "relation_type": relation.category,
+                "domain_name": relation.domain_name,
+                "range_name": relation.range_name,
+                "symmetric": relation.symmetric,
+            },
+            "samples": [{"subject": sample.subject, "object": sample.object} for sample in relation.samples],
+        }
+        check_relation(data, place)
+        files[path] = json.dumps(data, ensure_ascii=False, indent=4) + "\n"
+        size = len(files[path].encode())
+        if size > LARGEST_FILE:
+            raise LREError(f"{place} takes {size} bytes, and a file may have {LARGEST_FILE}: split it")
+    for path, content in files.items():
+        write_whole(path, content)
+    return list(files)

@@ -1,7 +1,7 @@
 """Relations: facts of one kind, and the templates that ask for them.
 
-A relation is a list of (subject, object) pairs and prompt templates. Where relations come from is told by
-`lre_lightning.relations.sources`.
+A relation is a list of (subject, object) samples and a list of prompt templates. `lre_lightning.relations.sources`
+loads them.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from lre_lightning.errors import LREError
 
 SLOT = "{}"
 LONGEST = 10_000
-"""Characters that a subject, an object or a template may have."""
+"""Maximum length of a subject, an object or a template in characters."""
 
 FunctionType: TypeAlias = Literal["one-to-one", "many-to-one", "one-to-many", "many-to-many"]
-"""How many subjects share an object, and how many objects a subject has."""
+"""The first word counts the subjects of an object, the last one the objects of a subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One fact: a subject and the object that the relation maps it to.
 
-    Both are kept exactly as the file has them; a subject may occur in several samples of a relation.
+    Both are kept exactly as in the file; a subject may occur in several samples of a relation.
 
     >>> Sample("Canada", "Ottawa").object
     'Ottawa'
@@ -38,7 +38,7 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """The subject without white space around it and in NFC: samples of one name are about the same subject."""
+        """The stripped subject in NFC: samples with the same name are about the same subject."""
         return unicodedata.normalize("NFC", self.subject.strip())
 
 
@@ -47,13 +47,13 @@ class Relation:
     """A relation's facts and the templates that ask for them.
 
     Attributes:
-        name: The relation's name, as in ``"country capital city"``.
-        category: The kind of knowledge, as in ``"factual"``.
-        prompt_templates: Few-shot templates; ``{}`` stands for the subject. None where a table has none.
+        name: The relation's name, such as ``"country capital city"``.
+        category: The kind of knowledge, such as ``"factual"``.
+        prompt_templates: Few-shot templates; ``{}`` stands for the subject. Empty for a table without templates.
         zero_shot_templates: Templates that also say in words what is asked for. May be empty.
-        domain_name: What the subjects are, as in ``"country"``.
-        range_name: What the objects are, as in ``"city"``.
-        symmetric: Whether subject and object may change places.
+        domain_name: The kind of the subjects, such as ``"country"``.
+        range_name: The kind of the objects, such as ``"city"``.
+        symmetric: Whether subject and object may be swapped.
         samples: The facts, in the file's order.
 
     >>> capitals = Relation("capital", "factual", ("The capital of {} is",), (), "country", "city", False,
@@ -73,15 +73,15 @@ class Relation:
 
     @property
     def template(self) -> str:
-        """The template that prompts are made with: the first.
+        """The first template, which prompts are made with.
 
         Raises:
-            LREError: There is none.
+            LREError: The relation has no template.
         """
         if not self.templates:
             raise LREError(
                 f"the relation {self.name!r} has no template: give one, such as 'The capital of {{}} is', as "
-                "template, or in a column of templates"
+                "template or in a column of templates"
             )
         return self.templates[0]
 
@@ -92,12 +92,12 @@ class Relation:
 
     @cached_property
     def objects(self) -> tuple[str, ...]:
-        """The relation's range: its distinct objects, in the order in which they first occur."""
+        """The relation's range: its distinct objects, in the order of their first occurrence."""
         return tuple(dict.fromkeys(sample.object for sample in self.samples))
 
     @cached_property
     def function(self) -> FunctionType:
-        """Whether subjects have one object each, and objects one subject."""
+        """The relation's function type."""
         objects: dict[str, set[str]] = defaultdict(set)
         subjects: dict[str, set[str]] = defaultdict(set)
         for sample in self.samples:
@@ -111,20 +111,20 @@ class Relation:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the name and the samples in their order: tells whether these are the same facts."""
+        """SHA-256 of the name and the samples in their order, which identifies the facts."""
         return sha256([self.name, [[sample.subject, sample.object] for sample in self.samples]]).hexdigest()
 
 
 def sha256(parts: Sequence[object]) -> "hashlib._Hash":
-    """The SHA-256 of plain data, written as JSON: the same on every machine and for ever."""
+    """Return the SHA-256 of plain data written as JSON, which does not depend on the machine or on versions."""
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode("ascii"))
 
 
 def check_template(template: str) -> None:
-    """Check that a template has exactly one place for the subject and no other format field.
+    """Check that a template has exactly one slot for the subject and no other brace.
 
-    Templates are filled in by replacing ``{}``; a field such as ``{subject}`` would stay in the prompt
-    as it is, and ``str.format`` would let a data file reach into Python objects.
+    Templates are filled in by replacing ``{}``: a field such as ``{subject}`` would stay in the prompt, and
+    ``str.format`` would let a data file reach into Python objects.
 
     Raises:
         LREError: The template has no ``{}``, several, or another brace.

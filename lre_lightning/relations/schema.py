@@ -1,6 +1,6 @@
-"""The schema of relations, and all that is wrong with data that do not have it.
+"""The schema of relations, and errors that list everything wrong with data that do not follow it.
 
-It is the one of the relations that Hernandez et al. (ICLR 2024, section 4) published::
+The schema is that of the relations published by Hernandez et al. (ICLR 2024, section 4)::
 
     {"name": "country capital city",
      "prompt_templates": ["The capital city of {} is"],
@@ -8,42 +8,51 @@ It is the one of the relations that Hernandez et al. (ICLR 2024, section 4) publ
      "properties": {"relation_type": "factual", "domain_name": "country", "range_name": "city", "symmetric": false},
      "samples": [{"subject": "Canada", "object": "Ottawa"}]}
 
-`prompt_templates_zs` and `properties` may be left out, and other keys are ignored.
+`prompt_templates_zs` and `properties` are optional, and other keys are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, FailFast, Field, Strict, StringConstraints, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import AfterValidator, BaseModel, FailFast, Field, Strict, TypeAdapter, ValidationError
+from typing_extensions import Self, TypedDict
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.relation import LONGEST, SLOT, Relation, Sample
-from lre_lightning.storage.plain import CONTROLS, LONGEST_NAME, printable, shown, text
+from lre_lightning.relations.relation import LONGEST, SLOT, Relation, Sample, check_template
+from lre_lightning.storage.plain import LONGEST_NAME, printable, shown, text
 
 MOST_SHOWN = 20
-"""Problems that a message shows."""
+"""Problems listed in a message."""
 MOST = 1000
-"""Problems after which the rest of a relation is not looked at."""
+"""Problems after which the rest of a relation is not checked."""
 
-# The patterns are for pydantic's own engine, which takes no surrogates: they are never part of a string there.
-_CONTROLS = CONTROLS.pattern.strip("[]").removesuffix("\ud800-\udfff")
-_WITH_LETTERS = rf"[^{_CONTROLS}]*[^\s{_CONTROLS}][^{_CONTROLS}]*"
-_AROUND_SLOT = rf"[^{{}}{_CONTROLS}]*"
 
-Text: TypeAlias = Annotated[str, Strict(), StringConstraints(max_length=LONGEST, pattern=rf"\A{_WITH_LETTERS}\z")]
-Name: TypeAlias = Annotated[str, Strict(), StringConstraints(max_length=LONGEST_NAME, pattern=rf"\A{_WITH_LETTERS}\z")]
-TextOrNone: TypeAlias = Annotated[
-    str, Strict(), StringConstraints(max_length=LONGEST, pattern=rf"\A({_WITH_LETTERS})?\z")
-]
-NameOrNone: TypeAlias = Annotated[
-    str, Strict(), StringConstraints(max_length=LONGEST_NAME, pattern=rf"\A({_WITH_LETTERS})?\z")
-]
-Template: TypeAlias = Annotated[
-    str, Strict(), StringConstraints(max_length=LONGEST, pattern=rf"\A{_AROUND_SLOT}\{{\}}{_AROUND_SLOT}\z")
-]
+def _text(longest: int, blank: bool = False) -> AfterValidator:
+    """Return a check of a string's length, of control characters and, unless it may be blank, of its content."""
+
+    def check(value: str) -> str:
+        text(value, "", longest)
+        if not blank and not value.strip():
+            raise LREError(f"is {shown(value)}; it must not be empty")
+        return value
+
+    return AfterValidator(check)
+
+
+def _template(value: str) -> str:
+    try:
+        check_template(value)
+    except LREError:
+        right = f"exactly one {SLOT} for the subject, and no other brace"
+        raise LREError(f"is {shown(value)}; it must have {right}") from None
+    return value
+
+
+Text: TypeAlias = Annotated[str, Strict(), _text(LONGEST)]
+Label: TypeAlias = Annotated[str, Strict(), _text(LONGEST, blank=True)]
+Template: TypeAlias = Annotated[Text, AfterValidator(_template)]
 
 
 class SampleData(TypedDict):
@@ -54,18 +63,18 @@ class SampleData(TypedDict):
 
 
 class PropertiesData(BaseModel):
-    """What a file tells of its relation."""
+    """The properties of a relation in a file."""
 
-    relation_type: NameOrNone = ""
-    domain_name: TextOrNone = ""
-    range_name: TextOrNone = ""
+    relation_type: Annotated[str, Strict(), _text(LONGEST_NAME, blank=True)] = ""
+    domain_name: Label = ""
+    range_name: Label = ""
     symmetric: Annotated[bool, Strict()] = False
 
 
 class TableData(BaseModel):
-    """A relation that may have no template. Each list is looked at up to its first error."""
+    """A relation that may have no template. Each list is checked up to its first error."""
 
-    name: Name
+    name: Annotated[str, Strict(), _text(LONGEST_NAME)]
     prompt_templates: Annotated[list[Template], Strict(), FailFast()] = []
     prompt_templates_zs: Annotated[list[Template], Strict(), FailFast()] = []
     properties: PropertiesData = PropertiesData()
@@ -78,85 +87,99 @@ class RelationData(TableData):
     prompt_templates: Annotated[list[Template], Strict(), FailFast(), Field(min_length=1)]
 
 
-class InvalidRelation(LREError):
-    """Data that are no relation.
+Path: TypeAlias = tuple[int | str, ...]
 
-    Args:
-        place: Where they are from, as in ``"capitals.json"``.
-        problems: What is wrong, a sentence each that begins with the key or, of the whole, with a verb.
+
+class Problem(NamedTuple):
+    """Something wrong with data.
 
     Attributes:
-        place: As given.
-        problems: As given; at most `MOST` of a relation.
-        lines: The message's lines. Each is printable.
+        text: The predicate of a sentence whose subject is the value, such as ``"must be a string, not 3"``.
+        path: The keys and indices of the value, such as ``("samples", 3, "object")``; empty for the data as a whole.
+        place: Where the data are from, such as ``"line 3"``.
 
-    >>> print(InvalidRelation("capitals.json", ["name must be a string, not 3", "samples is empty"]))
+    >>> print(Problem("must be a string, not 3", ("samples", 3, "object")).within("capitals.json"))
+    capitals.json: samples[3].object must be a string, not 3
+    """
+
+    text: str
+    path: Path = ()
+    place: str = ""
+
+    def within(self, place: str) -> Self:
+        """Return the problem with a place put in front of its own."""
+        return self._replace(place=f"{place}: {self.place}" if self.place else place)
+
+    def __str__(self) -> str:
+        """Return the sentence, on one line."""
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path).removeprefix(".")
+        return printable(f"{': '.join(filter(None, (self.place, key)))} {self.text}".strip())
+
+
+class InvalidRelation(LREError):
+    """Data that do not follow the schema.
+
+    Args:
+        place: Where they are from, such as ``"capitals.json"``.
+        problems: What is wrong; at most `MOST` problems.
+
+    >>> problems = [Problem("must be a string, not 3", ("name",)), Problem("is empty", ("samples",))]
+    >>> print(InvalidRelation("capitals.json", problems))
     'capitals.json' has 2 problems:
       name must be a string, not 3
       samples is empty
     """
 
-    def __init__(self, place: str, problems: Sequence[str]) -> None:
-        self.place = place
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.lines))
+    def __init__(self, place: str, problems: Iterable[Problem]) -> None:
+        self.place, self.problems = place, tuple(problems)
+        super().__init__(self.place, self.problems)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Of what processes send each other to make it again."""
-        return type(self), (self.place, self.problems)
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The message's lines."""
+    def __str__(self) -> str:
+        """Return the message: one line per problem, at most `MOST_SHOWN`."""
         count = len(self.problems)
         if count == 1:
-            return (sentence(printable(self.place), printable(self.problems[0])),)
+            return str(self.problems[0].within(self.place))
         at_least = "at least " if count >= MOST else ""
-        rest = [f"and {at_least}{count - MOST_SHOWN} more"] if count > MOST_SHOWN else []
-        listed = [printable(problem) for problem in self.problems[:MOST_SHOWN]]
-        return (f"{self.place!r} has {at_least}{count} problems:", *(f"  {line}" for line in listed + rest))
+        lines = [f"{self.place!r} has {at_least}{count} problems:", *map(str, self.problems[:MOST_SHOWN])]
+        if count > MOST_SHOWN:
+            lines.append(f"and {at_least}{count - MOST_SHOWN} more")
+        return "\n  ".join(lines)
 
 
-def sentence(place: str, problem: str) -> str:
-    """A problem with its place before it: it begins with a key, or with a verb whose subject the place is."""
-    return f"{place} {problem}" if problem.startswith(("lacks ", "must ", "is ")) else f"{place}: {problem}"
+def raise_all(place: str, errors: Sequence[InvalidRelation]) -> None:
+    """Raise the errors of several relations as one, the first problem of each before the rest, as not all are shown.
+
+    Raises:
+        InvalidRelation: There is an error.
+    """
+    if errors:
+        problems = [[problem.within(error.place) for problem in error.problems] for error in errors]
+        firsts, rest = [some[0] for some in problems], [problem for some in problems for problem in some[1:]]
+        raise InvalidRelation(place, [*firsts, *rest][:MOST])
 
 
-def check_relation(
-    data: object,
-    place: str,
-    *,
-    category: str = "",
-    lines: Sequence[int] | None = None,
-    templates_required: bool = True,
-) -> Relation:
-    """Make a relation of data in the schema of this module.
+def check_relation(data: object, place: str, *, category: str = "", templates_required: bool = True) -> Relation:
+    """Make a relation of data that follow the schema of this module.
 
     Args:
-        data: Dictionaries, lists, strings and truth values, as of JSON.
+        data: Dictionaries, lists, strings and booleans, as parsed from JSON.
         place: Where they are from, for the error.
-        category: The relation's category where the data have no ``properties.relation_type``. There, ``""`` means
-            that it has none.
-        lines: The line of each sample in a table, by which the error names samples.
+        category: The relation's category if the data have no ``properties.relation_type``. If that is ``""``, the
+            relation has no category.
         templates_required: Whether there must be a template.
 
     Raises:
-        InvalidRelation: The data lack a key, or have values of the wrong kind, empty or too long texts, texts with
-            control characters, or templates without exactly one ``{}``; the message has all problems.
+        InvalidRelation: The data lack a key, or have values of the wrong type, empty or too long texts, texts with
+            control characters, or templates without exactly one ``{}``; the message lists all problems.
     """
     try:
         found = (RelationData if templates_required else TableData).model_validate(data)
     except ValidationError as error:
-        raise InvalidRelation(place, _Problems(data, lines).of(error)) from None
+        raise InvalidRelation(place, _problems(data, error)) from None
     properties = found.properties
-    if "relation_type" not in properties.model_fields_set:
-        wrong = _wrong_text(category, "properties.relation_type", LONGEST_NAME)
-        if wrong:
-            raise InvalidRelation(place, [wrong])
-        properties.relation_type = category
     return Relation(
         name=found.name,
-        category=properties.relation_type,
+        category=properties.relation_type if "relation_type" in properties.model_fields_set else category,
         prompt_templates=tuple(found.prompt_templates),
         zero_shot_templates=tuple(found.prompt_templates_zs),
         domain_name=properties.domain_name,
@@ -166,93 +189,56 @@ def check_relation(
     )
 
 
-# The words for what is wrong.
-
-_LISTS: dict[str, TypeAdapter[Any]] = {
-    "prompt_templates": TypeAdapter(Template),
-    "prompt_templates_zs": TypeAdapter(Template),
-    "samples": TypeAdapter(SampleData),
+_LISTS: dict[Any, TypeAdapter[Any]] = {
+    "prompt_templates": TypeAdapter(list[Template]),
+    "prompt_templates_zs": TypeAdapter(list[Template]),
+    "samples": TypeAdapter(list[SampleData]),
 }
-_EMPTY = {
-    "prompt_templates": "it must hold at least one template such as 'The capital of {} is'",
-    "samples": "it must hold at least one subject and object",
+_RIGHT = {
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object with subject and object",
 }
-_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
-
-_Path: TypeAlias = tuple[int | str, ...]
 
 
-class _Problems:
-    """What is wrong with the data of one relation, in words."""
-
-    def __init__(self, data: Any, lines: Sequence[int] | None) -> None:
-        self.data, self.lines = data, lines
-
-    def of(self, error: ValidationError) -> list[str]:
-        found: list[str] = []
-        lists: set[int | str] = set()
-        for details in error.errors(include_url=False, include_context=False):
-            key = details["loc"][0] if len(details["loc"]) > 1 else None
-            if key not in _LISTS:
-                found.append(self._word(details["loc"], details))
-            elif key not in lists:
-                lists.add(key)
-                found += self._in_list(str(key), MOST - len(found))
-        return found[:MOST]
-
-    def _in_list(self, key: str, most: int) -> list[str]:
-        found: list[str] = []
-        for number, item in enumerate(self.data[key]):
-            try:
-                _LISTS[key].validate_python(item)
-            except ValidationError as error:
-                found += [self._word((key, number, *details["loc"]), details) for details in error.errors()]
-            if len(found) >= most:
-                break
-        return found
-
-    def _word(self, path: _Path, details: Any) -> str:
-        kind, value, where = details["type"], details["input"], self._where(path)
-        if kind == "missing":
-            line, _, key = where.rpartition(": ")
-            return (f"{line} " if line else "") + f"lacks the key {key!r}, which must be {self._right(path)}"
-        if kind == "too_short":
-            return f"{where} is empty; {_EMPTY[str(path[0])]}"
-        if kind.startswith("string_") and isinstance(value, str):
-            longest = LONGEST_NAME if path[-1] in ("name", "relation_type") else LONGEST
-            return _wrong_text(value, where, longest) or _wrong_content(value, where)
-        if not path:
-            return f"must hold a JSON object with name, prompt_templates and samples, not {_kind(value)}"
-        return f"{where} must be {self._right(path)}, not {_kind(value)}"
-
-    def _right(self, path: _Path) -> str:
-        """What a value must be."""
-        if path[0] == "samples" and len(path) == 2:
-            return "an object with subject and object"
-        if len(path) == 1 and path[0] in _LISTS:
-            return "a list"
-        return {"properties": "an object", "symmetric": "true or false"}.get(str(path[-1]), "a string")
-
-    def _where(self, path: _Path) -> str:
-        if path[:1] == ("samples",) and len(path) > 1 and self.lines is not None:
-            return ": ".join([f"line {self.lines[int(path[1])]}", *map(str, path[2:])])
-        return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+def _problems(data: Any, error: ValidationError) -> list[Problem]:
+    """Return up to `MOST` problems of a relation, including those after the first one of each list."""
+    found: list[Problem] = []
+    for details in error.errors(include_url=False):
+        path = details["loc"]
+        if len(path) < 2 or path[0] not in _LISTS:
+            found.append(_problem(details, path))
+        elif not any(problem.path[:1] == path[:1] for problem in found):
+            found += _in_list(path[0], data[path[0]], int(path[1]))
+    return found[:MOST]
 
 
-def _wrong_text(value: str, where: str, longest: int) -> str | None:
-    try:
-        text(value, where, longest)
-    except LREError as error:
-        return str(error)
-    return None
+def _in_list(key: int | str, items: Sequence[Any], first: int) -> list[Problem]:
+    found: list[Problem] = []
+    for start in range(first, len(items), MOST):
+        try:
+            _LISTS[key].validate_python(items[start : start + MOST])
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                index, *rest = details["loc"]
+                found.append(_problem(details, (key, start + int(index), *rest)))
+        if len(found) >= MOST:
+            break
+    return found
 
 
-def _wrong_content(value: str, where: str) -> str:
-    if not value.strip():
-        return f"{where} is {shown(value)}; it must not be empty"
-    return f"{where}: template {shown(value)} must have exactly one {SLOT} for the subject, and no other brace"
-
-
-def _kind(value: object) -> str:
-    """What a value of JSON is, for an error."""
-    return _KINDS[type(value)] if type(value) in _KINDS else shown(value)
+def _problem(details: Any, path: Path) -> Problem:
+    kind, value = details["type"], details["input"]
+    if kind == "missing":
+        right = "a list" if path[-1] in _LISTS else "a string"
+        return Problem(f"lacks the key {path[-1]!r}, which must be {right}", path[:-1])
+    if kind == "value_error":
+        return Problem(str(details["ctx"]["error"]).strip(), path)
+    if kind == "too_short":
+        item = "subject and object" if path == ("samples",) else "template such as 'The capital of {} is'"
+        return Problem(f"is empty; it must hold at least one {item}", path)
+    given = "an object" if isinstance(value, dict) else shown(value)
+    if not path:
+        return Problem(f"must hold a JSON object with name, prompt_templates and samples, not {given}")
+    return Problem(f"must be {_RIGHT.get(kind, 'an object')}, not {given}", path)

@@ -1,21 +1,21 @@
-"""Relations in tables: CSV, JSON Lines, Parquet, and data sets of Hugging Face. A row is a sample, or a relation.
+"""Relations in tables: CSV, JSON Lines, Parquet and data sets of Hugging Face, with one sample or relation per row.
 
-The columns of a table with a sample a row, of which `subject` and `object` are required:
+The columns of a table with one sample per row, of which `subject` and `object` are required:
 
-| field | what it holds | other name |
+| field | content | other name |
 |---|---|---|
 | `subject`, `object` | the sample | |
-| `relation` | the name of the sample's relation; without it, all rows are of one, named after the file or data set | |
+| `relation` | the name of the sample's relation; by default that of the file or data set | |
 | `template` | a template of the relation, or a list of them | `prompt_templates` |
 | `zero_shot_template` | a zero-shot template, or a list of them | `prompt_templates_zs` |
 | `category` | the relation's category | `relation_type` |
-| `domain`, `range` | what subjects and objects are | `domain_name`, `range_name` |
+| `domain`, `range` | the kind of the subjects, and of the objects | `domain_name`, `range_name` |
 | `symmetric` | true or false | |
 
-The distinct templates of a relation's rows are its templates; it may have none. Of what else a relation has, its rows
-must agree, and a row may leave it empty. Other columns are not read.
+The templates of a relation are the distinct templates of its rows; it may have none. On the other properties of a
+relation its rows must agree; a row may leave them empty. Other columns are not read.
 
-A table that has no `subject` and `object` but `samples` has a relation a row, with the columns of
+A table that has no `subject` and `object` but `samples` has one relation per row, with the columns of
 `lre_lightning.relations.schema`, as `datasets.load_dataset("json", ...)` makes them of JSON files.
 """
 
@@ -23,32 +23,31 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.data_sets import HUB_OPTIONS, is_hub_name, is_saved, open_hub, open_loaded, open_saved
-from lre_lightning.relations.relation import Relation
-from lre_lightning.relations.schema import MOST, InvalidRelation, check_relation, sentence
-from lre_lightning.relations.table_files import (
-    ABSENT,
-    EMPTY,
-    MOST_ROWS,
-    SUFFIXES,
-    Splits,
-    Table,
-    has_table_suffix,
-    open_file,
+from lre_lightning.relations.data_sets import (
+    HUB_OPTIONS,
+    Opened,
+    is_hub_name,
+    is_saved,
+    open_hub,
+    open_loaded,
+    open_saved,
 )
+from lre_lightning.relations.formats import Rows, has_table_suffix, open_rows, readable
+from lre_lightning.relations.relation import Relation
+from lre_lightning.relations.schema import MOST, InvalidRelation, Problem, check_relation
 from lre_lightning.storage.plain import printable, shown
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
 
+MOST_ROWS = 10_000_000
+"""Rows that a table may have, or all tables of a data set together."""
 FIELDS: dict[str, tuple[str, ...]] = {
     "subject": ("subject",),
     "object": ("object",),
@@ -60,15 +59,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "zero_shot_template": ("zero_shot_template", "prompt_templates_zs"),
     "symmetric": ("symmetric",),
 }
-"""What a table may hold, and the names of the columns where it is looked for."""
+"""The fields of a table, and the names of the columns that hold them by default."""
 
 _USUAL = {
-    "subject": ("head", "sub_label", "sub", "subj", "entity", "source", "question", "input", "s", "h"),
-    "object": ("tail", "obj_label", "obj", "target", "answer", "value", "output", "label", "o", "t"),
+    "subject": ("subject", "head", "sub_label", "sub", "subj", "entity", "source", "question", "input", "s", "h"),
+    "object": ("object", "tail", "obj_label", "obj", "target", "answer", "value", "output", "label", "o", "t"),
 }
 _PROPERTIES = {"category": "relation_type", "domain": "domain_name", "range": "range_name", "symmetric": "symmetric"}
 _TEMPLATES = {"template": "prompt_templates", "zero_shot_template": "prompt_templates_zs"}
-_SCHEMA = {"relation": "name"} | {key: f"properties.{name}" for key, name in _PROPERTIES.items()}
 _NESTED = ("name", "prompt_templates", "prompt_templates_zs", "properties", "samples")
 
 
@@ -80,20 +78,20 @@ def read_table(
     """Read the relations of a table or a data set.
 
     Args:
-        source: A file ``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, each also with ``.gz``, or ``.parquet``; a folder of
+        source: A file of one of the formats in `lre_lightning.relations.formats`; a folder written by
             `datasets.Dataset.save_to_disk`; ``hf://datasets/ORG/NAME[@REVISION]`` or ``ORG/NAME``; a data set.
-        columns: The names of columns by what they hold, as in ``{"subject": "head", "object": "tail"}``. What is not
-            in it is found under the names of this module's docstring.
-        options: ``split``, such as ``"train"`` or ``"train+test"``, and for a data set of the hub the others of
-            `HUB_OPTIONS`, which mean what they do in `datasets.load_dataset`. It has to have files of the kinds above,
-            or ``.json``; no code is run.
+        columns: The names of columns by field, as in ``{"subject": "head", "object": "tail"}``. Other fields are in
+            the columns that this module's docstring names.
+        options: ``split``, such as ``"train"`` or ``"train+test"``, and for a data set of the Hub the others of
+            `HUB_OPTIONS`, which mean what they do in `datasets.load_dataset`. Its files must have one of the formats
+            above or be ``.json`` files; no code is run.
 
     Returns:
-        The relations, in the order of their first rows; their samples in the order of the rows.
+        The relations in the order of their first rows, with their samples in the order of the rows.
 
     Raises:
-        LREError: There is no such table, column, field, option or split, it is too large, or values are no text, are
-            empty or contradict each other; the message has all problems with their lines, or rows.
+        LREError: There is no such table, column, field, option or split, it is too large, or values are not text, are
+            empty or contradict each other; the message lists all problems with their lines or rows.
 
     >>> from datasets import Dataset
     >>> table = Dataset.from_dict({"head": ["Canada", "France"], "tail": ["Ottawa", "Paris"]})
@@ -101,15 +99,19 @@ def read_table(
     >>> relation.name, relation.samples[0]
     ('dataset', Sample(subject='Canada', object='Ottawa'))
     """
-    columns, options = dict(columns or {}), dict(options or {})
-    _check_columns(columns)
-    place, name, splits = _open(source, options)
-    tables = _choose(place, splits, options.get("split"))
-    return _Reader(place, name, columns).read(tables)
+    columns = dict(columns or {})
+    for key, column in columns.items():
+        if key not in FIELDS:
+            nearest = difflib.get_close_matches(str(key), FIELDS, 1)
+            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise LREError(f"columns has {key!r}, which is not a field: {hint}The fields are {', '.join(FIELDS)}")
+        if not isinstance(column, str):
+            raise LREError(f"columns must give the name of a column for {key!r}, not {shown(column)}")
+    return _Reader(*_open(source, dict(options or {})), columns).read()
 
 
 def is_table(source: str | Path) -> bool:
-    """Say whether a path or a name is one that `read_table` reads, if there is such a thing.
+    """Return whether `read_table` reads a path, or a name that is not a path.
 
     >>> is_table("capitals.csv"), is_table("ORG/NAME"), is_table("hf://datasets/ORG/NAME"), is_table("capitals.json")
     (True, True, True, False)
@@ -119,294 +121,197 @@ def is_table(source: str | Path) -> bool:
     return has_table_suffix(source) or (isinstance(source, str) and not os.path.exists(source) and is_hub_name(source))
 
 
+def _open(source: Any, options: Mapping[str, Any]) -> Opened:
+    def check(kind: str, allowed: Sequence[str]) -> None:
+        for key in options:
+            if key not in allowed:
+                right = f"it may have {', '.join(allowed)}" if allowed else "leave it out"
+                raise LREError(f"{kind} takes no option {key!r}: {right}")
+
+    if not isinstance(source, str | Path):
+        check("a data set in memory", ["split"])
+        return open_loaded(source, **options)
+    path = Path(source)
+    if os.path.isdir(path):
+        check("a folder", ["split"])
+        return open_saved(path, **options)
+    if not str(source).startswith("hf://") and (has_table_suffix(path) or os.path.exists(path)):
+        check("a file", [])
+        name = path.with_suffix("") if path.name.lower().endswith(".gz") else path
+        return str(path), printable(name.stem), [open_rows(path, str(path))]
+    check("a data set of the Hub", HUB_OPTIONS)
+    return open_hub(str(source), options)
+
+
 @dataclass(slots=True)
 class _Group:
-    """The rows of one relation. Rows are known by their position among all of the data set."""
+    """The rows of one relation, with their positions."""
 
-    subjects: list[Any] = field(default_factory=list)
-    objects: list[Any] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    values: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    properties: dict[str, tuple[Any, int]] = field(default_factory=dict)
     templates: dict[str, dict[str, int]] = field(default_factory=lambda: {name: {} for name in _TEMPLATES})
 
 
 class _Reader:
-    """Reads tables, and collects what is wrong with all of them."""
+    """Reads parts of a data set and collects the problems of all of them.
 
-    def __init__(self, place: str, name: str, columns: Mapping[str, str]) -> None:
-        self.place, self.name, self.columns = place, name, columns
-        self.tables: list[Table] = []
-        self.starts: list[int] = []
-        self.position = 0
-        self.rows = 0
-        self.problems: list[tuple[int, str]] = []
+    A row is identified by its position: the index of its part in the upper bits, and its number in the lower ones.
+    """
+
+    def __init__(self, place: str, name: str, parts: Sequence[Rows], columns: Mapping[str, str]) -> None:
+        self.place, self.name, self.parts, self.columns = place, name, parts, columns
+        self.position = self.rows = 0
+        self.problems: list[tuple[int, Problem]] = []
         self.groups: dict[str, _Group] = {}
-        self.known: dict[Any, Any] = {}
-        self.found: list[Relation] = []
         self.labels: dict[str, str] = {}
+        self.found: list[Relation] = []
 
-    def read(self, tables: Sequence[Table]) -> list[Relation]:
-        for table in tables:
-            self.tables.append(table)
-            self.starts.append(self.position)
-            if self._is_nested(table):
-                self._read_nested(table)
+    def read(self) -> list[Relation]:
+        for index, part in enumerate(self.parts):
+            self.position = index << 32
+            if "samples" in part.names and not {"subject", "object"} & {*part.names, *self.columns}:
+                self._read_relations(part)
             else:
-                self._read_flat(table)
-            self.position += 1
-        if not self.rows:
-            raise InvalidRelation(self.place, [EMPTY])
+                self._read_samples(part)
         for name in list(self.groups):
             self._check_group(name, self.groups.pop(name))
         if self.problems:
-            raise InvalidRelation(self.place, self._messages())
+            problems = sorted(self.problems, key=lambda entry: entry[0])
+            raise InvalidRelation(self.place, [problem.within(self._where(at)) for at, problem in problems])
+        if not self.rows:
+            raise LREError(f"{self.place} is empty; it must hold at least one row with subject and object")
         return self.found
 
-    def _cells(self, table: Table, names: Sequence[str]) -> Iterator[list[Any]]:
+    def _cells(self, part: Rows, names: Sequence[str]) -> Iterator[Sequence[Any]]:
         start = self.position
-        for number, cells in table.rows(names):
-            self.rows += 1
-            if self.rows > MOST_ROWS:
-                raise LREError(f"{self.place!r} has too many rows: it may have {MOST_ROWS}")
-            self.position = start + number
-            if isinstance(cells, str):
-                self._problem(cells)
-            else:
-                yield cells
+        with readable(self.place):
+            for number, cells in part.read(names):
+                self.position = start + number
+                self.rows += 1
+                if self.rows > MOST_ROWS:
+                    raise LREError(f"{self.place!r} has too many rows: it may have {MOST_ROWS}")
+                if isinstance(cells, str):
+                    self._add_problem(cells)
+                else:
+                    yield cells
 
-    def _problem(self, text: str, position: int | None = None) -> None:
+    def _add_problem(self, text: str, label: str = "", position: int | None = None) -> None:
         if len(self.problems) < MOST:
-            self.problems.append((self.position if position is None else position, text))
-
-    def _messages(self) -> list[str]:
-        return [sentence(self._where(position), text) for position, text in sorted(self.problems)]
+            problem = Problem(text, (label,) if label else ())
+            self.problems.append((self.position if position is None else position, problem))
 
     def _where(self, position: int) -> str:
-        index = bisect_right(self.starts, position) - 1
-        table = self.tables[index]
-        row = f"{table.unit} {position - self.starts[index]}"
-        return row if len(self.tables) == 1 else f"{table.place}, {row}"
+        part = self.parts[position >> 32]
+        row = f"{part.unit} {position & (1 << 32) - 1}"
+        return row if len(self.parts) == 1 else f"{part.place}, {row}"
 
-    # A relation a row.
-
-    def _is_nested(self, table: Table) -> bool:
-        if "samples" not in table.names or {"subject", "object"} & {*table.names, *self.columns}:
-            return False
+    def _read_relations(self, part: Rows) -> None:
         if self.columns:
             raise LREError(
-                f"{self.place!r} has a relation a row, in the column 'samples', and columns is for a sample a row: "
-                "leave it out"
+                f"{self.place!r} has one relation per row, in the column 'samples', and columns is for one sample per "
+                "row: leave it out"
             )
-        return True
-
-    def _read_nested(self, table: Table) -> None:
-        names = [name for name in _NESTED if name in table.names]
-        for cells in self._cells(table, names):
-            data = {name: cell for name, cell in zip(names, cells, strict=True) if cell is not ABSENT}
-            if table.unit == "row":
-                data = _without_nulls(data)
+        names = [name for name in _NESTED if name in part.names]
+        for cells in self._cells(part, names):
+            # Where all rows have all keys, None stands for a key that is absent.
+            data = {name: cell for name, cell in zip(names, cells, strict=True) if cell is not None}
+            if isinstance(data.get("properties"), dict):
+                data["properties"] = {key: cell for key, cell in data["properties"].items() if cell is not None}
             try:
                 self.found.append(check_relation(data, self.place, templates_required=False))
             except InvalidRelation as error:
-                for problem in error.problems:
-                    self._problem(problem)
+                self.problems += [(self.position, problem) for problem in error.problems]
 
-    # A sample a row.
-
-    def _read_flat(self, table: Table) -> None:
-        places = self._find_columns(table)
-        self.labels.update(places)
-        names = list(dict.fromkeys(places.values()))
-        subject, object_ = names.index(places["subject"]), names.index(places["object"])
-        relation = names.index(places["relation"]) if "relation" in places else None
-        rest = [(name, names.index(places[name])) for name in (*_PROPERTIES, *_TEMPLATES) if name in places]
-        known = self.known
-        for cells in self._cells(table, names):
-            name = self.name if relation is None else cells[relation]
-            if type(name) is not str:
-                self._problem(_must_be(places["relation"], "a string", name))
+    def _read_samples(self, part: Rows) -> None:
+        columns = self._find_columns(part) if part.names else {}
+        self.labels |= columns
+        for cells in self._cells(part, list(columns.values())):
+            row = dict(zip(columns, cells, strict=True))
+            name = row.get("relation") if "relation" in row else self.name
+            if not isinstance(name, str):
+                self._add_problem(f"must be a string, not {shown(name)}", columns["relation"])
                 continue
             group = self.groups.get(name)
             if group is None:
                 group = self.groups[name] = _Group()
-            for texts, cell in ((group.subjects, cells[subject]), (group.objects, cells[object_])):
-                texts.append(known.setdefault(cell, cell) if type(cell) is str else cell)
+            group.samples.append({"subject": row.pop("subject"), "object": row.pop("object")})
             group.positions.append(self.position)
-            for key, index in rest:
-                cell = cells[index]
-                if cell is None or cell is ABSENT or cell == "":
+            for key, cell in row.items():
+                if cell in (None, ""):
                     continue
                 if key in _TEMPLATES:
                     self._add_templates(group, key, cell)
-                else:
-                    self._add_value(group, key, cell)
+                elif key in _PROPERTIES:
+                    self._add_property(group, key, cell)
 
-    def _find_columns(self, table: Table) -> dict[str, str]:
-        """The columns of a table by what they hold."""
-        if not table.names:
-            raise InvalidRelation(self.place, [EMPTY])
-        where = repr(self.place) if len(self.tables) == 1 else f"{self.place!r}: {table.place}"
-        there = f"{where} has the columns {', '.join(map(shown, table.names[:50])) or 'none'}"
+    def _find_columns(self, part: Rows) -> dict[str, str]:
+        """Return the columns of a part by field."""
+        where = repr(self.place) if len(self.parts) == 1 else f"{self.place!r}: {part.place}"
+        there = f"{where} has the columns {', '.join(map(shown, part.names[:50]))}"
         found = dict(self.columns)
         for key, column in self.columns.items():
-            if column not in table.names:
-                nearest = difflib.get_close_matches(column, table.names, 1)
+            if column not in part.names:
+                nearest = difflib.get_close_matches(column, part.names, 1)
                 hint = f" (did you mean {shown(nearest[0])}?)" if nearest else ""
                 raise LREError(f"{there}, and no {column!r}, which columns names for {key!r}{hint}")
         for key, names in FIELDS.items():
-            candidates = [name for name in names if name in table.names and key not in found]
+            candidates = [name for name in names if name in part.names and key not in found]
             if len(candidates) > 1:
                 raise LREError(f"{there}: say which of {' and '.join(candidates)} is the {key}, with columns")
             if candidates:
                 found[key] = candidates[0]
         missing = [key for key in ("subject", "object") if key not in found]
         if missing:
-            likely = {key: _likely(key, table.names) for key in missing}
+            by_name = {name.casefold().strip(): name for name in part.names}
+            likely = {key: next((by_name[n] for n in _USUAL[key] if n in by_name), None) for key in missing}
             hint = ", ".join(f"{key!r}: {name!r}" for key, name in likely.items() if name)
             raise LREError(
                 f"{there}, and no {' and no '.join(map(repr, missing))}: "
-                + (f"did you mean columns={{{hint}}}?" if hint else "say with columns which they are")
+                + (f"did you mean columns={{{hint}}}?" if hint else "name them with columns")
             )
         for column in found.values():
-            if list(table.names).count(column) > 1:
+            if list(part.names).count(column) > 1:
                 raise LREError(f"{there}, and so {column!r} more than once: rename one of them")
         return found
 
     def _add_templates(self, group: _Group, key: str, cell: Any) -> None:
-        templates = cell if isinstance(cell, list) else [cell]
-        for template in templates:
-            if type(template) is not str:
-                self._problem(_must_be(self.labels[key], "a string or a list of strings", template))
-                return
-            group.templates[key].setdefault(template, self.position)
+        for template in cell if isinstance(cell, list) else [cell]:
+            if isinstance(template, str):
+                group.templates[key].setdefault(template, self.position)
+            else:
+                self._add_problem(f"must be a string or a list of strings, not {shown(template)}", self.labels[key])
 
-    def _add_value(self, group: _Group, key: str, cell: Any) -> None:
-        label = self.labels[key]
-        if key == "symmetric" and type(cell) is str and cell.lower() in ("true", "false"):
-            cell = cell.lower() == "true"
-        right = (bool, "true or false") if key == "symmetric" else (str, "a string")
-        if type(cell) is not right[0]:
-            self._problem(_must_be(label, right[1], cell))
-            return
-        first, position = group.values.setdefault(key, (cell, self.position))
+    def _add_property(self, group: _Group, key: str, cell: Any) -> None:
+        if key == "symmetric" and isinstance(cell, str):
+            cell = {"true": True, "false": False}.get(cell.lower(), cell)
+        first, position = group.properties.setdefault(key, (cell, self.position))
         if first != cell:
-            self._problem(
-                f"{label} is {shown(cell)}, and {shown(first)} in {self._where(position)}, of the same relation"
-            )
+            text = f"is {shown(cell)}, and {shown(first)} in {self._where(position)}, of the same relation"
+            self._add_problem(text, self.labels[key])
 
     def _check_group(self, name: str, group: _Group) -> None:
         data = {
             "name": name,
-            "properties": {_PROPERTIES[key]: value for key, (value, _) in group.values.items()},
-            "samples": [
-                {key: cell for key, cell in (("subject", s), ("object", o)) if cell is not ABSENT}
-                for s, o in zip(group.subjects, group.objects, strict=True)
-            ],
+            "properties": {_PROPERTIES[key]: value for key, (value, _) in group.properties.items()},
+            "samples": group.samples,
+            **{name: list(group.templates[key]) for key, name in _TEMPLATES.items()},
         }
-        data |= {key: list(group.templates[field]) for field, key in _TEMPLATES.items()}
         try:
-            relation = check_relation(data, self.place, lines=group.positions, templates_required=False)
+            self.found.append(check_relation(data, self.place, templates_required=False))
         except InvalidRelation as error:
             for problem in error.problems:
-                self._add_problem(group, problem)
-        else:
-            self.found.append(relation)
+                self._add_problem(problem.text, *self._origin(group, problem.path))
 
-    def _add_problem(self, group: _Group, problem: str) -> None:
-        """Give a problem of a relation the row and the columns that it comes from."""
-        row = re.match(r"line (\d+):? ", problem)
-        if row:
-            self._problem(problem[row.end() :], int(row[1]))
-            return
-        position, text = group.positions[0], problem
-        template = re.match(r"(prompt_templates|prompt_templates_zs)\[(\d+)\]", problem)
-        if template:
-            key = next(key for key, schema in _TEMPLATES.items() if schema == template[1])
-            position = list(group.templates[key].values())[int(template[2])]
-            text = problem[template.end() :]
-            text = text[2:] if text.startswith(": ") else self.labels[key] + text
-        for key, schema in _SCHEMA.items():
-            if key in self.labels and problem.startswith(f"{schema} "):
-                position = group.values.get(key, (None, position))[1]
-                text = self.labels[key] + problem.removeprefix(schema)
-        self._problem(text, position)
-
-
-def _check_columns(columns: Mapping[str, str]) -> None:
-    for key, column in columns.items():
-        if key not in FIELDS:
-            nearest = difflib.get_close_matches(str(key), FIELDS, 1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise LREError(f"columns has {key!r}, which no table holds: {hint}It may have {', '.join(FIELDS)}")
-        if not isinstance(column, str):
-            raise LREError(f"columns must give the name of a column for {key!r}, not {shown(column)}")
-
-
-def _likely(key: str, names: Sequence[str]) -> str | None:
-    """The column that may be meant by a field."""
-    by_name = {name.casefold().strip(): name for name in names}
-    usual = [by_name[name] for name in (key, *_USUAL[key]) if name in by_name]
-    return next(iter(usual or difflib.get_close_matches(key, names, 1)), None)
-
-
-def _must_be(label: str, right: str, cell: Any) -> str:
-    if cell is ABSENT:
-        return f"lacks the key {label!r}, which must be {right}"
-    return f"{label} must be {right}, not {shown(cell)}"
-
-
-def _without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A relation of a table in which all rows have all keys: what has no value was not given."""
-    found = {key: value for key, value in data.items() if value is not None}
-    if isinstance(found.get("properties"), dict):
-        found["properties"] = {key: value for key, value in found["properties"].items() if value is not None}
-    samples = found.get("samples")
-    if isinstance(samples, dict):  # a list of structures, turned inside out, as earlier versions of `datasets` keep it
-        keys, lists = list(samples), list(samples.values())
-        if all(isinstance(cells, list) and len(cells) == len(lists[0]) for cells in lists):
-            found["samples"] = [dict(zip(keys, cells, strict=True)) for cells in zip(*lists, strict=True)]
-    return found
-
-
-def _open(source: Any, options: Mapping[str, Any]) -> tuple[str, str, Splits]:
-    """Open a source: its name for errors, the name of its relation if it is one, and its tables by split."""
-    if not isinstance(source, str | Path):
-        _check_options(options, ("split",), "a data set in memory")
-        return open_loaded(source, "the data set", "dataset")
-    path = Path(source)
-    if os.path.isdir(path):
-        _check_options(options, ("split",), "a data set in a folder")
-        return open_saved(path)
-    if not str(source).startswith("hf://") and (has_table_suffix(path) or os.path.exists(path)):
-        _check_options(options, (), "a file")
-        suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), "")
-        name = printable(os.fsencode(path.name[: len(path.name) - len(suffix)]).decode(errors="replace"))
-        return str(path), name, {"": lambda: [open_file(path, str(path))]}
-    _check_options(options, HUB_OPTIONS, "a data set of the hub")
-    return open_hub(str(source), options)
-
-
-def _check_options(options: Mapping[str, Any], allowed: Sequence[str], what: str) -> None:
-    for key in options:
-        if key not in allowed:
-            right = f"it may have {', '.join(allowed)}" if allowed else "leave them out"
-            raise LREError(f"{what} takes no option {key!r}: {right}")
-
-
-def _choose(place: str, splits: Splits, split: Any) -> list[Table]:
-    """The tables of the splits that are asked for, or of the only one."""
-    names = ", ".join(map(repr, splits))
-    if split is None:
-        if len(splits) != 1:
-            first, *others = splits or [""]
-            hint = f", or {f'{first}+{others[0]}'!r} for both" if others else ""
-            raise LREError(f"{place!r} has the splits {names or 'none'}: give split, such as {first!r}{hint}")
-        return next(iter(splits.values()))()
-    chosen: list[Table] = []
-    for name in dict.fromkeys(str(split).split("+")):
-        if name.strip() not in splits:
-            nearest = difflib.get_close_matches(name, splits, 1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise LREError(f"{place!r} has no split {name!r}: {hint}It has {names}; several are joined by '+'")
-        chosen += splits[name.strip()]()
-    return chosen
+    def _origin(self, group: _Group, path: Sequence[Any]) -> tuple[str, int]:
+        """Return the column and the position of the row from which a value of the schema comes."""
+        match path:
+            case ("samples", index, key):
+                return self.labels[key], group.positions[index]
+            case ("properties", name):
+                key = next(key for key, property_ in _PROPERTIES.items() if property_ == name)
+                return self.labels[key], group.properties[key][1]
+            case ("prompt_templates" | "prompt_templates_zs" as name, index):
+                key = next(key for key, templates in _TEMPLATES.items() if templates == name)
+                return self.labels[key], list(group.templates[key].values())[index]
+        return self.labels.get("relation", "name"), group.positions[0]

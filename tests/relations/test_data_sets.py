@@ -1,0 +1,209 @@
+"""Data sets of the Hub: real requests to a local HTTP server that answers as the Hub does."""
+
+import gzip
+import hashlib
+import json
+import re
+from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from lre_lightning.errors import LREError
+from lre_lightning.relations import data_sets
+from lre_lightning.relations.tables import read_table
+from tests.helpers.servers import Handler, serving
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CSV = "subject,object\n007,NA\nb,2020-01-01\n"
+LINES = '{"subject": "007", "object": "NA"}\n{"subject": "b", "object": "2020-01-01"}\n'
+FACTS = [("007", "NA"), ("b", "2020-01-01")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A Hub of data sets, which are the folders of `root`."""
+    root, requests = tmp_path_factory.mktemp("repositories"), []
+
+    class Hub(Handler):
+        def answer(self, body):
+            requests.append(self.path)
+            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            api = parts[0] == "api"
+            _, _, name, *rest = [*parts[api:], "", ""]
+            folder = root / name
+            revision = rest[1] if len(rest) > 1 and rest[1] else "main"
+            if name == "down":
+                return self.reply(503, b"{}", {}, body)
+            content, error = None, "RepoNotFound"
+            if folder.is_dir():
+                error = "EntryNotFound" if revision in ("main", "v1", COMMIT) else "RevisionNotFound"
+            if error == "EntryNotFound":
+                files = [path for path in folder.rglob("*") if path.is_file()]
+                if api and rest[:1] == ["tree"]:
+                    content = [self.entry(folder, path) | {"type": "file"} for path in files]
+                elif api:
+                    siblings = [{"rfilename": str(f.relative_to(folder)), "size": f.stat().st_size} for f in files]
+                    content = {"id": f"toy/{name}", "sha": COMMIT, "siblings": siblings}
+                elif (folder / "/".join(rest[2:])).is_file():
+                    content = (folder / "/".join(rest[2:])).read_bytes()
+            if content is None:
+                return self.reply(404, b"{}", {"X-Error-Code": error}, body)
+            content = content if isinstance(content, bytes) else json.dumps(content).encode()
+            headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            return self.reply(200, content, headers, body)
+
+        def entry(self, folder, path):
+            oid = hashlib.sha1(path.read_bytes()).hexdigest()
+            return {"path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": oid}
+
+    with serving(Hub) as address:
+        yield SimpleNamespace(address=address, root=root, requests=requests)
+
+
+@pytest.fixture
+def hub(server, tmp_path, monkeypatch):
+    """The server, for a process that has downloaded nothing."""
+    constants = "huggingface_hub.constants"
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(f"{constants}.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def direct_to(address):
+        monkeypatch.setattr(f"{constants}.ENDPOINT", address)
+        monkeypatch.setattr(
+            f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+
+    server.direct_to = direct_to
+    direct_to(server.address)
+    return server
+
+
+def put(folder, **files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read(source, **options):
+    """Read a data set: returns the name and the samples of its relation, or the error message."""
+    try:
+        [relation] = read_table(source, None, options)
+    except LREError as error:
+        return str(error)
+    return relation.name, [(sample.subject, sample.object) for sample in relation.samples]
+
+
+def card(*configs):
+    return "---\nconfigs:\n" + "".join(f"- {config}\n" for config in configs) + "---\n"
+
+
+RELATION = {"name": "r", "samples": [{"subject": subject, "object": object_} for subject, object_ in FACTS]}
+LAYOUTS = {
+    "one": {"facts.csv": CSV, "huge.bin": b"0" * 1000, "loader.py": "raise SystemExit(9)"},
+    "nested": {"one.json": json.dumps(RELATION, indent=1)},
+    "lines": {"facts.json": LINES},
+    "semicolons": {
+        "README.md": card("{config_name: default, data_files: facts.csv, sep: ';'}"),
+        "facts.csv": CSV.replace(",", ";"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_data_set_is_downloaded_and_then_read_from_the_cache(hub, name, monkeypatch, capsys):
+    put(hub.root / name, **LAYOUTS[name])
+    expected = ("r" if name == "nested" else name, FACTS)
+    assert read(f"hf://datasets/toy/{name}@v1") == expected
+    assert read(f"toy/{name}") == expected
+    assert not [path for path in hub.requests if "huge.bin" in path or "loader.py" in path]
+    hub.direct_to("http://127.0.0.1:9")
+    assert read(f"toy/{name}") == expected
+    assert f"cannot be reached: toy/{name} is read from the cache" in capsys.readouterr().err
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert read(f"toy/{name}", revision="main") == expected
+    assert capsys.readouterr().err == ""
+
+
+def test_splits_of_a_data_set_are_chosen(hub):
+    put(
+        hub.root / "split",
+        **{
+            "data/train-0.tsv": CSV.replace(",", "\t"),
+            "data/test-0.tsv.gz": gzip.compress(b"subject\tobject\nc\td\n"),
+            "data/dev-0.tsv": '"broken',  # and never requested
+        },
+    )
+    assert read("toy/split", split="train") == ("split", FACTS)
+    assert read("toy/split", split="train+test") == ("split", [*FACTS, ("c", "d")])
+    assert read("toy/split") == (
+        "'toy/split' has the splits 'train', 'validation', 'test': give split, such as 'train', or 'train+validation' "
+        "for both"
+    )
+    assert read("toy/split", split="tran").startswith("'toy/split' has no split 'tran': did you mean 'train'? It has ")
+
+
+def test_configurations_and_files_of_a_data_set_are_chosen(hub):
+    configs = card(*(f"{{config_name: {name}, data_files: {name}.jsonl}}" for name in ("big", "small")))
+    files = {"README.md": configs, "big.jsonl": LINES, "small.jsonl": '{"subject": "x", "object": "y"}'}
+    put(hub.root / "configs", **files)
+    assert read("toy/configs", name="big") == ("configs", FACTS)
+    assert read("toy/configs", data_files={"train": "**/small.jsonl"}) == ("configs", [("x", "y")])
+    for options in ({}, {"name": "medium"}):
+        assert re.search(r"configs?'.*\['big', 'small'\]", read("toy/configs", **options))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            "toy/other",
+            {},
+            "there is no file or folder 'toy/other' here, and the Hub has no data set 'toy/other': check",
+        ),
+        ("hf://datasets/toy/other", {}, "the Hub has no data set 'toy/other': check the name"),
+        ("hf://datasets/toy/good@v9", {}, "the data set 'toy/good' of the Hub has no revision 'v9'"),
+        ("toy/good@v1", {"revision": "v2"}, "'toy/good@v1' names the revision 'v1', and the options 'v2': give one"),
+        ("toy/good", {"trust_remote_code": True}, "a data set of the Hub takes no option 'trust_remote_code'"),
+        ("toy/good", {"data_files": "none/*.csv"}, "the data set 'toy/good' of the Hub has none of the requested"),
+        ("toy/absolute", {}, "the data set 'toy/absolute' of the Hub names the file"),
+        ("toy/above", {}, "the data set 'toy/above' of the Hub names the file"),
+        ("toy/signs", {}, "'toy/signs/facts.csv' cannot be read: \"delimiter\" must be"),
+        ("toy/broken", {}, "'toy/broken' has 2 problems:\n  toy/broken/more.csv, line 2 must have 2 cells"),
+        ("hf://datasets/toy/down", {}, "the data set 'toy/down' of the Hub is not in the cache, and the Hugging Face"),
+    ],
+)
+def test_the_error_of_an_unusable_data_set_says_why(hub, tmp_path, source, options, message):
+    secret, good = tmp_path / "secret.csv", "subject,object\na,b\n"
+    put(tmp_path, **{"secret.csv": "subject,object\nmine,own\n"})
+    put(hub.root / "good", **{"facts.csv": good})
+    for name, file in {"absolute": secret, "above": "../../../../secret.csv"}.items():
+        put(hub.root / name, **{"README.md": card(f"{{config_name: default, data_files: '{file}'}}"), "a.csv": good})
+    signs = card("{config_name: default, data_files: facts.csv, sep: '<>'}")
+    put(hub.root / "signs", **{"README.md": signs, "facts.csv": CSV})
+    put(hub.root / "broken", **{"facts.csv": good, "more.csv": "subject,object\nc\n,d\n"})
+    hub.requests.clear()
+    assert read(source, **options).startswith(message)
+    if "other" in source or "down" in source:  # a mistyped name, or a Hub that is down, costs one request
+        assert len(hub.requests) == 1
+
+
+def test_a_data_set_of_the_hub_may_not_be_too_large(hub, monkeypatch):
+    monkeypatch.setattr(data_sets, "LARGEST_TABLE", 1000)
+    rows = "subject,object\n" + "a,b\n" * 150
+    put(hub.root / "large", **{"a.csv": rows, "b/c.csv": rows, "d.bin": b"0" * 5000})
+    assert read("toy/large", data_files=["a.csv"])[1][0] == ("a", "b")
+    assert "have 1230 bytes, and may have 1000: choose some by the option data_files" in read("toy/large")
+
+
+def test_the_error_of_an_unreachable_hub_says_what_to_do(hub, monkeypatch):
+    message = "the data set 'toy/one' of the Hub is not in the cache, and "
+    advice = ": download it once where there is a network, or save it to a folder and give that"
+    hub.direct_to("http://127.0.0.1:9")
+    found = read("hf://datasets/toy/one")
+    assert found.startswith(message + "the Hugging Face Hub cannot be reached (")
+    assert found.endswith(advice)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert read("hf://datasets/toy/one") == message + "HF_HUB_OFFLINE is set" + advice
