@@ -301,7 +301,8 @@ def _of_prompts(relation: Relation) -> Iterator[Problem]:
             what = f"samples[{number}].subject is {shown(sample.subject)}, which contains words of a template"
             yield Problem(relation.name, "template in subject", "samples", number, what, repairable=False)
         if _has(subject, sample.object.casefold()):
-            what = f"samples[{number}].subject is {shown(sample.subject)}, which contains its object"
+            subject_, object_ = shown(sample.subject), shown(sample.object)
+            what = f"samples[{number}].subject is {subject_}, which contains its object {object_}"
             yield Problem(relation.name, "object in prompt", "samples", number, what, repairable=False)
 
 

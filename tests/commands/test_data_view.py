@@ -78,7 +78,7 @@ def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
     options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2]
     out = run(capsys, *options, "--check", "true")
     assert "city in country: samples[3].subject is 'Tokyo ', with stray white space; repaired it is 'Tokyo'" in out
-    assert "samples[4] has its object in its subject: 'New York' and 'York'" in out
+    assert "samples[4].subject is 'New York', which contains its object 'York'" in out
     out = run(capsys, *options, "--data.selection.repair", "true", "--out", tmp_path / "mended")
     assert f"1 relations written to {tmp_path / 'mended'}" in out
     mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())

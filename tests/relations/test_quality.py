@@ -243,7 +243,7 @@ def test_objects_contained_in_their_subject_are_reported():
         ("object in prompt", 0, False),
         ("object in prompt", 2, False),
     ]
-    assert found[0].what == "samples[0].subject is 'Mexico City', which contains its object"
+    assert found[0].what == "samples[0].subject is 'Mexico City', which contains its object 'Mexico'"
 
 
 def test_objects_contained_in_a_template_are_reported():
