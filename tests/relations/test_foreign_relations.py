@@ -77,7 +77,7 @@ FILES = {
     "deep in a name": b'{"name": ' + b"[" * 900 + b"]" * 900 + b"}",
     "a key twice": json.dumps(RELATION).encode()[:-1] + b', "name": "b"}',
     "not a number": b'{"name": NaN}',
-    "half a surrogate pair": json.dumps({**RELATION, "name": "\ud83d"}).encode(),
+    "an unpaired surrogate": json.dumps({**RELATION, "name": "\ud83d"}).encode(),
     "UTF-16": json.dumps(RELATION).encode("utf-16"),
     "NUL": json.dumps({**RELATION, "name": "a\x00"}).encode(),
     "a terminal's language": json.dumps({**RELATION, "name": "\x1b]0;x\x07"}).encode(),
@@ -114,7 +114,7 @@ def test_what_is_not_a_file_is_an_error_and_is_not_waited_for(tmp_path, kind):
     else:
         path.symlink_to({"broken link": "nowhere", "link to itself": path.name, "device": "/dev/zero"}[kind])
     for call, given_path in ((load_relation, path), (load_relations, str(tmp_path)), (load_relations, str(path))):
-        with pytest.raises(LREError, match=r"can't read|no such file|no relation in it|not a folder"):
+        with pytest.raises(LREError, match=r"cannot be read|no such file|no relation in it|not a folder"):
             call(given_path)
 
 

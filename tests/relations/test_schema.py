@@ -88,7 +88,7 @@ def test_a_relation_of_a_table_needs_no_template():
         ({"name": ["n"]}, "name must be a string, not a list"),
         ({"name": " "}, "name is ' '; it must not be empty"),
         ({"name": "x" * 1001}, f"name has 1001 characters, and may have {LONGEST_NAME}: it begins with '{'x' * 47}"),
-        ({"name": "\x1b[31m"}, "name is '\\x1b[31m', which has the control character '\\x1b' in it"),
+        ({"name": "\x1b[31m"}, "name is '\\x1b[31m', which contains the control character '\\x1b'"),
         ({"prompt_templates": "The {} is"}, "prompt_templates must be a list, not 'The {} is'"),
         ({"prompt_templates": ("{} is",)}, "prompt_templates must be a list, not a tuple"),
         ({"prompt_templates": []}, "prompt_templates is empty; it must hold at least one template such as 'The "),
@@ -100,7 +100,7 @@ def test_a_relation_of_a_table_needs_no_template():
         ({"properties": []}, "properties must be an object, not a list"),
         ({"properties": {"symmetric": 1}}, "properties.symmetric must be true or false, not 1"),
         ({"properties": {"relation_type": None}}, "properties.relation_type must be a string, not None"),
-        ({"properties": {"range_name": "\x1b"}}, "properties.range_name is '\\x1b', which has the control"),
+        ({"properties": {"range_name": "\x1b"}}, "properties.range_name is '\\x1b', which contains the control"),
         ({"samples": {}}, "samples must be a list, not an object"),
         ({"samples": []}, "samples is empty; it must hold at least one subject and object"),
         ({"samples": ["c"]}, "samples[0] must be an object with subject and object, not 'c'"),
@@ -113,7 +113,7 @@ def test_a_relation_of_a_table_needs_no_template():
         ),
         (
             {"samples": samples_with(17, subject="\ud83d")},
-            "samples[17].subject is '\\ud83d', which has half a surrogate",
+            "samples[17].subject is '\\ud83d', which contains an unpaired surrogate",
         ),
     ],
 )
@@ -363,7 +363,10 @@ def test_files_are_named_after_their_relations_and_are_distinct(tmp_path):
     ("changes", "message"),
     [
         ({"prompt_templates": ()}, "the relation 'b': prompt_templates is empty"),
-        ({"samples": (Sample("s", "\ud83d"),)}, r"the relation 'b': samples\[0\].object is '\\ud83d', which has half"),
+        (
+            {"samples": (Sample("s", "\ud83d"),)},
+            r"the relation 'b': samples\[0\].object is '\\ud83d', which contains an unpaired",
+        ),
         ({"name": "country capital city"}, "two relations of the category 'factual' are named 'country capital city'"),
         ({"samples": (Sample("s" * 9000, "o" * 9000),)}, "the relation 'b' takes 18[0-9]* bytes, and a file may have"),
     ],

@@ -186,7 +186,7 @@ def test_lines_are_counted_as_an_editor_counts_them(read):
         ('subject,"object\na,b\n', 'facts.csv: line 1 opens a cell with a quotation mark " and never closes'),
         ('subject,object\n"a"b,c\n', 'facts.csv: line 2 has text after a quotation mark " that closes a cell'),
         (f"subject,object\na,{'b' * 200_000}\n", "facts.csv: line 2 has a cell that is too long"),
-        ("subject,object\na,b\x00\n", "facts.csv: line 2: object is 'b\\x00', which has the control character"),
+        ("subject,object\na,b\x00\n", "facts.csv: line 2: object is 'b\\x00', which contains the control character"),
         (
             "subject,object\na,b\nc,d\xe9\n".encode("latin-1"),
             "'facts.csv' cannot be read: line 3 is not in UTF-8 (the byte 0xe9)",
@@ -230,8 +230,8 @@ def test_problems_name_the_columns_of_the_table(read):
         "'facts.csv' has 4 problems:",
         "  line 2: q is 'x'; it must have exactly one {} for the subject, and no other brace",
         "  line 3: rel has 2000 characters, and may have 1000",
-        "  line 5: q is '\\x02', which has the control character",
-        "  line 6: kind is 'c\\x01', which has the control character",
+        "  line 5: q is '\\x02', which contains the control character",
+        "  line 6: kind is 'c\\x01', which contains the control character",
     ]
     assert [line[: len(start)] for line, start in zip(message.splitlines(), starts, strict=True)] == starts
 
@@ -258,7 +258,7 @@ def test_other_values_of_json_lines_are_not_converted_to_text(read):
         "  line 7 is not JSON: it has the key 'subject' twice in one object",
         "  line 8: object must be a string, not True",
     ]
-    assert "half a surrogate pair" in lines[8]
+    assert "an unpaired surrogate" in lines[8]
 
 
 def test_a_file_of_json_lines_without_an_object_lists_its_problems(read):
