@@ -16,7 +16,7 @@ from typing_extensions import override
 from lre_lightning.errors import LREError
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import BetaScores, best_beta, beta_scores, categories, counted, most_faithful_beta
-from lre_lightning.report.figures import plot_beta
+from lre_lightning.report.sweeps import plot_beta
 from lre_lightning.training.protocols import HasRecords
 
 Criterion = Literal["correlation", "faithfulness"]

@@ -12,7 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lre_lightning.report.analysis import counted
-from lre_lightning.report.figures import plot_layers, plot_relations
+from lre_lightning.report.relations import plot_relations
+from lre_lightning.report.sweeps import plot_layers
 from lre_lightning.storage.files import written_whole
 
 

@@ -10,10 +10,10 @@ import pytest
 from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.page import lens_page
 from lre_lightning.records.record import read_records
-from lre_lightning.report import figures
-from lre_lightning.report.page import draw, inline
+from lre_lightning.report import baselines, relations
+from lre_lightning.report.page import inline, plot
 from lre_lightning.report.sections import Picture
-from lre_lightning.report.tables import hyperparameters, to_latex
+from lre_lightning.report.tables import to_latex
 from tests.helpers.hostile import STRINGS, everything_in
 from tests.helpers.launcher import QUIET
 from tests.helpers.records import full_record
@@ -45,21 +45,21 @@ def shown_records():
     return [full_record(0, name, reported=True, **change) for name, change in zip(NAMES_TO_SHOW, changes, strict=True)]
 
 
-def test_names_are_drawn_as_they_are(shown_records):
-    """No name is mathematics, or breaks the drawing or the page that it is on."""
-    for plot in (figures.plot_relations, figures.plot_scatter, figures.plot_baselines_by_relation):
+def test_names_are_plotted_as_they_are(shown_records):
+    """No name is mathematics, or breaks the figure or the page that it is on."""
+    for figure in (relations.plot_relations, relations.plot_scatter, baselines.plot_baselines_by_relation):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of signs that no font has
-            drawn = draw(Picture("x", "x", "x", lambda plot=plot: plot(shown_records)))
-        assert not drawn.note
-        svg = str(inline(drawn, NAMES_TO_SHOW[1], "x-"))
+            plotted = plot(Picture("x", "x", lambda figure=figure: figure(shown_records)))
+        assert not plotted.note
+        svg = str(inline(plotted, NAMES_TO_SHOW[1], "x-"))
         assert "<script" not in svg
         assert "<img" not in svg.replace('<img alt="', "", 1)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_names_are_printed_by_latex_as_they_are(shown_records, tmp_path):
-    table = hyperparameters(shown_records)
+    (table,) = relations.relations(shown_records).tables
     parts = [
         "\\documentclass{article}",
         "\\usepackage{booktabs,adjustbox}",

@@ -38,7 +38,7 @@ class Dataset(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         from lre_lightning.report.analysis import by_model
-        from lre_lightning.report.tables import dataset, first_tokens, full_dataset
+        from lre_lightning.report.comparison import dataset_tables
 
         if not line.trainer.is_global_zero:
             return
@@ -47,7 +47,7 @@ class Dataset(Command):
         lock.acquire()
         try:
             models = by_model(count_known(line.placed_lm(), line.datamodule, root / "dataset_results.jsonl"))
-            show_tables((dataset(models), full_dataset(models), first_tokens(models)), root / "dataset")
+            show_tables(dataset_tables(models), root / "dataset")
         finally:
             lock.release()
 
@@ -86,7 +86,8 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
 
 def show_tables(tables: Iterable[Table], folder: Path) -> None:
     """Print tables, and write them to a folder as CSV and LaTeX."""
-    from lre_lightning.report.tables import print_table, write_table
+    from lre_lightning.report.console import print_table
+    from lre_lightning.report.tables import write_table
 
     for table in tables:
         print_table(table)

@@ -1,27 +1,32 @@
-"""The statistics behind tables and figures: pure functions of records.
+"""Statistics of records behind the tables and figures, as pure functions.
 
-Trials of a relation are averaged first, and relations after that, so that every relation has the same weight (Section
-4 of the paper). Deviations are over trials for one relation, and over relations for several. Only reported trials
-count.
+Trials are averaged per relation before relations are averaged, so that every relation has the same weight (Section 4 of
+the paper). Deviations are over trials for one relation, and over relations for several. Only reported trials count.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import Layer
+from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
 from lre_lightning.records.summary import Spread, spread
 from lre_lightning.relations.relation import SLOT
 
 LARGEST_RATIO = 1e9
+ALL = "all relations"
 
 Score = Callable[[TrialRecord], float]
-"""A score of one trial; NaN where it has none."""
+"""A score of one trial, NaN where it was not measured."""
+
+Sweep = Mapping[float, Mapping[str, Spread]]
+"""Scores by relation at every point of an axis."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,10 @@ class ModelResults:
 
     Attributes:
         model: Name or folder of the LM.
-        main: Records of the main evaluation: the relations' first templates, the n that most was measured at.
-        by_n: Records with the relations' first templates, by n; those of `main` among them.
-        by_template: Records at the main n, by the index of the relations' templates; those of `main` under 0.
-        bare: Records at the main n whose template is ``{}``, without relation-specific text.
+        main: Records of the main evaluation: the relations' first templates, at the n with most measurements.
+        by_n: Records with the relations' first templates by n, including those of `main`.
+        by_template: Records at the main n by the index of the relations' templates, with those of `main` under 0.
+        bare: Records at the main n with the template ``{}``, which has no relation-specific text.
     """
 
     model: str
@@ -44,215 +49,195 @@ class ModelResults:
 
 
 def by_model(records: Iterable[TrialRecord]) -> list[ModelResults]:
-    """Sort records by LM and kind of prompts, LMs as they first occur, relations by category and name.
+    """Group records by LM and kind of prompts: LMs as they first occur, relations by category and name.
 
     Raises:
         LREError: If an LM has no record with the relations' first templates.
     """
-    groups: dict[str, list[TrialRecord]] = {}
+    by_name: dict[str, list[TrialRecord]] = {}
     for record in records:
-        groups.setdefault(record.model, []).append(record)
-    for group in groups.values():
+        by_name.setdefault(record.model, []).append(record)
+    models = []
+    for model, group in by_name.items():
         group.sort(key=lambda record: (record.category, record.relation, record.trial))
-    return [_model_results(model, group) for model, group in groups.items()]
+        plain = [record for record in group if record.template_index == 0]
+        if not plain:
+            raise LREError(f"the results of {model!r} lack the relations' first templates: add those of a fit")
+        points: Counter[int] = Counter()
+        for record in plain:
+            points[record.n_shot] += 1 + len(record.layers) * (len(record.betas) + len(record.ranks))
+        n = max(points, key=lambda n: (points[n], n))
+        at_n = [record for record in group if record.n_shot == n]
+        indices = sorted({record.template_index for record in at_n if record.template_index is not None})
+        models.append(
+            ModelResults(
+                model=model,
+                main=[record for record in plain if record.n_shot == n],
+                by_n={m: [record for record in plain if record.n_shot == m] for m in sorted(points)},
+                by_template={i: [record for record in at_n if record.template_index == i] for i in indices},
+                bare=[record for record in at_n if record.template_index is None and record.template == SLOT],
+            )
+        )
+    return models
 
 
-def _model_results(model: str, records: Sequence[TrialRecord]) -> ModelResults:
-    plain = [record for record in records if record.template_index == 0]
-    if not plain:
-        raise LREError(f"the results of {model!r} have none with the relations' first templates: add those of a fit")
-    points: Counter[int] = Counter()
-    for record in plain:
-        points[record.n_shot] += 1 + len(record.layers) * (len(record.betas) + len(record.ranks))
-    n = max(points, key=lambda n: (points[n], n))
-    indices = sorted({r.template_index for r in records if r.template_index is not None and r.n_shot == n})
-    return ModelResults(
-        model=model,
-        main=[r for r in plain if r.n_shot == n],
-        by_n={m: [r for r in plain if r.n_shot == m] for m in sorted(points)},
-        by_template={i: [r for r in records if r.template_index == i and r.n_shot == n] for i in indices},
-        bare=[r for r in records if r.template_index is None and r.template == SLOT and r.n_shot == n],
-    )
+def short_name(model: str) -> str:
+    """Return the last part of an LM's name or folder."""
+    return model.rstrip("/").rsplit("/", 1)[-1] or "LM"
 
 
-def faithfulness(record: TrialRecord) -> float:
-    """Faithfulness at the chosen layer and beta."""
-    return math.nan if record.layer is None else record.faithfulness(record.layer, record.beta)
+def names_of(models: Sequence[ModelResults]) -> list[str]:
+    """Return the short names of LMs, or all of a name where two LMs would have the same."""
+    names = [short_name(model.model) for model in models]
+    return [name if names.count(name) == 1 else model.model or name for name, model in zip(names, models, strict=True)]
 
 
-def causality(record: TrialRecord) -> float:
-    """Causality at the chosen layer and rank."""
-    scores = record.chosen_scores
-    return math.nan if scores is None else scores[1]
+def lm_of(records: Sequence[TrialRecord]) -> str:
+    """Return the short name of the LM that records are of."""
+    return short_name(records[0].model) if records else "the LM"
 
 
-def _zero_shot(record: TrialRecord) -> float:
-    if record.layer is None or not record.faithful_zero_shot:
-        return math.nan
-    return record.faithfulness(record.layer, record.beta, zero_shot=True)
-
-
-def _at_embedding(zero_shot: bool) -> Score:
-    def score(record: TrialRecord) -> float:
-        counts = record.faithful_zero_shot if zero_shot else record.faithful
-        if "emb" not in record.layers or not counts:
-            return math.nan
-        return record.faithfulness("emb", record.beta, zero_shot)
-
-    return score
-
-
-def _faithfulness_baseline(name: str, zero_shot: bool) -> Score:
-    def score(record: TrialRecord) -> float:
-        counts = record.zero_shot_baselines if zero_shot else record.faithful_baselines
-        if record.layer is None or name not in counts:
-            return math.nan
-        return record.faithfulness_baseline(name, record.layer, zero_shot)
-
-    return score
-
-
-def _causality_baseline(name: str) -> Score:
-    return lambda r: math.nan if r.layer is None else causality_baseline_at(name, r.layer)(r)
-
-
-def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
-    """The LRE and its baselines (figure "faithfulness-baselines"), at the chosen layer.
+def faithfulness(
+    record: TrialRecord,
+    layer: Layer | None = None,
+    beta: float | None = None,
+    method: str = "LRE",
+    zero_shot: bool = False,
+) -> float:
+    """Return the faithfulness of the LRE or of a baseline, NaN where it was not measured.
 
     Args:
-        zero_shot: Whether s is read in prompts that hold the subject alone (figure "faith-baselines-prompting").
+        record: The trial.
+        layer: A layer; the chosen one if None.
+        beta: A beta; the chosen one if None. Baselines have none.
+        method: ``"LRE"`` or one of `FAITHFULNESS_BASELINES`.
+        zero_shot: Read s in a prompt that consists of the subject alone.
     """
-    return {
-        "LRE": _zero_shot if zero_shot else faithfulness,
-        "LRE at the embedding": _at_embedding(zero_shot),
-        **{name: _faithfulness_baseline(name, zero_shot) for name in FAITHFULNESS_BASELINES},
-    }
+    at = record.layer if layer is None else layer
+    if at is None or at not in record.layers:
+        return math.nan
+    if method != "LRE":
+        measured = method in (record.zero_shot_baselines if zero_shot else record.faithful_baselines)
+        return record.faithfulness_baseline(method, at, zero_shot) if measured else math.nan
+    scale = record.beta if beta is None else beta
+    measured = scale in record.betas and bool(record.faithful_zero_shot if zero_shot else record.faithful)
+    return record.faithfulness(at, scale, zero_shot) if measured else math.nan
 
 
-def causality_methods() -> dict[str, Score]:
-    """The LRE's edit and its baselines (figure "causality-baselines"), at the chosen layer."""
-    return {"LRE": causality, **{name: _causality_baseline(name) for name in CAUSALITY_BASELINES}}
+def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None = None, method: str = "LRE") -> float:
+    """Return the causality of the LRE's edit or of a baseline, NaN where it was not measured.
+
+    Args:
+        record: The trial.
+        layer: A layer; the chosen one if None.
+        rank: A rank; the chosen one if None. Baselines have none.
+        method: ``"LRE"`` or one of `CAUSALITY_BASELINES`.
+    """
+    at, used = record.layer if layer is None else layer, record.rank if rank is None else rank
+    if at is None or at not in record.layers:
+        return math.nan
+    if method != "LRE":
+        return record.causality_baseline(method, at) if method in record.causal_baselines else math.nan
+    return record.causality(at, used) if used is not None and used in record.ranks else math.nan
 
 
-def has_baselines(records: Iterable[TrialRecord]) -> bool:
-    """Whether baselines were computed for any of the records."""
-    return any(record.faithful_baselines for record in records)
+SCORES: dict[str, Callable[..., float]] = {"faithfulness": faithfulness, "causality": causality}
+
+
+def low_rank_faithfulness(record: TrialRecord, rank: int) -> float:
+    """Return the faithfulness at the chosen layer and beta with W truncated to a rank, NaN where not measured."""
+    measured = bool(record.faithful_low_rank) and rank in record.ranks
+    return record.low_rank_faithfulness(rank) if measured else math.nan
 
 
 def random_guess(record: TrialRecord) -> float:
-    """Chance of guessing the object."""
+    """Return the chance of guessing the object among the relation's distinct objects."""
     return record.random_guess
 
 
+def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
+    """Return the faithfulness of the LRE and its baselines at the chosen layer (figure "faithfulness-baselines").
+
+    Args:
+        zero_shot: Read s in prompts that consist of the subject alone (figure "faith-baselines-prompting").
+    """
+    return {
+        "LRE": partial(faithfulness, zero_shot=zero_shot),
+        "LRE at the embedding": partial(faithfulness, layer="emb", zero_shot=zero_shot),
+        **{name: partial(faithfulness, method=name, zero_shot=zero_shot) for name in FAITHFULNESS_BASELINES},
+    }
+
+
+def causality_methods() -> dict[str, Callable[..., float]]:
+    """Return the causality of the LRE's edit and its baselines, each a function of a record and perhaps a layer."""
+    return {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)}
+
+
 def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
-    """The category of every relation, in the order in which the relations first occur."""
-    found: dict[str, str] = {}
-    for record in records:
-        found.setdefault(record.relation, record.category)
-    return found
+    """Return the category of every relation, in the order in which the relations first occur."""
+    return {record.relation: record.category for record in records}
 
 
 def counted(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The records of scored and reported trials."""
+    """Return the records of scored and reported trials."""
     return [record for record in records if record.scored and record.reported]
 
 
-def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Spread]:
-    """Mean and deviation over trials of each relation; relations without the score are left out."""
-    values: dict[str, list[float]] = {}
-    for record in counted(records):
-        value = score(record)
+def spreads(values: Iterable[tuple[str, float]]) -> dict[str, Spread]:
+    """Return mean and deviation of the values by name, in the order of the names; NaN is left out."""
+    found: dict[str, list[float]] = {}
+    for name, value in values:
         if not math.isnan(value):
-            values.setdefault(record.relation, []).append(value)
-    return {relation: spread(found) for relation, found in values.items()}
+            found.setdefault(name, []).append(value)
+    return {name: spread(group) for name, group in found.items()}
+
+
+def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Spread]:
+    """Return mean and deviation over trials by relation; relations without the score are left out."""
+    return spreads((record.relation, score(record)) for record in counted(records))
+
+
+def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spread]:
+    """Return mean and deviation over the relations of each category, and over all relations under `ALL`."""
+    kinds, means = categories(records), per_relation(records, score)
+    by_category = ((kinds[relation], mean) for relation, (mean, _) in means.items())
+    return spreads([*by_category, *((ALL, mean) for mean, _ in means.values())])
 
 
 def over_relations(records: Iterable[TrialRecord], score: Score) -> Spread | None:
-    """Mean and deviation over relations of their means over trials; None where no relation has the score."""
+    """Return mean and deviation over relations of their means over trials; None where no relation has the score."""
     means = [mean for mean, _ in per_relation(records, score).values()]
     return spread(means) if means else None
 
 
-def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spread]:
-    """Mean and deviation over the relations of each category."""
-    names = categories(records)
-    means: dict[str, list[float]] = {}
-    for relation, (mean, _) in per_relation(records, score).items():
-        means.setdefault(names[relation], []).append(mean)
-    return {category: spread(found) for category, found in means.items()}
+def both_scores(records: Sequence[TrialRecord]) -> list[Spread | None]:
+    """Return faithfulness and causality, mean and deviation over relations."""
+    return [over_relations(records, score) for score in SCORES.values()]
 
 
-def layers_of(records: Iterable[TrialRecord]) -> tuple[Layer, ...]:
-    """All layers of the grids of the scored and reported records, in the LM's order."""
-    found = {layer for record in counted(records) for layer in record.layers}
-    return tuple(sorted(found, key=lambda layer: -1 if layer == "emb" else int(layer)))
+def layers_of(records: Iterable[TrialRecord]) -> list[Layer]:
+    """Return all layers of the grids of the scored and reported records, in the LM's order."""
+    return sorted({layer for record in counted(records) for layer in record.layers}, key=place_of)
 
 
-def on_most_layers(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The scored and reported records with the layers that most have, so that every layer's mean is of the same."""
-    return _on_most(records, lambda record: record.layers)
+def on_most(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) -> list[TrialRecord]:
+    """Return the scored and reported records with the most common layers, or ranks.
 
-
-def on_most_ranks(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The scored and reported records with the ranks that most have."""
-    return _on_most(records, lambda record: record.ranks)
-
-
-def _on_most(records: Iterable[TrialRecord], grid: Callable[[TrialRecord], Hashable]) -> list[TrialRecord]:
+    Means at different points of the axis are comparable only over the same records.
+    """
     scored = counted(records)
-    most = Counter(map(grid, scored)).most_common(1)
-    return [record for record in scored if grid(record) == most[0][0]]
-
-
-def faithfulness_at(layer: Layer) -> Score:
-    """Faithfulness at a layer and the chosen beta."""
-    return lambda r: r.faithfulness(layer, r.beta) if layer in r.layers else math.nan
-
-
-def causality_at(layer: Layer) -> Score:
-    """Causality at a layer and the chosen rank."""
-    return lambda r: r.causality(layer, r.rank) if layer in r.layers and r.rank is not None else math.nan
-
-
-def best_causality_at(layer: Layer) -> Score:
-    """Causality at a layer and that trial's best rank."""
-    return lambda r: max(r.causality(layer, rank) for rank in r.ranks) if layer in r.layers else math.nan
-
-
-def causality_baseline_at(name: str, layer: Layer) -> Score:
-    """Causality of a baseline at a layer (figure "causality-baselines-layerwise")."""
-
-    def score(record: TrialRecord) -> float:
-        if layer not in record.layers or name not in record.causal_baselines:
-            return math.nan
-        return record.causality_baseline(name, layer)
-
-    return score
-
-
-def causality_at_rank(rank: int) -> Score:
-    """Causality at the chosen layer and a rank (figure "rank-sweep")."""
-    return lambda r: r.causality(r.layer, rank) if r.layer is not None and rank in r.ranks else math.nan
-
-
-def faithfulness_at_rank(rank: int) -> Score:
-    """Faithfulness at the chosen layer and beta with W cut down to a rank (figure "rank-sweep")."""
-    return lambda r: r.low_rank_faithfulness(rank) if r.faithful_low_rank and rank in r.ranks else math.nan
-
-
-def faithfulness_at_beta(beta: float) -> Score:
-    """Faithfulness at the chosen layer and a beta."""
-    return lambda r: r.faithfulness(r.layer, beta) if r.layer is not None and beta in r.betas else math.nan
+    most = Counter(getattr(record, axis) for record in scored).most_common(1)
+    return [record for record in scored if getattr(record, axis) == most[0][0]]
 
 
 @dataclass(frozen=True)
 class BetaScores:
-    """A line of the table of betas (table "beta").
+    """The scores at one beta (table "beta").
 
     Attributes:
         beta: The beta.
         faithfulness: Mean and deviation over relations.
-        causality: Likewise; always at beta 1, so the same in every line.
+        causality: Likewise; always at beta 1, hence the same for every beta.
         correlation: Pearson's correlation of faithfulness and causality over relations.
     """
 
@@ -262,89 +247,82 @@ class BetaScores:
     correlation: float | None
 
 
-def beta_scores(records: Sequence[TrialRecord]) -> list[BetaScores]:
-    """Scores at every beta of the grid that all relations have, layer and rank as chosen."""
+def beta_scores(records: Iterable[TrialRecord]) -> list[BetaScores]:
+    """Return the scores at every beta that all relations have on their grids, at the chosen layers and ranks."""
     records = counted(records)
-    grids = [set(record.betas) for record in records]
-    betas = sorted(set.intersection(*grids)) if grids else []
-    edits = per_relation(records, causality)
-    lines = []
-    for beta in betas:
-        means = per_relation(records, faithfulness_at_beta(beta))
-        overall = over_relations(records, faithfulness_at_beta(beta))
+    shared = set.intersection(*(set(record.betas) for record in records)) if records else set()
+    causal = per_relation(records, causality)
+    scores = []
+    for beta in sorted(shared):
+        score = partial(faithfulness, beta=beta)
+        overall = over_relations(records, score)
         if overall is not None:
-            pair = correlation(means, edits)
-            lines.append(BetaScores(beta, overall, over_relations(records, causality), pair))
-    return lines
+            agreement = correlation(per_relation(records, score), causal)
+            scores.append(BetaScores(beta, overall, over_relations(records, causality), agreement))
+    return scores
 
 
-def best_beta(lines: Sequence[BetaScores]) -> float | None:
-    """The beta of the best correlation, the paper's criterion; None where there is no correlation."""
-    known = [line for line in lines if line.correlation is not None]
-    return max(known, key=lambda line: line.correlation or 0.0).beta if known else None
+def best_beta(scores: Iterable[BetaScores]) -> float | None:
+    """Return the beta of the best correlation, the paper's criterion; None where no correlation is defined."""
+    found = {line.beta: line.correlation for line in scores if line.correlation is not None}
+    return max(found, key=lambda beta: found[beta]) if found else None
 
 
-def most_faithful_beta(lines: Sequence[BetaScores]) -> float | None:
-    """The beta of the highest mean faithfulness; None without lines."""
-    return max(lines, key=lambda line: line.faithfulness[0]).beta if lines else None
+def most_faithful_beta(scores: Sequence[BetaScores]) -> float | None:
+    """Return the beta of the highest mean faithfulness; None without scores."""
+    return max(scores, key=lambda line: line.faithfulness[0]).beta if scores else None
 
 
 def agreement(records: Sequence[TrialRecord]) -> float | None:
-    """Pearson's correlation of faithfulness and causality over relations, at their chosen layers and ranks."""
+    """Return Pearson's correlation of faithfulness and causality over relations, at their chosen layers and ranks."""
     return correlation(per_relation(records, faithfulness), per_relation(records, causality))
 
 
-def paired(records: Sequence[TrialRecord], one: Score, other: Score) -> list[tuple[float, float]]:
-    """Two scores' means over trials, of the relations that have both."""
-    first, second = per_relation(records, one), per_relation(records, other)
-    return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
-
-
 def correlation(one: Mapping[str, Spread], other: Mapping[str, Spread], ranks: bool = False) -> float | None:
-    """Correlation over the relations that both have.
+    """Return the correlation of two scores over the relations that have both.
 
     Args:
         one: Mean and deviation by relation.
         other: Likewise.
-        ranks: Spearman's rank correlation in place of Pearson's.
+        ranks: Return Spearman's rank correlation instead of Pearson's.
 
     Returns:
-        The coefficient; None with fewer than three relations, or where one of the two does not vary.
+        The coefficient; None with fewer than three relations, or where one of the scores does not vary.
     """
     import torch
     from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 
     shared = [relation for relation in one if relation in other]
     # Rounded, so that means which are equal as fractions are equal.
-    pairs = torch.tensor([[one[r][0], other[r][0]] for r in shared], dtype=torch.float64).round(decimals=12)
-    if len(shared) < 3 or any(len(column.unique()) < 2 for column in pairs.T):
+    means = torch.tensor([[one[r][0], other[r][0]] for r in shared], dtype=torch.float64).round(decimals=12)
+    if len(shared) < 3 or any(len(column.unique()) < 2 for column in means.T):
         return None
-    return float((spearman_corrcoef if ranks else pearson_corrcoef)(pairs[:, 0], pairs[:, 1]))
+    return float((spearman_corrcoef if ranks else pearson_corrcoef)(means[:, 0], means[:, 1]))
+
+
+def paired(records: Sequence[TrialRecord], one: Score, other: Score) -> list[tuple[float, float]]:
+    """Return the means over trials of two scores, for the relations that have both."""
+    first, second = per_relation(records, one), per_relation(records, other)
+    return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
 
 
 def known_facts(records: Iterable[TrialRecord]) -> dict[str, Spread]:
-    """Test samples that the LM knows by relation, mean and deviation over all trials (table "full-dataset")."""
-    counts: dict[str, list[float]] = {}
-    for record in records:
-        counts.setdefault(record.relation, []).append(record.known)
-    return {relation: spread(found) for relation, found in counts.items()}
+    """Return the number of known test samples by relation, mean and deviation over all trials."""
+    return spreads((record.relation, record.known) for record in records)
 
 
 def underestimation(records: Iterable[TrialRecord]) -> dict[str, Spread]:
-    """By relation, the ratio of change to estimate, mean and deviation over pairs of subjects (table "line_int").
+    """Return the ratio of change to estimate by relation, mean and deviation over pairs of subjects (table "line_int").
 
-    A pair that has no ratio is left out.
+    Pairs without a ratio are left out.
     """
-    ratios: dict[str, list[float]] = {}
-    for record in counted(records):
-        ratios.setdefault(record.relation, []).extend(change_ratios(record))
-    return {relation: spread(found) for relation, found in ratios.items() if found}
+    return spreads((record.relation, ratio) for record in counted(records) for ratio in change_ratios(record))
 
 
 def change_ratios(record: TrialRecord) -> list[float]:
-    """The ratio of change to estimate of each pair of subjects that has one.
+    """Return the ratio of change to estimate for each pair of subjects that has one.
 
-    It has none where the estimate is not positive, or so near to nothing that the ratio is no number to speak of.
+    Pairs whose estimate is not positive, or so close to zero that the ratio is meaningless, have none.
     """
     ratios = [exact / estimate for exact, estimate in record.line_integrals if estimate > 0]
     return [ratio for ratio in ratios if abs(ratio) < LARGEST_RATIO]

@@ -1,69 +1,59 @@
-"""The table of results for a terminal."""
+"""Tables for a terminal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from lre_lightning.records.summary import RelationSummary
+from lre_lightning.report.tables import Table, cell_text, to_text
 
 
-def results_table(summaries: Iterable[RelationSummary]) -> Table:
-    """Build the table: one line a relation, scores as mean ± standard deviation over trials."""
-    table = Table(title="Linear relational embeddings", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
+    """Build the table of results: one row per relation, scores as mean ± standard deviation over trials."""
+    names = ("samples", "known", "layer", "rank", "beta", "faithfulness", "causality", "random guess")
+    title = "Linear relational embeddings"
+    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category"):
         table.add_column(name, no_wrap=True)
-    for name in ("samples", "known", "layer", "rank", "beta", "faithfulness", "causality", "random guess"):
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for summary in summaries:
-        table.add_row(*_cells(summary))
+    for one in summaries:
+        known = f"{one.known:.1f}".removesuffix(".0")
+        chosen = ["-" if value is None else str(value) for value in (one.layer, one.rank, one.beta)]
+        scores = [cell_text(score) if one.trials else "not scored" for score in (one.faithfulness, one.causality)]
+        table.add_row(one.relation, one.category, str(one.samples), known, *chosen, *scores, f"{one.random_guess:.2f}")
     return table
 
 
-def wide_console(table: Table) -> Console:
-    """Standard output, as wide as the terminal or a table that is wider, with texts printed as they are."""
+def wide_console(table: RichTable) -> Console:
+    """Return a console for standard output, at least as wide as a table, which prints texts literally."""
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
     console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
     return console
 
 
-def print_results(summaries: Iterable[RelationSummary]) -> None:
-    """Print the table of results, and below it the relations that were not scored.
-
-    The table is never cut to the terminal's width: lines that are too long run on, and no figure is lost.
-    """
-    found = list(summaries)
-    table = results_table(found)
+def print_results(summaries: Sequence[RelationSummary]) -> None:
+    """Print the table of results, never cut to the terminal's width, followed by the relations without scores."""
+    table = results_table(summaries)
     console = wide_console(table)
     console.print(table)
-    unscored = [summary.relation for summary in found if not summary.trials]
+    unscored = [summary.relation for summary in summaries if not summary.trials]
     if unscored:
         console.print(f"Not scored, because the LM knows too few of their facts: {', '.join(unscored)}.")
 
 
-def _cells(summary: RelationSummary) -> list[str]:
-    scores = [_score(summary.faithfulness), _score(summary.causality)]
-    choice = [summary.layer, summary.rank, summary.beta]
-    chosen = ["-" if value is None else f"{value}" for value in choice]
-    known = f"{summary.known:.1f}".removesuffix(".0")
-    return [
-        summary.relation,
-        summary.category,
-        str(summary.samples),
-        known,
-        *chosen,
-        *(scores if summary.trials else ["not scored", "not scored"]),
-        f"{summary.random_guess:.2f}",
-    ]
-
-
-def _score(score: tuple[float, float | None] | None) -> str:
-    if score is None:
-        return "-"
-    mean, deviation = score
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+def print_table(table: Table) -> None:
+    """Print a table below its caption, never cut to the terminal's width."""
+    printed = RichTable(box=box.SIMPLE_HEAD)
+    for number, column in enumerate(table.columns):
+        printed.add_column(column, justify="left" if table.is_text(number) else "right", no_wrap=True)
+    for row in to_text(table):
+        printed.add_row(*row)
+    Console(markup=False, emoji=False, highlight=False).print(f"\n{table.caption}")
+    wide_console(printed).print(printed)

@@ -12,7 +12,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 
 from lre_lightning.errors import LREError
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import figures
+from lre_lightning.report import baselines, comparison, relations, sweeps
 from lre_lightning.report.analysis import by_model
 
 LAYERS, BETAS, RANKS = ("emb", 0, 3), (1.0, 2.0), (2, 8)
@@ -149,7 +149,7 @@ def legend(figure):
 
 def test_by_relation_the_most_faithful_comes_first():
     records = run()
-    figure = figures.plot_relations(records)
+    figure = relations.plot_relations(records)
     (axes,) = figure.axes
     order = ["colour", "capital", "past", "gender"]
     assert labels(axes) == [f"{name}  (layer 3)" for name in order]
@@ -166,13 +166,13 @@ def test_by_relation_the_most_faithful_comes_first():
     assert [text.xy[1] for text in axes.texts] == [0, 1, 2, 3]
     assert legend(figure) == ["faithfulness", "causality", "random guess"]
     assert figure.get_supxlabel() == "mean over trials (1 relation not scored)"
-    assert figures.plot_relations(records[:1]).get_supxlabel() == "mean over trials"
+    assert relations.plot_relations(records[:1]).get_supxlabel() == "mean over trials"
 
 
 def test_one_trial_has_no_error_bars_and_what_has_no_score_no_bar():
     # Without edits there is no causality.
     records = [record("capital", edited=0), record("colour"), record("gender", layer="emb", rank=8)]
-    (axes,) = figures.plot_relations(records).axes
+    (axes,) = relations.plot_relations(records).axes
     assert labels(axes) == ["colour  (layer 3)", "capital  (layer 3)", "gender  (layer emb)"]
     assert bars(axes)[1] == [causal(records[1]), records[2].causal[0][1] / 25]
     assert rows_of(axes)[1] == [0.2, 2.2]
@@ -183,7 +183,7 @@ def test_models_stand_side_by_side_in_the_order_of_the_first():
     names = ("colour", "gender", "new")
     other = [record(name, faithful=((0, 0), (0, 0), (0, 6 + i)), model="b/second") for i, name in enumerate(names)]
     first = run()
-    figure = figures.plot_models_by_relation(by_model([*first, *other]))
+    figure = comparison.plot_models_by_relation(by_model([*first, *other]))
     left, right = figure.axes
     order = ["colour", "capital", "past", "gender", "ceo", "new"]
     assert labels(left) == order
@@ -201,7 +201,7 @@ def test_models_stand_side_by_side_in_the_order_of_the_first():
 
 def test_known_facts_are_shares_of_the_tested_samples():
     second = [record(known=15, model="b/second"), record(trial=1, known=45, model="b/second")]
-    figure = figures.plot_known(by_model([*run(), *second]))
+    figure = comparison.plot_known(by_model([*run(), *second]))
     left, right = figure.axes
     assert labels(left) == ["gender", "colour", "past", "capital", "ceo"]
     assert bars(left) == [pytest.approx([50 / 60, 40 / 60, 30 / 60, 20 / 60]), [3 / 12]]
@@ -249,14 +249,14 @@ def check_groups(figure, records, rows, series):
 
 def test_baselines_of_faithfulness_by_category():
     records = run()
-    figure = figures.plot_faithfulness_baselines(records)
+    figure = baselines.plot_faithfulness_baselines(records)
     check_groups(figure, records, FAITHFUL, [faithfulness_scores()])
     assert rows_of(figure.axes[1]) == [[0, 1, 2, 3, 4]]
 
 
 def test_zero_shot_bars_are_light_and_hatched_below_the_others():
     records = run()
-    figure = figures.plot_faithfulness_baselines(records, zero_shot=True)
+    figure = baselines.plot_faithfulness_baselines(records, zero_shot=True)
     check_groups(figure, records, FAITHFUL, [faithfulness_scores(), faithfulness_scores(zero_shot=True)])
     dark, light = (container[0] for container in figure.axes[0].containers if isinstance(container, BarContainer))
     assert sum(dark.get_facecolor()) < sum(light.get_facecolor())
@@ -267,17 +267,17 @@ def test_zero_shot_bars_are_light_and_hatched_below_the_others():
 
 def test_a_method_that_nothing_measured_has_no_row():
     without = [replace(r, layers=(1, 2, 3)) for r in run() if r.layers]
-    assert labels(figures.plot_faithfulness_baselines(without).axes[0]) == [m for m in FAITHFUL if "embed" not in m]
+    assert labels(baselines.plot_faithfulness_baselines(without).axes[0]) == [m for m in FAITHFUL if "embed" not in m]
 
 
 def test_baselines_of_causality_by_category():
     records = run()
-    check_groups(figures.plot_causality_baselines(records), records, CAUSAL, [causality_scores()])
+    check_groups(baselines.plot_causality_baselines(records), records, CAUSAL, [causality_scores()])
 
 
 def test_baselines_by_relation_are_dots():
     records = run()
-    figure = figures.plot_baselines_by_relation(records)
+    figure = baselines.plot_baselines_by_relation(records)
     order = ["colour", "capital", "past", "gender"]
     assert labels(figure.axes[0]) == order
     for axes, methods, scores in zip(
@@ -297,7 +297,7 @@ def test_baselines_by_relation_are_dots():
 def test_templates_are_dots_of_the_relations_that_have_several():
     first, second = run(), [r for r in run() if r.relation in ("colour", "past")]
     second = [replace(r, faithful=tuple(tuple(c // 2 for c in row) for row in r.faithful)) for r in second]
-    figure = figures.plot_templates({0: first, 2: second})
+    figure = relations.plot_templates({0: first, 2: second})
     order = ["colour", "past"]  # by faithfulness with the first template
     assert labels(figure.axes[0]) == order
     for axes, score in zip(figure.axes, (faithful, causal), strict=True):
@@ -308,7 +308,7 @@ def test_templates_are_dots_of_the_relations_that_have_several():
             assert [round(y) for y in ys] == [0, 1]
     assert titles(figure) == ["faithfulness", "causality"]
     with pytest.raises(LREError, match="no relation was scored with several templates"):
-        figures.plot_templates({0: first})
+        relations.plot_templates({0: first})
 
 
 def at_layer(counts, total, layer, point):
@@ -317,7 +317,7 @@ def at_layer(counts, total, layer, point):
 
 def test_causality_by_layer_has_a_panel_for_the_mean_and_one_for_each_relation():
     records = run()
-    figure = figures.plot_causality_by_layer(records)
+    figure = baselines.plot_causality_by_layer(records)
     order = ["colour", "past", "capital", "gender"]  # by causality
     order.sort(key=lambda name: -mean_of(records, causal, name)[0])
     assert titles(figure) == ["mean over relations", *order]
@@ -341,7 +341,7 @@ def test_causality_by_layer_has_a_panel_for_the_mean_and_one_for_each_relation()
 def test_by_layer_trials_are_averaged_first_and_relations_after_that():
     records = run()
     records += [record("of another run", layers=("emb", 0, 5), faithful=((0, 0),) * 3, causal=((0, 0),) * 3, layer=0)]
-    (axes,) = figures.plot_layers(records).axes
+    (axes,) = sweeps.plot_layers(records).axes
     found = curves(axes)
     assert list(found) == ["faithfulness (4 relations)", "causality (4 relations)"]
     for (xs, ys), shade, (counts, total, point) in zip(
@@ -358,7 +358,7 @@ def test_by_layer_trials_are_averaged_first_and_relations_after_that():
 
 def test_each_relation_has_its_layers_chosen_layer_and_random_guess():
     records = [*run(), record("new", layer=0, faithful=((0, 0),) * 3)]
-    figure = figures.plot_layers_by_relation(records)
+    figure = sweeps.plot_layers_by_relation(records)
     assert titles(figure) == ["colour", "capital", "past", "gender", "new"]
     for axes in figure.axes:
         name, found = axes.get_title(), curves(axes)
@@ -379,21 +379,21 @@ def test_each_relation_has_its_layers_chosen_layer_and_random_guess():
 
 def test_by_rank_faithfulness_is_that_of_w_cut_down():
     records = [*run(), record("other ranks", ranks=(1, 2), faithful_low_rank=(0, 0), causal=((0, 0),) * 3)]
-    (axes,) = figures.plot_ranks(records).axes
+    (axes,) = sweeps.plot_ranks(records).axes
     found = curves(axes)
     low = [over(records, lambda r, i=i: r.faithful_low_rank[i] / r.known, RELATIONS)[0] for i in range(2)]
     edits = [over(records, lambda r, i=i: r.causal[2][i] / r.edited, RELATIONS)[0] for i in range(2)]
-    assert found["faithfulness, W cut down to the rank (4 relations)"] == ([2, 8], pytest.approx(low))
+    assert found["faithfulness, W truncated to the rank (4 relations)"] == ([2, 8], pytest.approx(low))
     assert found["causality (4 relations)"] == ([2, 8], pytest.approx(edits))
     assert axes.get_xscale() == "log"
     without = [replace(r, faithful_low_rank=()) for r in records]
-    assert list(curves(figures.plot_ranks(without).axes[0])) == ["causality (4 relations)"]
+    assert list(curves(sweeps.plot_ranks(without).axes[0])) == ["causality (4 relations)"]
 
 
 def test_over_n_only_relations_scored_at_every_n_count():
     by_n = {n: [record(name, trial, n_shot=n) for name in RELATIONS for trial in (0, n)] for n in (3, 1, 5)}
     by_n[5] = [r for r in by_n[5] if r.relation != "past"] + [unscored("past")]
-    figure = figures.plot_n(by_n)
+    figure = sweeps.plot_n(by_n)
     assert titles(figure) == ["faithfulness: 3 relations scored at every n", "causality: 3 relations scored at every n"]
     names = ["capital", "colour", "gender"]
     for axes, score in zip(figure.axes, (faithful, causal), strict=True):
@@ -411,7 +411,7 @@ def test_mode_switch_compares_the_relations_that_have_both():
     main = run()
     bare = [replace(r, faithful=r.faithful[::-1]) for r in main if r.relation != "past"]
     bare += [record("gender", 3, faithful=((50, 50),) * 3, causal=((25, 25),) * 3)]
-    figure = figures.plot_mode_switch(main, bare)
+    figure = sweeps.plot_mode_switch(main, bare)
     names = ["colour", "capital", "gender"]  # by faithfulness with the text, not without
     assert titles(figure) == ["mean over relations", *names]
     for axes, shown in zip(figure.axes, [names, *([name] for name in names)], strict=True):
@@ -433,7 +433,7 @@ def test_beta_of_the_best_correlation_and_of_the_best_faithfulness_are_marked():
         )
         for name in RELATIONS
     ]
-    (axes,) = figures.plot_beta(records).axes
+    (axes,) = sweeps.plot_beta(records).axes
     shares = np.array([[count / RELATIONS[name][0] for count in counts[name]] for name in RELATIONS])
     edits = [causal(r) for r in records]
     means = shares.mean(0)
@@ -472,7 +472,7 @@ def test_scatter_fills_the_dots_of_relations_with_many_known_facts():
         record("capital", 2, known=90, reported=False),
     ]
     records = [*few, *(r for r in run() if r.relation != "capital")]
-    figure = figures.plot_scatter(records, title="first")
+    figure = relations.plot_scatter(records, title="first")
     (axes,) = figure.axes
     points = {n: (mean_of(records, faithful, n)[0], mean_of(records, causal, n)[0]) for n in RELATIONS}
     assert dots(axes) == {
@@ -493,19 +493,19 @@ def test_scatter_names_at_most_six_relations_the_farthest_from_the_diagonal():
     records = [
         record(f"relation {i}", faithful=((0, 0),) * 3, causal=((0, 0), (0, 0), (i, 0)), edited=10) for i in edits
     ]
-    figure = figures.plot_scatter(records)
+    figure = relations.plot_scatter(records)
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts] == [f"relation {i}" for i in (10, 9, 8, 5, 4, 3)]
     assert [text.xy for text in axes.texts] == [(0, i / 10) for i in (10, 9, 8, 5, 4, 3)]
     assert axes.get_title() == "R not defined"  # faithfulness does not vary
     near = [replace(r, faithful=r.causal, known=r.edited, beta=1.0) for r in run() if r.layers]
-    assert len(figures.plot_scatter(near).axes[0].texts) == 0
+    assert len(relations.plot_scatter(near).axes[0].texts) == 0
 
 
 def test_categories_have_a_bar_for_each_model():
     first = run()
     second = [record(name, model="b/second", faithful=((0, 0), (0, 0), (0, 5))) for name in ("gender", "colour")]
-    figure = figures.plot_categories(by_model([*first, *second]))
+    figure = relations.plot_categories(by_model([*first, *second]))
     assert titles(figure) == ["faithfulness", "causality"]
     assert labels(figure.axes[0]) == ["bias", "commonsense", "factual", "all relations"]
     for axes, score in zip(figure.axes, (faithful, causal), strict=True):
@@ -525,7 +525,7 @@ def test_agreement_of_models_is_spearmans():
         for model, by_relation in counts.items()
         for name, count in zip(RELATIONS, by_relation, strict=True)
     )
-    figure = figures.plot_model_agreement(models)
+    figure = comparison.plot_model_agreement(models)
     pairs = list(combinations(counts, 2))
     for axes, (one, other) in zip(figure.axes, pairs, strict=True):
         ranks = [np.argsort(np.argsort(counts[model])) for model in (one, other)]
@@ -539,12 +539,12 @@ def test_agreement_of_models_is_spearmans():
 
 def test_models_of_the_same_last_name_are_called_in_full():
     models = by_model([record(model="org/lm"), record(model="other/lm"), record(model="/runs/third/")])
-    assert titles(figures.plot_models_by_relation(models)) == ["org/lm", "other/lm", "third"]
+    assert titles(comparison.plot_models_by_relation(models)) == ["org/lm", "other/lm", "third"]
 
 
 def test_underestimation_is_the_ratio_over_pairs():
     records = run()
-    (axes,) = figures.plot_underestimation(records).axes
+    (axes,) = relations.plot_underestimation(records).axes
     ratios = {name: [2.0, 3 * share, 3.0, 3 * share] for name, (*_, share) in RELATIONS.items()}
     ratios["colour"] = [2.0, 2.7, 3.0, 2.7]
     order = sorted(ratios, key=lambda name: -statistics.fmean(ratios[name]))
@@ -572,24 +572,24 @@ BARE = replace(
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: figures.plot_relations([unscored()]), "no relation was scored"),
-        (lambda: figures.plot_models_by_relation(by_model([unscored()])), "no relation was scored for any LM"),
-        (lambda: figures.plot_faithfulness_baselines([BARE]), "no baselines of faithfulness"),
-        (lambda: figures.plot_faithfulness_baselines([BARE], zero_shot=True), "no zero-shot baselines of faithfulness"),
-        (lambda: figures.plot_causality_baselines([BARE]), "no baselines of causality"),
-        (lambda: figures.plot_baselines_by_relation([BARE]), "no baselines: there is nothing to compare"),
-        (lambda: figures.plot_causality_by_layer([BARE]), "no baselines of causality"),
-        (lambda: figures.plot_layers([unscored()]), "no relation was scored"),
-        (lambda: figures.plot_layers_by_relation([record(reported=False)]), "no relation was scored"),
-        (lambda: figures.plot_ranks([]), "no relation was scored"),
-        (lambda: figures.plot_n({1: [record()], 2: [record("colour")]}), "at every n"),
-        (lambda: figures.plot_n({}), "at every n"),
-        (lambda: figures.plot_mode_switch([record()], [record("colour")]), "with and without relation-specific text"),
-        (lambda: figures.plot_beta([record(), record("colour", betas=(5.0, 6.0), beta=6.0)]), "no beta in common"),
-        (lambda: figures.plot_scatter([record(edited=0)]), "both faithfulness and causality"),
-        (lambda: figures.plot_categories(by_model([unscored()])), "no relation was scored for any LM"),
-        (lambda: figures.plot_known(by_model([replace(unscored(), tested=0)])), "no relation was tested"),
-        (lambda: figures.plot_underestimation([BARE]), "no line integrals"),
+        (lambda: relations.plot_relations([unscored()]), "no relation was scored"),
+        (lambda: comparison.plot_models_by_relation(by_model([unscored()])), "no relation was scored for any LM"),
+        (lambda: baselines.plot_faithfulness_baselines([BARE]), "no baselines of faithfulness"),
+        (lambda: baselines.plot_faithfulness_baselines([BARE], zero_shot=True), "no zero-shot baselines of faithfulness"),
+        (lambda: baselines.plot_causality_baselines([BARE]), "no baselines of causality"),
+        (lambda: baselines.plot_baselines_by_relation([BARE]), "hold no baselines$"),
+        (lambda: baselines.plot_causality_by_layer([BARE]), "no baselines of causality"),
+        (lambda: sweeps.plot_layers([unscored()]), "no relation was scored"),
+        (lambda: sweeps.plot_layers_by_relation([record(reported=False)]), "no relation was scored"),
+        (lambda: sweeps.plot_ranks([]), "no relation was scored"),
+        (lambda: sweeps.plot_n({1: [record()], 2: [record("colour")]}), "at every n"),
+        (lambda: sweeps.plot_n({}), "at every n"),
+        (lambda: sweeps.plot_mode_switch([record()], [record("colour")]), "with and without relation-specific text"),
+        (lambda: sweeps.plot_beta([record(), record("colour", betas=(5.0, 6.0), beta=6.0)]), "no beta in common"),
+        (lambda: relations.plot_scatter([record(edited=0)]), "both faithfulness and causality"),
+        (lambda: relations.plot_categories(by_model([unscored()])), "no relation was scored for any LM"),
+        (lambda: comparison.plot_known(by_model([replace(unscored(), tested=0)])), "no relation was tested"),
+        (lambda: relations.plot_underestimation([BARE]), "no line integrals"),
     ],
 )
 def test_nothing_to_draw_is_said(draw, message):
@@ -684,25 +684,25 @@ def every_figure(records):
     models = by_model(records)
     main = models[0].main
     few = [record for record in main if record.trial < 2]  # drawn by layer and relation, trials only take time
-    yield "relations", figures.plot_relations(main)
-    yield "faithfulness baselines", figures.plot_faithfulness_baselines(few)
-    yield "zero-shot", figures.plot_faithfulness_baselines(few, zero_shot=True)
-    yield "causality baselines", figures.plot_causality_baselines(few)
-    yield "baselines by relation", figures.plot_baselines_by_relation(main)
-    yield "causality by layer", figures.plot_causality_by_layer(few)
-    yield "layers", figures.plot_layers(few)
-    yield "layers by relation", figures.plot_layers_by_relation(few)
-    yield "ranks", figures.plot_ranks(few)
-    yield "n", figures.plot_n({1: few, 8: main})
-    yield "mode switch", figures.plot_mode_switch(few[:20], few)
-    yield "beta", figures.plot_beta(few)
-    yield "scatter", figures.plot_scatter(main, title=models[0].model)
-    yield "underestimation", figures.plot_underestimation(few)
-    yield "models", figures.plot_models_by_relation(models)
-    yield "known", figures.plot_known(models)
-    yield "categories", figures.plot_categories(models)
+    yield "relations", relations.plot_relations(main)
+    yield "faithfulness baselines", baselines.plot_faithfulness_baselines(few)
+    yield "zero-shot", baselines.plot_faithfulness_baselines(few, zero_shot=True)
+    yield "causality baselines", baselines.plot_causality_baselines(few)
+    yield "baselines by relation", baselines.plot_baselines_by_relation(main)
+    yield "causality by layer", baselines.plot_causality_by_layer(few)
+    yield "layers", sweeps.plot_layers(few)
+    yield "layers by relation", sweeps.plot_layers_by_relation(few)
+    yield "ranks", sweeps.plot_ranks(few)
+    yield "n", sweeps.plot_n({1: few, 8: main})
+    yield "mode switch", sweeps.plot_mode_switch(few[:20], few)
+    yield "beta", sweeps.plot_beta(few)
+    yield "scatter", relations.plot_scatter(main, title=models[0].model)
+    yield "underestimation", relations.plot_underestimation(few)
+    yield "models", comparison.plot_models_by_relation(models)
+    yield "known", comparison.plot_known(models)
+    yield "categories", relations.plot_categories(models)
     if len(models) > 1:
-        yield "agreement", figures.plot_model_agreement(models)
+        yield "agreement", comparison.plot_model_agreement(models)
 
 
 def test_of_all_relations_of_the_paper_no_texts_overlap_or_are_cut(paper):
@@ -718,7 +718,7 @@ def test_of_all_relations_of_the_paper_no_texts_overlap_or_are_cut(paper):
 
 def test_over_many_trials_bars_are_their_mean_and_deviation(paper):
     second = [record for record in paper if record.model.endswith("xl")]
-    (axes,) = figures.plot_relations(second).axes
+    (axes,) = relations.plot_relations(second).axes
     names = [label.split("  ")[0] for label in labels(axes)]
     found = {name: score for name, *score in zip(names, bars(axes)[0], errors(axes)[0], strict=True)}
     assert sorted(found) == sorted(set(NAMES) - {"country language"})
@@ -752,5 +752,5 @@ def test_of_many_deep_models_with_long_names_no_texts_overlap_or_are_cut():
     for _, figure in every_figure(records):
         check_layout(figure)
     deep = [r for r in dataset("deep", 2, trials=1, depth=49) if r.relation in NAMES[:3]]
-    for draw in (figures.plot_layers, figures.plot_layers_by_relation, figures.plot_causality_by_layer):
+    for draw in (sweeps.plot_layers, sweeps.plot_layers_by_relation, baselines.plot_causality_by_layer):
         check_layout(draw(deep))

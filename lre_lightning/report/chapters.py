@@ -1,0 +1,105 @@
+"""The chapters of a report: one per LM, and one that compares them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.report import analysis, baselines, relations, sweeps
+from lre_lightning.report.analysis import ModelResults
+from lre_lightning.report.comparison import comparison, dataset
+from lre_lightning.report.findings import findings
+from lre_lightning.report.sections import Section
+from lre_lightning.report.tables import cell_text
+
+WHOLE = "all"
+"""Anchor of a chapter whose files have no folder of their own."""
+HOW = "how"
+"""Anchor of the last part of the page, on how it was made."""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Sections on one LM, or on several.
+
+    Attributes:
+        title: The heading.
+        folder: Subfolder of the files, "" for none.
+        sections: The sections.
+        facts: The main numbers by name.
+    """
+
+    title: str
+    folder: str
+    sections: tuple[Section, ...]
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """Prefix of the chapter's anchors."""
+        return self.folder or WHOLE
+
+
+def chapters_of(models: Sequence[ModelResults]) -> list[Chapter]:
+    """Return a chapter per LM and, if there are several, one that compares them."""
+    names = analysis.names_of(models)
+    folders = [""] if len(models) == 1 else folders_of(names)
+    chapters = [
+        Chapter(name, folder, _sections(model), _facts(model.main))
+        for name, folder, model in zip(names, folders, models, strict=True)
+    ]
+    if len(models) > 1:
+        return [*chapters, Chapter("Comparison", "", (*comparison(models), dataset(models)))]
+    only = chapters[0]
+    return [Chapter(only.title, "", (*only.sections, dataset(models)), only.facts)]
+
+
+def _sections(model: ModelResults) -> tuple[Section, ...]:
+    records = model.main
+    first = (Section("Findings", tables=(findings(records, model.bare),)), relations.relations(records))
+    if not analysis.counted(records):
+        return first
+    return (
+        *first,
+        relations.categories(model),
+        *baselines.baselines(records),
+        relations.agreement(records),
+        sweeps.layers(records),
+        sweeps.mode_switch(model),
+        sweeps.ranks(records),
+        sweeps.betas(records),
+        relations.underestimation(records),
+        sweeps.n_shots(model),
+        relations.templates(model),
+    )
+
+
+def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:
+    scored = analysis.counted(records)
+    faithful, causal = map(cell_text, analysis.both_scores(records))
+    return (
+        ("relations scored", f"{len(analysis.categories(scored))} of {len(analysis.categories(records))}"),
+        ("examples, n", str(records[0].n_shot)),
+        ("trials", str(len({record.trial for record in scored}))),
+        ("faithfulness", faithful),
+        ("causality", causal),
+        ("their correlation", cell_text(analysis.agreement(records))),
+    )
+
+
+def folders_of(names: Iterable[str]) -> list[str]:
+    """Return names as folders and anchors, each of them unique."""
+    used = [WHOLE, HOW]
+    for name in names:
+        plain = anchor(name) or "lm"
+        candidates = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
+        used.append(next(folder for folder in candidates if folder not in used))
+    return used[2:]
+
+
+def anchor(text: str) -> str:
+    """Return a text as an anchor or a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

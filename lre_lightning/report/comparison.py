@@ -1,0 +1,241 @@
+"""Sections that compare several LMs, and the dataset's relations with what LMs know of them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.summary import Spread
+from lre_lightning.report import analysis, plotting
+from lre_lightning.report.analysis import SCORES, ModelResults
+from lre_lightning.report.plotting import LOOKS, Series, Style
+from lre_lightning.report.relations import plot_categories
+from lre_lightning.report.sections import Picture, Section
+from lre_lightning.report.tables import Row, Table, alphabetical
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
+    """Return the main scores of several LMs, and their agreement (appendix "models")."""
+    by_name = dict(zip(analysis.names_of(models), (model.main for model in models), strict=True))
+    overview = Table(
+        "models",
+        "LRE performance on different LMs, and the correlation (Pearson's R) of faithfulness and causality. Means and "
+        "standard deviations over the relations that were scored.",
+        ("LM", "n", "relations scored", *SCORES, "R"),
+        tuple(
+            (
+                name,
+                records[0].n_shot,
+                len(analysis.categories(analysis.counted(records))),
+                *analysis.both_scores(records),
+                analysis.agreement(records),
+            )
+            for name, records in by_name.items()
+        ),
+    )
+    found = {name: analysis.per_relation(records, analysis.faithfulness) for name, records in by_name.items()}
+    agreement = Table(
+        "model_agreement",
+        "Spearman's rank correlation of faithfulness over relations between LMs, over the relations that both have.",
+        ("LM", "other LM", "Spearman's R", "relations"),
+        tuple(
+            (
+                one,
+                other,
+                analysis.correlation(found[one], found[other], ranks=True),
+                len({*found[one]} & {*found[other]}),
+            )
+            for one, other in itertools.combinations(by_name, 2)
+        ),
+    )
+    by_category = Picture(
+        "models_by_category",
+        "LRE performance on different LMs by category of relations. Means and standard deviations over relations.",
+        lambda: plot_categories(models),
+    )
+    by_relation = Picture(
+        "models_by_relation",
+        "Faithfulness of the LRE to the LMs' computation by relation, in the order of the first LM. Means and standard "
+        "deviations over trials; the mark is a random guess, and relations that were not scored are grey.",
+        lambda: plot_models_by_relation(models),
+    )
+    scatter = Picture(
+        "model_agreement",
+        "Faithfulness by relation on one LM against another, with Spearman's rank correlation.",
+        lambda: plot_model_agreement(models),
+    )
+    return (
+        Section("LMs by category", (by_category,), (overview,)),
+        Section("LMs by relation", (by_relation,)),
+        Section("Agreement of LMs", (scatter,), (agreement,)),
+    )
+
+
+def _rows(
+    models: Sequence[ModelResults], first: Mapping[str, Spread], xlabel: str
+) -> tuple[Figure, list[Axes], list[str]]:
+    """Return a figure with a panel per LM and a row per relation of any LM, by falling scores of the first LM."""
+    kinds = analysis.categories(record for model in models for record in model.main)
+    names = plotting.best_first(kinds, first)
+    figure, panels = plotting.rows(names, analysis.names_of(models), xlabel, 0.24)
+    plotting.category_marks(panels[-1], names, kinds)
+    return figure, panels, names
+
+
+def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
+    """Plot faithfulness on several LMs by relation, in the order of the first LM's (fig:faith_other).
+
+    Marks are random guesses; relations that were not scored for an LM are greyed out.
+    """
+    found = [analysis.per_relation(model.main, analysis.faithfulness) for model in models]
+    plotting.need(any(found), "no relation was scored for any LM")
+    figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
+    for axes, model, scores in zip(panels, models, found, strict=True):
+        plotting.bars(axes, names, [Series("", LOOKS["faithfulness"], scores)], 0, 0.7)
+        plotting.guess_marks(axes, names, analysis.per_relation(model.main, analysis.random_guess))
+        for row in (row for row, name in enumerate(names) if name not in scores):
+            axes.axhspan(row - 0.45, row + 0.45, color="#E8E8E8", linewidth=0, zorder=0.5)
+            axes.text(0.03, row, "not scored", fontsize=7, color=plotting.GREY, style="italic", va="center")
+    plotting.legend(figure, panels)
+    return figure
+
+
+def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
+    """Plot faithfulness by relation of one LM against another's for each pair, with Spearman's R (app:models)."""
+    found = {
+        name: analysis.per_relation(model.main, analysis.faithfulness)
+        for name, model in zip(analysis.names_of(models), models, strict=True)
+    }
+    pairs = list(itertools.combinations(found.items(), 2))
+    columns = min(len(pairs), 3)
+    height = 3.35 if columns > 2 else 4
+    figure, panels = plotting.panel_grid(len(pairs), columns, max(8, 3.4 * columns), height, 0.5, shared=False)
+    kinds = analysis.categories(record for model in models for record in model.main)
+    for axes, ((one, x), (other, y)) in zip(panels, pairs, strict=True):
+        points = {name: (x[name][0], y[name][0]) for name in x if name in y}
+        plotting.scatter(axes, points, kinds, set(points))
+        axes.set_xlabel(plotting.text(f"faithfulness, {one}", 30), fontsize=9)
+        axes.set_ylabel(plotting.text(f"faithfulness, {other}", 30), fontsize=9)
+        r = plotting.r_of(analysis.correlation(x, y, ranks=True))
+        axes.set_title(f"{r} ({plotting.number_of(len(points))})", fontsize=10)
+    plotting.legend(figure, panels)
+    return figure
+
+
+def dataset(models: Sequence[ModelResults]) -> Section:
+    """Return the relations and what is known of them (tables "dataset", "full-dataset" and "first_token_filter")."""
+    *tables, tokens = dataset_tables(models)
+    picture = Picture(
+        "known",
+        "Test samples whose object the LM itself predicts, the only ones that count. Means over trials.",
+        lambda: plot_known(models),
+    )
+    shown = (*tables, *([tokens] if len(tokens.rows) > 1 else []))
+    return Section("Relations and what is known of them", (picture,), shown)
+
+
+def plot_known(models: Sequence[ModelResults]) -> Figure:
+    """Plot the fraction of each relation's test samples that an LM knows (compare table full-dataset).
+
+    Bars are means over trials with their deviations, grey where a relation was not scored for an LM.
+    """
+    found = [
+        analysis.spreads((record.relation, record.known / record.tested) for record in model.main if record.tested)
+        for model in models
+    ]
+    plotting.need(any(found), "no relation was tested for any LM")
+    figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")
+    for axes, model, known in zip(panels, models, found, strict=True):
+        scored = analysis.categories(analysis.counted(model.main))
+        series = (
+            Series("scored", LOOKS["faithfulness"], {name: known[name] for name in known if name in scored}),
+            Series(
+                "not scored",
+                Style("#BBBBBB", hatch="////"),
+                {name: known[name] for name in known if name not in scored},
+            ),
+        )
+        plotting.bars(axes, names, series, 0, 0.7)
+    plotting.legend(figure, panels)
+    return figure
+
+
+def dataset_tables(models: Sequence[ModelResults]) -> tuple[Table, Table, Table]:
+    """Return the tables "dataset", "full-dataset" and "first_token_filter" of records, scored or not."""
+    relations: dict[str, TrialRecord] = {}
+    for record in (record for model in models for record in model.main):
+        relations.setdefault(record.relation, record)
+    kinds = list(dict.fromkeys(record.category for record in relations.values()))
+    known = []  # of the relations of which the LM knows at least n test samples
+    for model in models:
+        n = {record.relation: record.n_shot for record in model.main}
+        facts = analysis.known_facts(model.main)
+        known.append({name: count for name, count in facts.items() if count[0] >= n[name]})
+
+    def row(name: str, members: Sequence[TrialRecord]) -> Row:
+        counts = [sum(facts[r.relation][0] for r in members if r.relation in facts) for facts in known]
+        return (name, len(members), sum(record.samples for record in members), *map(float, counts))
+
+    heads = [f"known by {name}" for name in analysis.names_of(models)]
+    by_category = Table(
+        "dataset",
+        "Relations and samples by category, and test samples that the LM knows, summed over relations after taking the "
+        "mean over trials. Relations of which an LM knows fewer than n test samples count as 0.",
+        ("category", "relations", "samples", *heads),
+        (
+            *(row(kind, [record for record in relations.values() if record.category == kind]) for kind in kinds),
+            row("all", list(relations.values())),
+        ),
+        totals=1,
+        digits=1,
+    )
+    ordered = sorted(relations.values(), key=lambda r: (kinds.index(r.category), -r.samples, r.relation))
+    by_relation = Table(
+        "full_dataset",
+        "Samples per relation, and test samples that LMs answer correctly. Means and standard deviations over trials "
+        "with different training examples; none where an LM knows fewer than n.",
+        ("category", "relation", "samples", *heads),
+        tuple((r.category, r.relation, r.samples, *(facts.get(r.relation) for facts in known)) for r in ordered),
+        digits=1,
+    )
+    return by_category, by_relation, _first_tokens(models, {name: r.range_size for name, r in relations.items()})
+
+
+def _first_tokens(models: Sequence[ModelResults], sizes: Mapping[str, int]) -> Table:
+    """Return how many objects their first tokens tell apart, given the number of objects by relation."""
+    counts = [{r.relation: r.first_tokens for r in model.main if r.first_tokens is not None} for model in models]
+    measured = [relation for relation in alphabetical(sizes) if any(relation in found for found in counts)]
+    unique = [name for name in measured if all(found.get(name, sizes[name]) == sizes[name] for found in counts)]
+    percent = [{name: 100 * count / sizes[name] for name, count in found.items()} for found in counts]
+
+    def summary(name: str, values: Iterable[float | None]) -> Row:
+        return (name, None, *(cell for value in values for cell in (value, None)))
+
+    rows: list[Row] = []
+    for name in (name for name in measured if name not in unique):
+        cells = [(shown.get(name), found.get(name)) for shown, found in zip(percent, counts, strict=True)]
+        rows.append((name, sizes[name], *itertools.chain(*cells)))
+    if unique:
+        collapsed = f"relations where all objects are uniquely identified ({len(unique)})"
+        rows.append(summary(collapsed, [100.0] * len(models)))
+    rows.append(summary("average", [statistics.fmean(shown.values()) if shown else None for shown in percent]))
+    return Table(
+        "first_tokens",
+        "Range (number of distinct objects) by relation, the percentage of objects that their first token identifies "
+        "when tokenized for each LM, and the number of distinct first tokens.",
+        (
+            "relation",
+            "|range|",
+            *(head for name in analysis.names_of(models) for head in (f"{name} %", f"{name} tokens")),
+        ),
+        tuple(rows),
+        totals=1,
+        digits=1,
+    )

@@ -1,0 +1,368 @@
+"""Building blocks of the figures: rows with bars or dots, panels with curves, scatter plots, and labels.
+
+The colours are the Okabe-Ito palette, which is safe for colour-blind readers; series that could be confused also differ
+in marker, line or hatch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer, place_of
+from lre_lightning.records.summary import Spread
+from lre_lightning.report.analysis import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NOT_IN_XML = re.compile("[^\t-\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+GREY = "#555555"
+GUESS = "random guess"
+MEAN = "mean over relations"
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of one of several series."""
+
+    colour: str
+    marker: str = ""
+    line: str = ""
+    hatch: str = ""
+
+
+STYLES = (
+    Style("#0072B2", "o", "-", ""),
+    Style("#D55E00", "s", "--", "////"),
+    Style("#009E73", "^", "-.", "...."),
+    Style("#E69F00", "D", ":", "xxxx"),
+    Style("#CC79A7", "v", "-", "\\\\\\\\"),
+    Style("#56B4E9", "P", "--", "++++"),
+    Style("#F0E442", "X", "-.", "oo"),
+    Style("#000000", "*", ":", "----"),
+)
+LOOKS = {"faithfulness": STYLES[0], "causality": STYLES[1]}
+
+
+def style(index: int) -> Style:
+    """Return the style of a series by its number; styles repeat after eight."""
+    return STYLES[index % len(STYLES)]
+
+
+def styles_of(categories: Mapping[str, str]) -> dict[str, Style]:
+    """Return a style for every category, the first other than those of faithfulness and causality."""
+    return {category: style(2 + index) for index, category in enumerate(dict.fromkeys(categories.values()))}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Scores by the names of rows, plotted in one style under one label."""
+
+    label: str
+    look: Style
+    scores: Mapping[str, Spread]
+
+
+def need(found: object, missing: str) -> None:
+    """Raise an LREError if there is nothing to plot."""
+    if not found:
+        raise LREError(f"nothing to plot: {missing}")
+
+
+def text(name: str, width: int = 34) -> str:
+    """Return a name for a figure, wrapped at `width` characters and never read as mathematics.
+
+    Characters that an SVG file cannot hold are escaped as in Python source.
+    """
+    legal = NOT_IN_XML.sub(lambda found: repr(found[0])[1:-1], name)
+    return textwrap.fill(legal, width).replace("$", r"\$")
+
+
+def number_of(count: int, noun: str = "relation") -> str:
+    """Return a count with its noun, such as ``"1 relation"`` or ``"47 relations"``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def best_first(relations: Iterable[str], scores: Mapping[str, Spread]) -> list[str]:
+    """Return relations by falling score, followed by those without the score."""
+    return sorted(relations, key=lambda name: -scores[name][0] if name in scores else math.inf)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches, whose parts are kept from overlapping."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
+
+
+def panel_grid(
+    count: int, columns: int, width: float, height: float, margin: float, shared: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels, `columns` in a row, which share their axes unless told otherwise.
+
+    The figure is `width` inches wide, and a row of panels `height` inches high, with a `margin` for all rows together.
+    """
+    rows = math.ceil(count / columns)
+    figure = new_figure(width, margin + height * rows)
+    cells = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False).flatten().tolist()
+    for axes in cells[count:]:
+        axes.remove()
+    panels: list[Axes] = cells[:count]
+    for axes in panels[-columns:]:
+        axes.tick_params(labelbottom=True)  # also above an empty place in the last row
+    return figure, panels
+
+
+def legend(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> None:
+    """Add a legend above the panels, which names each series once and the random guess last."""
+    named: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    labels = sorted(named, key=lambda label: label == GUESS)
+    handles = [named[label] for label in labels]
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+
+
+def fraction_axis(axes: Axes, axis: str = "x") -> None:
+    """Let an axis show the fractions from 0 to 1."""
+    axes.set(**{"xlim": (0, 1.05)} if axis == "x" else {"ylim": (-0.03, 1.05)})
+    set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
+    set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+    axes.grid(axis="x" if axis == "x" else "both", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def rows(names: Sequence[str], titles: Sequence[str], xlabel: str, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels side by side that share their rows, each `height` inches high, the first on top."""
+    figure = new_figure(9 if len(titles) == 1 else 11, 1.6 + height * len(names))
+    panels: list[Axes] = list(figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0])
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(text(title, 24), fontsize=10)
+    name_rows(panels, [text(name if len(name) <= 48 else f"{name[:47]}…", 48) for name in names], fontsize=9)
+    figure.supxlabel(xlabel, fontsize=10)
+    return figure, panels
+
+
+def name_rows(panels: Sequence[Axes], names: Sequence[str], fontsize: float | None = None) -> None:
+    """Name the rows of panels that share them, the first on top."""
+    panels[0].set_yticks(range(len(names)), names, fontsize=fontsize)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    for axes in panels:
+        axes.tick_params(axis="y", length=0)
+
+
+Points = list[tuple[float, float, float | None]]
+"""Place, mean and deviation of scores."""
+
+
+def _placed(names: Sequence[str], series: Sequence[Series], step: float) -> Iterator[tuple[Series, Points]]:
+    """Yield the points of each series, with those of a row at a distance `step` from series to series."""
+    for index, one in enumerate(series):
+        shift = (index - (len(series) - 1) / 2) * step
+        yield one, [(row + shift, *one.scores[name]) for row, name in enumerate(names) if name in one.scores]
+
+
+def bars(axes: Axes, names: Sequence[str], series: Sequence[Series], step: float, size: float) -> None:
+    """Plot horizontal bars of a `size` with their deviations, those of a row at a distance `step`."""
+    for one, points in _placed(names, series, step):
+        if points:
+            places, means, _ = zip(*points, strict=True)
+            look: dict[str, Any] = {"color": one.look.colour, "hatch": one.look.hatch}
+            axes.barh(places, means, size, label=one.label, edgecolor="white", linewidth=0, **look)
+            deviations(axes, points)
+    fraction_axis(axes)
+
+
+def dots(axes: Axes, names: Sequence[str], series: Sequence[Series], step: float = 0, **options: float) -> None:
+    """Plot a dot per row and series, those of a row at a distance `step`; `options` are those of the markers."""
+    for one, points in _placed(names, series, step):
+        look: dict[str, Any] = {"marker": one.look.marker, "color": one.look.colour, "linestyle": "none"}
+        look |= {"markersize": 5, "clip_on": False, **options}
+        axes.plot([mean for _, mean, _ in points], [place for place, *_ in points], label=one.label, **look)
+
+
+def deviations(axes: Axes, points: Points) -> None:
+    """Plot horizontal error bars at the points that have a deviation."""
+    known = [point for point in points if point[2] is not None]
+    if known:
+        places, means, widths = zip(*known, strict=True)
+        axes.errorbar(means, places, xerr=widths, fmt="none", ecolor="#222222", elinewidth=0.9, capsize=1.8)
+
+
+def guess_marks(axes: Axes, names: Sequence[str], guesses: Mapping[str, Spread]) -> None:
+    """Mark the score of a random guess in each row that has one."""
+    dots(axes, names, [Series(GUESS, Style("black", "|"), guesses)], markersize=12, markeredgewidth=1.6)
+
+
+def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str, str], marks: bool = True) -> None:
+    """Write each row's category to the right of it, after the category's mark unless the rows hold other marks."""
+    from matplotlib.transforms import ScaledTranslation
+
+    looks = styles_of(categories)
+    side = axes.get_yaxis_transform()
+    beside = side + ScaledTranslation(9 / 72, 0, axes.figure.dpi_scale_trans)
+    for row, relation in enumerate(relations):
+        look, name = looks[categories[relation]], text(categories[relation], 20)
+        if marks:
+            axes.plot(1, row, look.marker, color=look.colour, markersize=6, transform=beside, clip_on=False)
+        place = (18 if marks else 6, 0)
+        axes.annotate(name, (1, row), place, xycoords=side, textcoords="offset points", fontsize=8, va="center")
+
+
+def dotted_rows(found: Mapping[str, Sequence[Series]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
+    """Return a figure with a panel per metric, a row per relation, and a dot per series that has the relation."""
+    figure, panels = rows(names, list(found), "mean over trials", 0.3)
+    for axes, series in zip(panels, found.values(), strict=True):
+        shown = [one for one in series if one.scores]
+        dots(axes, names, shown, 0.64 / max(len(shown), 1))
+        for row in range(0, len(names), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="#F2F2F2", linewidth=0, zorder=0.2)
+        fraction_axis(axes)
+        axes.set_xlim(-0.03, 1.05)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
+        axes.set_title(axes.get_title(), fontsize=10, pad=38)
+    category_marks(panels[-1], names, kinds, marks=False)
+    return figure
+
+
+def layer_grid(titles: Sequence[str], layers: Sequence[Layer], ylabel: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a small panel per title, layers across and fractions upwards."""
+    columns = min(len(titles), 4)
+    figure, panels = panel_grid(len(titles), columns, 10, 1.65 if columns > 2 else 3, 1.2)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(text(title, 30), fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    layer_axis(panels[0], layers, 6)  # the panels share it
+    fraction_axis(panels[0], "y")
+    figure.supxlabel("layer", fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
+    return figure, panels
+
+
+def layer_axis(axes: Axes, layers: Sequence[Layer], most: int) -> None:
+    """Label an axis with the layers, or with about `most` evenly spaced ones of many."""
+    first, last = place_of(layers[0]), place_of(layers[-1])
+    named: list[Layer] = []
+    for layer in layers:
+        if not named or place_of(layer) - place_of(named[-1]) >= (last - first) / most:
+            named.append(layer)
+    axes.set_xticks([place_of(layer) for layer in named], [str(layer) for layer in named])
+    axes.set_xlim(first - 0.5, last + 0.5)
+
+
+def curve(axes: Axes, points: Mapping[float, float], look: Style, label: str) -> None:
+    """Plot a line through points, if there are any, with markers on at most sixteen of them."""
+    if points:
+        x, y, every = list(points), list(points.values()), math.ceil(len(points) / 16)
+        axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
+        axes.lines[-1].set_linewidth(1.5)
+
+
+def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bool = False) -> None:
+    """Plot the mean over relations along an axis, with the middle half of the relations shaded.
+
+    The scores are of the same relations at every point; their number follows the label if `with_count`.
+    """
+    means = {place: [mean for mean, _ in scores.values()] for place, scores in sweep.items()}
+    count = min(map(len, means.values()), default=0)
+    if not count:
+        return
+    name = f"{label} ({number_of(count)})" if with_count else label
+    curve(axes, {place: statistics.fmean(at) for place, at in means.items()}, look, name)
+    if count > 1:
+        low, _, high = zip(*(statistics.quantiles(at, n=4, method="inclusive") for at in means.values()), strict=True)
+        axes.fill_between(list(means), low, high, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def spread_curve(axes: Axes, scores: Mapping[float, Spread], look: Style, label: str, alpha: float = 0) -> None:
+    """Plot means along an axis, with their deviations shaded if `alpha` is above 0."""
+    curve(axes, {place: mean for place, (mean, _) in scores.items()}, look, label)
+    if alpha:
+        low, high = ([mean + sign * (width or 0) for mean, width in scores.values()] for sign in (-1, 1))
+        axes.fill_between(list(scores), low, high, color=look.colour, alpha=alpha, linewidth=0)
+
+
+def of_relation(sweep: Sweep, relation: str) -> dict[float, Spread]:
+    """Return one relation's scores at the points of an axis where it has one."""
+    return {place: scores[relation] for place, scores in sweep.items() if relation in scores}
+
+
+def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], kinds: Mapping[str, str], filled: set[str]) -> None:
+    """Plot points in the unit square by category, filled or open, with the diagonal."""
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.8, zorder=1)
+    for category, look in styles_of(kinds).items():
+        names = [name for name in points if kinds[name] == category]
+        if not names:
+            continue
+        axes.plot([], [], look.marker, color=look.colour, label=text(category, 24))
+        x, y = zip(*(points[name] for name in names), strict=True)
+        faces = [look.colour if name in filled else "none" for name in names]
+        axes.scatter(x, y, 36, marker=look.marker, facecolors=faces, edgecolors=look.colour, zorder=2)
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    axes.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xticks=ticks, yticks=ticks, aspect="equal")
+    axes.grid(alpha=0.3)
+
+
+def r_of(correlation: float | None) -> str:
+    """Return a correlation in words."""
+    return "R not defined" if correlation is None else f"R = {correlation:.2f}"
+
+
+def label_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]], names: Sequence[str]) -> None:
+    """Write the names of some points beside them, the most important first; a name without room is left out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
+
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    figure.draw_without_rendering()
+    radius = 4 * figure.dpi / 72
+    inner = axes.bbox.padded(-radius)
+
+    def around(x: float, y: float) -> Bbox:
+        return Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)
+
+    directions = [(1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)]
+    offsets = [(distance, *direction) for distance in (6, 14, 24, 36, 50, 70, 90) for direction in directions]
+    taken = [around(*axes.transData.transform(point)) for point in points.values()]
+    written: list[Bbox] = []
+    for name in names:
+        start = axes.transData.transform(points[name])
+        for distance, right, up in offsets:
+            label = axes.annotate(
+                text(name),
+                points[name],
+                (distance * right, distance * up),
+                textcoords="offset points",
+                fontsize=8,
+                ha=("right", "center", "left")[right + 1],
+                va=("top", "center", "bottom")[up + 1],
+                arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
+                in_layout=False,
+            )
+            label.update_positions(renderer)
+            box = Text.get_window_extent(label, renderer)  # without the line to its point
+            inside = inner.x0 < box.x0 and inner.y0 < box.y0 and box.x1 < inner.x1 and box.y1 < inner.y1
+            end = start + np.array([right, up]) * distance * figure.dpi / 72
+            line = [around(*(start + (end - start) * part)) for part in np.linspace(0, 1, distance // 4)]
+            crossed = any(part.overlaps(other) for part in line for other in written)
+            if inside and not crossed and not any(box.overlaps(other) for other in taken):
+                taken += [box, *line]
+                written.append(box)
+                break
+            label.remove()

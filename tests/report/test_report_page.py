@@ -1,0 +1,319 @@
+"""The page of a report as a browser reads it, and the files next to it."""
+
+import csv
+import os
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from statistics import stdev
+
+import pytest
+from matplotlib.figure import Figure
+
+from lre_lightning.errors import LREError
+from lre_lightning.records.record import write_records
+from lre_lightning.report import page
+from lre_lightning.report.chapters import folders_of
+from lre_lightning.report.page import make_report
+from lre_lightning.report.sections import Picture
+from tests.report.examples import MAIN, TORN, bare_of, minimal, moved, unscored
+
+HOSTILE = "<script>alert(\"1\")</script> & 'x' $y_1$ 50%"
+
+
+class Page(HTMLParser):
+    """A parser that checks that tags are well-formed and keeps attributes and texts."""
+
+    VOID = ("meta", "img", "br", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.ids, self.references, self.texts = [], [], [], [], {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append((tag, attrs))
+        self.ids += [attrs["id"]] if "id" in attrs else []
+        for name, value in attrs.items():
+            found = re.findall(r"url\(#([^)]+)\)", value or "")
+            self.references += found + ([value[1:]] if name.endswith("href") and value.startswith("#") else [])
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data.strip())
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def check(text):
+    """Parse a page after checking that it is well-formed and loads nothing from outside."""
+    found = Page(text)
+    assert len(found.ids) == len(set(found.ids))
+    assert set(found.references) <= set(found.ids)
+    assert not found.all("script")
+    assert not found.all("link")
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert "http://" not in without_namespaces
+    assert "https://" not in without_namespaces
+    assert all(attrs["src"].startswith("data:") for _, attrs in found.tags if "src" in attrs)
+    assert "@import" not in text
+    return found
+
+
+def write_run(folder, records, config="seed_everything: 0\n# <b>\n"):
+    path = folder / "fit_results.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_records(records, path)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    if config:
+        version = folder / "lightning_logs" / "version_0"
+        version.mkdir(parents=True)
+        (version / "config.yaml").write_text(config)
+    return folder
+
+
+def everything():
+    """Records of a run with all measurements, and of runs at another n, with another template, and without text."""
+    renamed = [replace(r, relation=HOSTILE) if r.relation == "Colour" else r for r in MAIN]
+    return {
+        "main": renamed,
+        "n2": [replace(r, n_shot=2) for r in renamed],
+        "template1": [replace(r, template="{} <b>", template_index=1) for r in renamed],
+        "bare": bare_of(renamed),
+    }
+
+
+BARS = {"relations", "categories", "faithfulness_baselines", "faithfulness_baselines_zero_shot", "causality_baselines"}
+CURVES = {"causality_by_layer", "layers", "layers_by_relation", "mode_switch", "ranks", "betas", "n_shots"}
+DOTS = {"baselines_by_relation", "scatter_by_causality", "scatter_by_faithfulness", "underestimation", "templates"}
+FIGURES = BARS | CURVES | DOTS | {"known"}
+TABLES = FIGURES - {"relations", "known", "layers_by_relation", "faithfulness_baselines_zero_shot"}
+TABLES -= {"scatter_by_causality", "scatter_by_faithfulness"}
+TABLES |= {"findings", "hyperparameters", "correlations", "dataset", "full_dataset", "first_tokens"}
+
+
+def plot_nothing(picture):
+    return page.Plotted(b'<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt"/>', b"png")
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Pages with an empty picture for every figure."""
+    monkeypatch.setattr(page, "plot", plot_nothing)
+
+
+def write_full(folder):
+    """Write the page of all measurements of one LM, next to the folders of the runs."""
+    return make_report([write_run(folder / name, records) for name, records in everything().items()], folder / "out")
+
+
+def test_page_has_every_figure_and_table_in_itself_and_as_files(tmp_path):
+    path = write_full(tmp_path)
+    assert path == tmp_path / "out" / "index.html"
+    text = path.read_text()
+    assert "<script" not in text
+    assert "<b>" not in text
+    found = check(text)
+    images = [attrs for attrs in found.all("svg") if attrs.get("role") == "img"]
+    assert len(images) == len(FIGURES)
+    assert all(len(attrs["aria-label"]) > 20 for attrs in images)
+    files = {file.relative_to(tmp_path / "out").as_posix() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    figures = {f"figures/{name}.{ending}" for name in FIGURES for ending in ("svg", "png")}
+    numbers = {f"tables/{name}.{ending}" for name in TABLES for ending in ("csv", "tex")}
+    assert files == figures | numbers | {"index.html"}
+    links = {attrs["href"] for attrs in found.all("a") if not attrs["href"].startswith("#")}
+    assert links == files - {"index.html"}
+    assert (tmp_path / "out" / "figures" / "betas.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "out" / "figures" / "betas.svg").read_text().startswith("<?xml")
+
+
+def test_page_and_files_show_the_numbers_and_names_literally(tmp_path, fast):
+    cells = Page(write_full(tmp_path).read_text()).texts["td"]
+    start = cells.index(HOSTILE)  # the first row of the table of relations
+    assert cells[start : start + 8] == [HOSTILE, "4", "0", "2", "4", "0.45 ± 0.07", "0.38 ± 0.00", "0.25"]
+    with (tmp_path / "out" / "tables" / "hyperparameters.csv").open(newline="", encoding="utf-8") as file:
+        found = {row["relation"]: row for row in csv.DictReader(file)}
+    assert float(found["capital"]["faithfulness std"]) == stdev([0.8, 0.6])
+    assert HOSTILE in found
+
+
+def test_page_tells_how_it_was_made(tmp_path, fast):
+    text = write_full(tmp_path).read_text()
+    found = Page(text)
+    assert "Results of 2023-11-14 22:13 UTC" in text
+    assert "seed_everything: 0\n# <b>" in "".join(found.texts["pre"]).replace("\r", "")
+    commands = [command for command in found.texts["code"] if command]
+    configs = [tmp_path / name / "lightning_logs" / "version_0" / "config.yaml" for name in everything()]
+    assert commands[:-1] == [f"lre fit --config {config}" for config in configs]
+    assert commands[-1] == "lre report " + " ".join(str(tmp_path / name) for name in everything())
+    assert re.search(r"python 3\.\d+\.\d+, lre-lightning \d", text)
+
+
+MISSING = {
+    "Baselines": "--model.baselines true",
+    "Layers": "--model.layers",
+    "With and without relation-specific text": "--data.prompts.template '{}'",
+    "Ranks": "--model.ranks",
+    "Choosing β": "--model.betas",
+    "Why β is above 1": "--model.line_integrals",
+    "Number of examples": "--data.n_shot",
+    "Prompt templates": "--data.prompts.template 1",
+}
+
+
+def test_a_short_note_says_how_to_measure_what_is_missing(tmp_path, fast):
+    run = write_run(tmp_path / "run", [minimal(r) for r in MAIN], config="")
+    found = check(make_report([run], tmp_path / "out", title="A <title>").read_text())
+    assert "A <title>" in found.texts["h1"]
+    assert f"lre report {run} --title 'A <title>'" in found.texts["code"]
+    notes = [note for note in found.texts["p"] if "not measured" in note]
+    assert all(option in note for option, note in zip(MISSING.values(), notes, strict=True))
+    assert set(MISSING) < set(found.texts["h3"])
+    assert "There is no config.yaml beside these results." in found.texts["p"]
+    names = {file.stem for file in (tmp_path / "out" / "figures").iterdir()}
+    assert names == {"relations", "categories", "scatter_by_causality", "scatter_by_faithfulness", "known"}
+    assert not (tmp_path / "out" / "tables" / "first_tokens.csv").exists()
+
+
+def test_same_records_make_the_same_bytes_everywhere(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", [unscored()])
+    paths = []
+    for zone in ("UTC", "Asia/Tokyo"):
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", zone)
+            time.tzset()
+            paths.append(make_report([run], tmp_path / zone))
+    time.tzset()
+    found = check(paths[0].read_text())
+    assert any("No relation was scored" in note for note in found.texts["p"])
+    files = [file.relative_to(tmp_path / "UTC") for file in (tmp_path / "UTC").rglob("*.*")]
+    assert {file.name for file in files} > {"index.html", "known.svg", "known.png", "findings.tex"}
+    for file in files:
+        assert (tmp_path / "UTC" / file).read_bytes() == (tmp_path / "Asia/Tokyo" / file).read_bytes(), file
+
+
+def test_scatter_plots_are_of_what_chose_layer_and_rank(tmp_path, monkeypatch):
+    titles = {}
+
+    def plot(picture):
+        if "scatter" in picture.name:
+            titles[picture.name] = picture.plot().axes[0].get_title()
+        return page.Plotted(note="not now")
+
+    monkeypatch.setattr(page, "plot", plot)
+    text = make_report([write_run(tmp_path / "run", TORN)], tmp_path / "out").read_text()
+    assert "Not plotted: not now." in text
+    with (tmp_path / "out" / "tables" / "correlations.csv").open(newline="", encoding="utf-8") as file:
+        expected = {
+            row["chosen by"]: f"Chosen by {row['chosen by']}, R = {float(row['R']):.2f}" for row in csv.DictReader(file)
+        }
+    assert titles == {f"scatter_by_{score}": title for score, title in expected.items()}
+    assert len(set(titles.values())) == 2
+
+
+def test_several_lms_are_compared(tmp_path, fast):
+    first = write_run(tmp_path / "a", [minimal(r) for r in MAIN])
+    second = write_run(tmp_path / "b", [minimal(r, model="org/Other LM!") for r in moved(MAIN, -1)])
+    found = check(make_report([first, second], tmp_path / "out").read_text())
+    assert found.texts["h2"] == ["demo", "Other LM!", "Comparison", "How this was made"]
+    assert {"LMs by category", "LMs by relation", "Agreement of LMs"} <= set(found.texts["h3"])
+    files = {file.relative_to(tmp_path / "out" / "figures").as_posix() for file in tmp_path.glob("out/**/*.svg")}
+    own = {"relations", "categories", "scatter_by_causality", "scatter_by_faithfulness"}
+    shared = {"models_by_category", "models_by_relation", "model_agreement", "known"}
+    assert files == {f"{lm}/{name}.svg" for lm in ("demo", "other-lm") for name in own} | {f"{n}.svg" for n in shared}
+    assert r"\label{tab:other-lm-findings}" in (tmp_path / "out/tables/other-lm/findings.tex").read_text()
+
+
+def test_lms_with_similar_names_have_folders_of_their_own():
+    names = ["GPT 2", "gpt-2", "all", "!!", "gpt-2-2", "GPT/2", "How"]
+    assert folders_of(names) == ["gpt-2", "gpt-2-2", "all-2", "lm", "gpt-2-2-2", "gpt-2-3", "how-2"]
+
+
+def test_jobs_that_split_the_relations_are_merged(tmp_path, fast):
+    records = [minimal(r) for r in MAIN]
+    whole = write_run(tmp_path / "whole", records)
+    jobs = [write_run(tmp_path / "job0", records[:3]), write_run(tmp_path / "job1", records[3:]) / "fit_results.jsonl"]
+    make_report([whole], tmp_path / "one")
+    text = make_report([*jobs, jobs[1]], tmp_path / "two").read_text()
+    for name in ("hyperparameters.csv", "findings.tex", "full_dataset.csv"):
+        assert (tmp_path / "two" / "tables" / name).read_text() == (tmp_path / "one" / "tables" / name).read_text()
+    assert text.count("lre fit --config") == 2
+
+
+def test_the_newest_configuration_of_a_fit_is_shown(tmp_path):
+    run = write_run(tmp_path / "run", MAIN[:1], config="")
+    for number, text in ((2, "of the second"), (10, "of the newest"), (11, "verbose: false\nof a validation")):
+        version = run / "lightning_logs" / f"version_{number}"
+        version.mkdir(parents=True)
+        (version / "config.yaml").write_text(text)
+    (run / "config.yaml").write_text("given")
+    found = page.run_of(run / "fit_results.jsonl")
+    assert list(found.configs.values()) == ["of the newest", "given"]
+    assert found.command == f"lre fit --config {run / 'lightning_logs' / 'version_10' / 'config.yaml'}"
+
+
+def test_a_large_figure_is_a_png_if_that_is_smaller(monkeypatch):
+    def dots(count):
+        figure = Figure(figsize=(1, 1))
+        figure.subplots().scatter(range(count), range(count), c=range(count))
+        return figure
+
+    few, many = (page.plot(Picture("x", "", lambda n=n: dots(n))) for n in (1, 3000))
+    assert page.inline(few, "a", "p-").startswith("<svg ")
+    assert page.inline(many, 'a "b"', "p-").startswith('<img alt="a &#34;b&#34;" src="data:image/png;base64,iVBOR')
+    monkeypatch.setattr(page, "LARGE_SVG", 10**7)
+    assert page.inline(many, "a", "p-").startswith("<svg ")
+    monkeypatch.setattr(page, "LARGE_SVG", 0)
+    large = replace(few, png=few.png * 100)
+    assert page.inline(large, "a", "p-").startswith("<svg ")
+
+
+def test_mathematics_becomes_paths_and_text_remains_text():
+    def svg(text):
+        figure = Figure(figsize=(2, 1))
+        figure.text(0.5, 0.5, text)
+        return page.plot(Picture("x", "", lambda: figure)).svg
+
+    assert b"<text" in svg("plain")
+    assert b"<text" not in svg("$s'$")
+
+
+def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast, monkeypatch):
+    run = write_run(tmp_path / "run", MAIN)
+    out = tmp_path / "out"
+    empty = tmp_path / "empty"
+    (empty / "below").mkdir(parents=True)
+    with pytest.raises(LREError, match=r"there is no fit_results\.jsonl"):
+        make_report([run, empty], out)
+    (empty / "fit_results.jsonl").write_text("")
+    for nothing in ([empty], []):
+        with pytest.raises(LREError, match="there are no results in"):
+            make_report(nothing, out)
+    other = write_run(tmp_path / "other", moved(MAIN, -1))
+    with pytest.raises(LREError, match="different counts"):
+        make_report([run, other], out)
+    with pytest.raises(LREError, match="first templates"):
+        make_report([write_run(tmp_path / "bare", bare_of(MAIN))], out)
+    assert not out.exists()
+    out.write_text("in the way")
+    with pytest.raises(LREError, match=r"cannot make the folder .*out"):
+        make_report([run], out)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(LREError, match="cannot write to the folder"):
+        make_report([run], tmp_path / "locked")
+    assert list((tmp_path / "locked").iterdir()) == []

@@ -1,0 +1,357 @@
+"""Tables of records whose counts are known: all numbers are computed here again, independently."""
+
+import csv
+import io
+from dataclasses import replace
+from math import sqrt
+from statistics import fmean, stdev
+
+import pytest
+
+from lre_lightning.report.analysis import by_model
+from lre_lightning.report.chapters import chapters_of
+from lre_lightning.report.tables import Table, escape_latex, to_csv, to_latex, to_text
+from tests.report.examples import LAYERS, MAIN, TORN, C, F, bare_of, minimal, moved, record, unscored
+
+FACTUAL = ("capital", "Colour")
+
+
+def table(name, records):
+    """The table of that name in a report on records; None if the report lacks it."""
+    sections = [section for chapter in chapters_of(by_model(records)) for section in chapter.sections]
+    return next((found for section in sections for found in section.tables if found.name == name), None)
+
+
+def rows(name, records):
+    """The rows of a table by their first cells."""
+    return {row[0]: row[1:] for row in table(name, records).rows}
+
+
+def spread(values):
+    """Mean and deviation, as an approximate cell."""
+    return pytest.approx(fmean(values)), pytest.approx(stdev(values)) if len(values) > 1 else None
+
+
+def flat(value):
+    """The mean of equal values."""
+    return pytest.approx(value), pytest.approx(0)
+
+
+def over(scores, relations=None):
+    """Mean and deviation over relations of their means over trials."""
+    return spread([fmean(scores[relation]) for relation in relations or scores])
+
+
+def shifted(scores, by):
+    return {name: [value + by for value in values] for name, values in scores.items()}
+
+
+def pearson(one, other):
+    x, y = [fmean(one[name]) for name in one], [fmean(other[name]) for name in one]
+    mean_x, mean_y = fmean(x), fmean(y)
+    products = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return products / sqrt(sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y))
+
+
+def test_scores_and_hyperparameters_by_relation():
+    found = rows("hyperparameters", MAIN)
+    assert list(found) == ["antonym", "capital", "ceo", "Colour", "mean of the scored"]
+    assert found["capital"] == (4, 0, 2.0, 4, spread(F["capital"]), spread(C["capital"]), 0.25)
+    assert found["ceo"] == (20, None, None, None, None, None, 0.05)
+    guess = pytest.approx((0.25 + 0.04 + 0.25) / 3)
+    assert found["mean of the scored"] == (None, None, None, None, over(F), over(C), guess)
+    assert "on demo" in table("hyperparameters", MAIN).caption
+
+
+@pytest.mark.parametrize("name", ["hyperparameters", "categories", "layers", "ranks", "betas"])
+def test_trials_that_only_choose_do_not_count(name):
+    chooser = record("capital", 7, 1, 1, reported=False)
+    assert table(name, [chooser, *MAIN]).rows == table(name, MAIN).rows
+
+
+def test_scores_by_category():
+    assert rows("categories", MAIN) == {
+        "factual": (2, over(F, FACTUAL), over(C, FACTUAL)),
+        "linguistic": (1, over(F, ["antonym"]), over(C, ["antonym"])),
+        "all": (3, over(F), over(C)),
+    }
+
+
+def test_faithfulness_baselines_by_category_with_few_shot_and_zero_shot_prompts():
+    found = {row[:2]: row[2:] for row in table("faithfulness_baselines", MAIN).rows}
+    assert table("faithfulness_baselines", MAIN).columns == ("method", "prompts of s", "factual", "linguistic", "all")
+    expected = {
+        ("LRE", "few-shot"): F,
+        ("LRE at the embedding", "few-shot"): {name: [0.2, 0.2] for name in F},
+        ("linear regression", "few-shot"): shifted(F, -0.2),
+        ("translation", "few-shot"): {name: [0.3, 0.3] for name in F},
+        ("identity", "few-shot"): {name: [0, 0] for name in F},
+        ("LRE", "zero-shot"): shifted(F, -0.1),
+        ("LRE at the embedding", "zero-shot"): {name: [0.1, 0.1] for name in F},
+        ("linear regression", "zero-shot"): {name: [0.2, 0.2] for name in F},
+        ("translation", "zero-shot"): {name: [0.1, 0.1] for name in F},
+        ("identity", "zero-shot"): {name: [0, 0] for name in F},
+    }
+    assert found == {
+        method: (over(scores, FACTUAL), over(scores, ["antonym"]), over(scores)) for method, scores in expected.items()
+    }
+    few_shot = [replace(r, faithful_zero_shot=(), zero_shot_baselines={}) for r in MAIN]
+    assert {row[1] for row in table("faithfulness_baselines", few_shot).rows} == {"few-shot"}
+
+
+def test_causality_baselines_by_category():
+    assert rows("causality_baselines", MAIN) == {
+        "LRE": (over(C, FACTUAL), over(C, ["antonym"]), over(C)),
+        "oracle": (flat(1.0), spread([1.0]), flat(1.0)),
+        "unembedding": (flat(0.25), spread([0.25]), flat(0.25)),
+        "object": (flat(0.125), spread([0.125]), flat(0.125)),
+    }
+
+
+def test_baselines_by_relation():
+    found = table("baselines_by_relation", MAIN)
+    assert [row[0] for row in found.rows] == ["antonym", "capital", "Colour"]
+    assert dict(zip(found.columns, found.rows[1], strict=True)) == {
+        "relation": "capital",
+        "faithfulness: LRE": spread([0.8, 0.6]),
+        "faithfulness: LRE at the embedding": flat(0.2),
+        "faithfulness: linear regression": spread([0.6, 0.4]),
+        "faithfulness: translation": flat(0.3),
+        "faithfulness: identity": flat(0),
+        "causality: LRE": spread([1.0, 0.75]),
+        "causality: oracle": flat(1),
+        "causality: unembedding": flat(0.25),
+        "causality: object": flat(0.125),
+    }
+
+
+def test_scores_by_layer():
+    found = rows("layers", MAIN)
+    assert list(found) == list(LAYERS)
+    assert found == {"emb": (flat(0.2), flat(0.125)), 0: (over(F), over(C)), 1: (flat(0.3), flat(0.25))}
+    low = [replace(r, rank=2) if r.scored else r for r in MAIN]
+    edits = rows("causality_by_layer", low)
+    assert edits["emb"] == (flat(0), flat(0.125), flat(0.125), flat(0), flat(0))
+    assert edits[0] == (over(shifted(C, -0.125)), over(C), flat(1), flat(0.25), flat(0.125))
+
+
+def test_layers_are_compared_over_the_same_relations():
+    narrow = replace(record("narrow", 0, 10, 8), layers=(0,), faithful=((9, 10),), causal=((8, 8),))
+    found = table("layers", [*MAIN, narrow])
+    assert found.rows == table("layers", MAIN).rows
+    assert "over 3 relations." in found.caption
+
+
+def test_scores_by_rank():
+    assert rows("ranks", MAIN) == {
+        2: (over(shifted(F, -0.4)), over(shifted(C, -0.125))),
+        4: (over(shifted(F, -0.1)), over(C)),
+    }
+
+
+def test_scores_by_n_over_the_relations_scored_at_every_n():
+    few = [replace(r, n_shot=2) for r in moved(MAIN, -2) if r.relation != "Colour"]
+    found = table("n_shots", [*MAIN, *few, unscored(n_shot=1)])
+    shared = ("capital", "antonym")
+    fewer = shifted(F, -0.2)
+    assert found.rows == ((2, over(fewer, shared), over(C, shared)), (4, over(F, shared), over(C, shared)))
+    assert "the 2 relations scored at every n" in found.caption
+
+
+def test_scores_by_template_of_relations_with_several():
+    other = [replace(r, template=f"{{}}: {r.relation}", template_index=1) for r in moved(MAIN[:2], 1)]
+    assert table("templates", [*MAIN, *other]).rows == (
+        ("capital", "The capital of {} is", spread([0.8, 0.6]), spread([1.0, 0.75])),
+        ("capital", "{}: capital", spread([0.9, 0.7]), spread([1.0, 0.75])),
+    )
+
+
+def test_faithfulness_with_and_without_relation_specific_text():
+    found = [*MAIN, *bare_of(MAIN)]
+    both = over(F, ("capital", "antonym"))
+    assert rows("mode_switch", found) == {
+        "emb": (flat(0.2), flat(0.2)),
+        0: (both, both),
+        1: (flat(0.3), flat(0.8)),
+    }
+    assert "over 2 relations" in table("mode_switch", found).caption
+
+
+def test_scores_by_beta_with_the_best_marked():
+    uneven = [replace(MAIN[0], faithful=((1, 2), (2, 8), (2, 3))), *MAIN[1:]]
+    low = {"capital": [0.2, 0.3], "antonym": [0.6, 0.6], "Colour": [0.2, 0.1]}
+    assert pearson(low, C) < pearson(F, C)
+    assert rows("betas", uneven) == {
+        1.0: (over(low), over(C), pytest.approx(pearson(low, C)), None),
+        2.0: (over(F), over(C), pytest.approx(pearson(F, C)), "correlation, mean faithfulness"),
+    }
+    best = rows("findings", uneven)["β above 1 makes faithfulness agree best with causality"]
+    assert best[:4] == ("yes", 2.0, 1.0, None)
+
+
+def test_agreement_by_what_chose_layer_and_rank():
+    found = rows("correlations", TORN)
+    assert found["causality"] == (pytest.approx(pearson(F, C)), 3, over(F), over(C), 1, 0, 2)
+    faithful, causal = {**F, "Colour": [0.9, 0.9]}, {**C, "Colour": [0.25, 0.25]}
+    agreement = pytest.approx(pearson(faithful, causal))
+    assert found["faithfulness"] == (agreement, 3, over(faithful), over(causal), 1, 0, 2)
+    near = [record("even", 0, 5, 4), record("above", 0, 5, 5), record("below", 0, 5, 3)]
+    assert rows("correlations", near)["causality"][-3:] == (1, 1, 1)
+
+
+def test_agreement_of_models_is_spearmans():
+    ranked = {"a": 9, "b": 7, "c": 5, "d": 3}
+    one = [record(name, 0, count, 5) for name, count in {**ranked, "of one": 9}.items()]
+    order = {"a": 7, "b": 9, "c": 3, "d": 4, "e": 9}
+    other = [record(name, 0, count, 5, model="other/gpt") for name, count in order.items()]
+    # Ranks 1 2 3 4 and 2 1 4 3: 1 - 6 * 4 / (4 * 15).
+    assert table("model_agreement", one + other).rows == (("demo", "gpt", pytest.approx(0.6), 4),)
+    assert rows("models", MAIN + other) == {
+        "demo": (4, 3, over(F), over(C), pytest.approx(pearson(F, C))),
+        "gpt": (4, 5, spread([0.7, 0.9, 0.3, 0.4, 0.9]), flat(0.625), None),
+    }
+
+
+def test_underestimation_is_the_ratio_over_pairs_with_a_positive_estimate():
+    found = table("underestimation", MAIN)
+    assert [row[0] for row in found.rows] == ["antonym", "capital", "Colour"]
+    assert found.rows[0] == ("antonym", 4, 2, spread([3, 2, 3, 2]))
+    assert to_text(found)[0][-1] == "2.500 ± 0.577"
+
+
+OTHER = [
+    replace(MAIN[0], model="other/gpt", n_shot=5, known=6, first_tokens=3),
+    replace(MAIN[1], model="other/gpt", n_shot=5, known=3, first_tokens=3),
+    unscored(model="other/gpt", n_shot=5),
+]
+
+
+def test_dataset_counts_known_facts_of_relations_with_at_least_n():
+    found = table("dataset", [*MAIN, *OTHER])
+    assert found.columns == ("category", "relations", "samples", "known by demo", "known by gpt")
+    assert found.rows == (("factual", 3, 70, 20.0, 0.0), ("linguistic", 1, 50, 10.0, 0.0), ("all", 4, 120, 30.0, 0.0))
+    assert table("full_dataset", [*MAIN, *OTHER]).rows == (
+        ("factual", "ceo", 30, None, None),
+        ("factual", "Colour", 20, flat(10), None),
+        ("factual", "capital", 20, flat(10), None),
+        ("linguistic", "antonym", 50, flat(10), None),
+    )
+    enough = [replace(r, known=r.known + 1) for r in OTHER if r.scored]
+    assert table("dataset", enough).rows[-1] == ("all", 1, 20, 5.5)
+    assert table("full_dataset", enough).rows == (("factual", "capital", 20, spread([7, 4])),)
+
+
+def test_first_tokens_with_the_unique_relations_in_one_row():
+    found = table("first_tokens", [*MAIN, *OTHER])
+    assert found.columns == ("relation", "|range|", "demo %", "demo tokens", "gpt %", "gpt tokens")
+    assert found.rows == (
+        ("capital", 4, 100, 4, 75, 3),
+        ("ceo", 20, 90, 18, 90, 18),
+        ("relations where all objects are uniquely identified (2)", None, 100, None, 100, None),
+        ("average", None, (100 + 100 + 100 + 90) / 4, None, (75 + 90) / 2, None),
+    )
+
+
+def test_findings_that_hold_have_their_numbers():
+    found = rows("findings", [*MAIN, *bare_of(MAIN)])
+    faithful, causal = (pytest.approx(fmean(map(fmean, scores.values()))) for scores in (F, C))
+    regression = pytest.approx(fmean(map(fmean, F.values())) - 0.2)
+    assert {name: cells[:4] for name, cells in found.items()} == {
+        "Faithfulness is strongly correlated with causality": ("yes", pytest.approx(pearson(F, C)), 0.7, None),
+        "The correlation is weaker with layer and rank chosen by faithfulness": (
+            *("no", pytest.approx(pearson(F, C)), pytest.approx(pearson(F, C)), None),
+        ),
+        "Causality is higher than faithfulness": ("no", causal, faithful, "1 of 3"),
+        "β above 1 makes faithfulness agree best with causality": ("no", 1.0, 1.0, None),
+        "β above 1 is the most faithful": ("yes", 2.0, 1.0, None),
+        "W underestimates how much the object changes with the subject": ("yes", 2.5, 1.0, "3 of 3"),
+        "LRE is better than a random guess": ("yes", faithful, pytest.approx(0.18), "3 of 3"),
+        "LRE is more faithful than LRE at the embedding": ("yes", faithful, pytest.approx(0.2), "3 of 3"),
+        "LRE is more faithful than linear regression": ("yes", faithful, regression, "3 of 3"),
+        "LRE is more faithful than translation": ("yes", faithful, pytest.approx(0.3), "3 of 3"),
+        "LRE is more faithful than identity": ("yes", faithful, 0, "3 of 3"),
+        "LRE edits match the oracle, s' in place of s": ("no", causal, 1.0, "0 of 3"),
+        "LRE edits are better than the unembedding's row of o'": ("yes", causal, 0.25, "3 of 3"),
+        "LRE edits are better than o'": ("yes", causal, 0.125, "3 of 3"),
+        "Faithfulness drops in late layers": ("yes", pytest.approx(0.3), faithful, "2 of 3"),
+        "It does not without relation-specific text": ("yes", 0.8, pytest.approx(0.8), "2 of 2"),
+    }
+    late = found["Faithfulness drops in late layers"]
+    assert late[4] == "layer 1, the last, is at least 0.2 below the peak, layer 0"
+
+
+def test_findings_that_do_not_hold_say_no():
+    worse = [
+        replace(
+            r,
+            faithful=((9, 9), (8, 7), (9, 9)),
+            causal=((8, 8), (1, 1), (8, 8)),
+            faithful_baselines={name: (0, 8, 0) for name in r.faithful_baselines},
+            causal_baselines={"oracle": (0, 2, 0), "unembedding": (0, 2, 0), "object": (0, 2, 0)},
+            line_integrals=((1.0, 2.0),),
+            range_size=1,
+        )
+        for r in MAIN
+        if r.scored
+    ]
+    # Drops at all layers but the last, where s is o itself.
+    dropping = replace(MAIN[0], template="{}", template_index=None, faithful=((9, 9), (1, 1), (9, 9)))
+    found = {name: cells[0] for name, cells in rows("findings", [*worse, dropping]).items()}
+    assert found.pop("Faithfulness is strongly correlated with causality") == "not measured"
+    assert found.pop("The correlation is weaker with layer and rank chosen by faithfulness") == "not measured"
+    assert found.pop("β above 1 makes faithfulness agree best with causality") == "not measured"
+    assert set(found.values()) == {"no"}
+
+
+def test_findings_without_their_measurements():
+    found = rows("findings", [minimal(r) for r in MAIN])
+    assert {name for name, cells in found.items() if cells[0] != "not measured"} == {
+        "Faithfulness is strongly correlated with causality",
+        "The correlation is weaker with layer and rank chosen by faithfulness",
+        "Causality is higher than faithfulness",
+        "LRE is better than a random guess",
+    }
+    assert {cells[0] for cells in rows("findings", [unscored()]).values()} == {"not measured"}
+
+
+MIXED = Table(
+    "mixed",
+    "50% of {} & more",
+    ("name", "β", "score", "n"),
+    (('a, "b"\nc', 2.25, (1 / 3, 0.1), 3), ("d", 0.125, (0.5, None), None), ("all", None, 0.75, 4)),
+    totals=1,
+    exact=("β",),
+)
+
+
+def test_csv_has_every_digit_and_two_columns_for_a_mean():
+    rows = list(csv.reader(io.StringIO(to_csv(MIXED))))
+    assert rows == [
+        ["name", "β", "score", "score std", "n"],
+        ['a, "b"\nc', "2.25", repr(1 / 3), "0.1", "3"],
+        ["d", "0.125", "0.5", "", ""],
+        ["all", "", "0.75", "", "4"],
+    ]
+
+
+def test_text_is_rounded():
+    assert to_text(MIXED) == [
+        ['a, "b"\nc', "2.25", "0.33 ± 0.10", "3"],
+        ["d", "0.125", "0.50", "-"],
+        ["all", "-", "0.75", "4"],
+    ]
+
+
+def test_latex_escapes_what_it_would_read():
+    assert escape_latex(r"50% & $x_1$ #{a} ~^ \b") == (
+        r"50\% \& \$x\_1\$ \#\{a\} \textasciitilde{}\textasciicircum{} \textbackslash{}b"
+    )
+    assert escape_latex("[é] *β\n±") == r"{[}é{]} {*}$\beta$ $\pm$"
+    lines = to_latex(MIXED, "demo-").splitlines()
+    assert r"\caption{50\% of \{\} \& more}" in lines
+    assert r"\label{tab:demo-mixed}" in lines
+    assert r"\begin{tabular}{lrrr}" in lines
+    assert r"name & $\beta$ & score & n \\" in lines
+    assert r'a, "b" c & $2.25$ & $0.33 \pm 0.10$ & $3$ \\' in lines
+    assert r"d & $0.125$ & $0.50$ & --- \\" in lines
+    assert lines[lines.index(r"all & --- & $0.75$ & $4$ \\") - 1] == r"\midrule"
