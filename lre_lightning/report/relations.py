@@ -239,7 +239,7 @@ def templates(model: ModelResults) -> Section:
         return missing("Prompt templates", "Other templates were", "--data.prompts.template 1")
     table = Table(
         "templates",
-        f"LRE performance by prompt template on {analysis.lm_of(model.main)}. The subject takes the place of {{}}. Means "
+        f"LRE performance by prompt template on {analysis.lm_of(model.main)}, with {{}} in place of the subject. Means "
         "and standard deviations over trials.",
         ("relation", "prompt template", *SCORES),
         tuple(row for name in several for row in found[name]),

@@ -575,7 +575,7 @@ BARE = replace(
         (lambda: relations.plot_relations([unscored()]), "no relation was scored"),
         (lambda: comparison.plot_models_by_relation(by_model([unscored()])), "no relation was scored for any LM"),
         (lambda: baselines.plot_faithfulness_baselines([BARE]), "no baselines of faithfulness"),
-        (lambda: baselines.plot_faithfulness_baselines([BARE], zero_shot=True), "no zero-shot baselines of faithfulness"),
+        (lambda: baselines.plot_faithfulness_baselines([BARE], zero_shot=True), "no zero-shot baselines"),
         (lambda: baselines.plot_causality_baselines([BARE]), "no baselines of causality"),
         (lambda: baselines.plot_baselines_by_relation([BARE]), "hold no baselines$"),
         (lambda: baselines.plot_causality_by_layer([BARE]), "no baselines of causality"),
