@@ -13,7 +13,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.records.record import COLUMNS, TrialRecord, read_records, rows, write_records
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
-from lre_lightning.report.tables import hyperparameters, to_csv, to_latex, to_text
+from lre_lightning.report.relations import relations
+from lre_lightning.report.tables import to_csv, to_latex, to_text
 from tests.helpers.hostile import PLAIN, changed, little_memory, outcome, recipes, tried
 from tests.helpers.records import full_record, unscored_record
 
@@ -123,7 +124,7 @@ def test_any_line_is_a_record_that_tables_are_made_of_or_an_error(tmp_path, reci
         rows(records)
         print_results(summarize(records))
         write_csv(records, tmp_path / "x.csv")
-        table = hyperparameters(records)
+        (table,) = relations(records).tables
         to_csv(table), to_latex(table), to_text(table)
 
 
