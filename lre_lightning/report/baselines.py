@@ -27,7 +27,7 @@ LABELS = {
 def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     """Return the LRE and its baselines by category, by layer and by relation."""
     if not any(record.faithful_baselines for record in records):
-        return (missing("Baselines", "Baselines were", "--model.baselines true"),)
+        return (missing("Baselines", "Baselines were", "--model.fitting.baselines true"),)
     return _faithfulness(records), _causality(records), _by_relation(records)
 
 

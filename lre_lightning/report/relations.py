@@ -188,7 +188,7 @@ def underestimation(records: Sequence[TrialRecord]) -> Section:
         used[record.relation] += len(analysis.change_ratios(record))
         pairs[record.relation] += len(record.line_integrals)
     if not pairs.total():
-        return missing(title, "How much W underestimates changes of F was", "--model.line_integrals 10")
+        return missing(title, "How much W underestimates changes of F was", "--model.fitting.line_integrals 10")
     ratios = analysis.underestimation(records)
     measure = "Ratio between the actual change of F from one subject to another and the change that W estimates"
     table = Table(

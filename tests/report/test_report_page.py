@@ -165,12 +165,12 @@ def test_page_tells_how_it_was_made(tmp_path, fast):
 
 
 MISSING = {
-    "Baselines": "--model.baselines true",
+    "Baselines": "--model.fitting.baselines true",
     "Layers": "--model.layers",
     "With and without relation-specific text": "--data.prompts.template '{}'",
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
-    "Why β is above 1": "--model.line_integrals",
+    "Why β is above 1": "--model.fitting.line_integrals",
     "Number of examples": "--data.n_shot",
     "Prompt templates": "--data.prompts.template 1",
 }
