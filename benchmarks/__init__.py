@@ -1,1 +1,1 @@
-"""Speed claims as ratios, with the equality of results asserted beside them."""
+"""Benchmarks: claims about speed as ratios, which also assert that the results are equal."""

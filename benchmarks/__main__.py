@@ -1,6 +1,6 @@
-"""Every benchmark, and `benchmarks/RESULTS.md` with what they found.
+"""Run every benchmark and write the results to `benchmarks/RESULTS.md`.
 
-Run with `make bench`, on an idle machine. A benchmark that fails leaves the file as it was.
+Run with `make bench` on an idle machine. If a benchmark fails, the file stays as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Describe the machine and the versions of packages."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "lightning"))
     memory = round(psutil.virtual_memory().total / 2**30)
     return (
@@ -31,7 +31,7 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Run the benchmarks one after another; each is a process of its own."""
+    """Run the benchmarks one after another, each in its own process."""
     start, sections = time.perf_counter(), []
     for name in NAMES:
         print(f"== {name}", flush=True)
@@ -43,8 +43,8 @@ def main() -> None:
     head = [
         "# Benchmarks",
         "",
-        f"Written by `make bench`: {machine()}; {minutes:.0f} minutes in all. Ratios are those of one run; results are "
-        "asserted to be equal in the same scripts.",
+        f"Written by `make bench`: {machine()}; {minutes:.0f} minutes in total. The ratios are from a single run; the "
+        "same scripts assert that the results are equal.",
     ]
     RESULTS.write_text("\n".join(head) + "\n\n" + "\n\n".join(sections) + "\n")
     print(f"{RESULTS} written after {minutes:.1f} minutes")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: LMs and prompts of real shapes, the floor of bare matrix products, times and tables."""
+"""Common parts of the benchmarks: LMs and prompts of real shapes, the time of bare matrix products, and tables."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ Prompt = tuple[Tensor, int]
 DEMO_RELATION = "country capital city"
 
 CONTEXT, SUFFIX = 74, 4
-"""Tokens before the subject's last token, and from it on: what the paper's 47 relations have on average (8 shots,
-GPT-2's tokenizer; the suffix has 4 in the median and 11 at most)."""
+"""Tokens before the subject's last token, and from it on: the averages of the paper's 47 relations (8 shots, GPT-2's
+tokenizer; the median suffix has 4 tokens, the longest 11)."""
 
 
 def gpt2_small() -> LanguageModel:
-    """GPT-2 small's shape, with random weights: 12 layers of width 768, 50,257 tokens."""
+    """Return an LM of GPT-2 small's shape with random weights: 12 layers of width 768, 50,257 tokens."""
     from transformers import AutoModelForCausalLM, GPT2Config
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(GPT2Config())
-    # Far enough from their initial values that hidden states differ from layer to layer and answers from another.
+    # Far enough from the initial values for hidden states to differ between layers and answers between prompts.
     for parameter in model.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     return LanguageModel(model, name="gpt2-small's shape")
 
 
 def random_prompts(lm: LanguageModel, count: int, suffix: int = SUFFIX) -> list[Tensor]:
-    """Prompts of random tokens, `(CONTEXT + suffix,)` each."""
+    """Return prompts of random tokens, `(CONTEXT + suffix,)` each."""
     generator = torch.Generator().manual_seed(1)
     return list(torch.randint(lm.vocab_size, (count, CONTEXT + suffix), generator=generator))
 
 
 def demo_prompts() -> list[Prompt]:
-    """The training prompts of one trial of a bundled relation."""
+    """Return the training prompts of one trial of a bundled relation."""
     batch = next(iter(RelationDataModule("demo", DEMO_RELATION, "demo").train_dataloader()))
     return [(torch.tensor(prompt.input_ids), prompt.subject_position) for prompt in batch.prompts]
 
 
 class Products(TorchDispatchMode):
-    """Notes the matrix products that are computed within the context, to time them alone.
+    """Record the matrix products that are computed within the context, to time them alone.
 
-    Weights are kept, of everything else shape, strides and dtype.
+    Weights are kept; of other operands only shape, strides and dtype.
     """
 
     NAMES = ("mm", "addmm", "bmm", "baddbmm")
@@ -63,7 +63,7 @@ class Products(TorchDispatchMode):
         self.calls: list[tuple[Any, list[Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute as ever, and note products."""
+        """Compute the operation, and record it if it is a product."""
         if func.overloadpacket.__name__ in self.NAMES:
             self.calls.append((func, [self._note(one) for one in args]))
         return func(*args, **(kwargs or {}))
@@ -74,7 +74,7 @@ class Products(TorchDispatchMode):
         return tuple(operand.shape), operand.stride(), operand.dtype
 
     def seconds(self) -> float:
-        """Time that the products take by themselves, on random operands."""
+        """Return the time that the products alone take, on random operands."""
         operands: dict[Any, Tensor] = {}
 
         def operand(note: Any) -> Any:
@@ -94,14 +94,14 @@ class Products(TorchDispatchMode):
 
 
 def timed(work: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[float, T]:
-    """Seconds that `work` takes with these arguments, and what it returns."""
+    """Return the seconds that `work` takes with these arguments, and its result."""
     start = time.perf_counter()
     result = work(*args, **kwargs)
     return time.perf_counter() - start, result
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> str:
-    """A Markdown section with a table."""
+    """Return a Markdown section with a table."""
     lines = [f"## {title}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([*lines, "", *(f"{note}\n" for note in notes)])

@@ -1,8 +1,8 @@
-"""Many relations: 100,000 samples in 500 relations, in every kind of file, and prompts of them.
+"""Many relations: 100,000 samples in 500 relations, read from every kind of file, and prompts made of them.
 
-Run with `python -m benchmarks.data`. The GPT-2 tokenizer is taken where ``LRE_TOKENIZERS_DIR`` has one, or the bundled
-one. Times and memory are those of a process of its own for each kind, beyond what imports take; that all kinds give the
-same relations is asserted, and that prompts are those that are tokenized whole.
+Run with `python -m benchmarks.data`. The tokenizer is GPT-2's if ``LRE_TOKENIZERS_DIR`` has it, else the bundled one.
+Times and memory are measured in one process per kind of file, without the imports. All kinds are asserted to give the
+same relations, and prompts to equal those that are tokenized as a whole.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ print(json.dumps([loaded, ready, memory, len(relations), digest]))
 
 
 def made() -> list[Relation]:
-    """Relations of names of two or three words."""
+    """Return relations between names of two or three words."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnoprstuvwz", k=draw.randint(3, 9))).title() for _ in range(5000)]
     relations = []
@@ -62,17 +62,17 @@ def made() -> list[Relation]:
 
 
 def written(relations: list[Relation], folder: Path) -> dict[str, Path]:
-    """The relations as files of each kind."""
+    """Write the relations to files of each kind; return their paths."""
     rows = [
         {"relation": r.name, "category": r.category, "template": r.template, "subject": s.subject, "object": s.object}
         for r in relations
         for s in r.samples
     ]
     places = {
-        "JSON, a file a relation": folder / "json",
+        "JSON, one file per relation": folder / "json",
         **{k: folder / f"table.{k}" for k in ("csv", "jsonl", "parquet")},
     }
-    write_relations(relations, places["JSON, a file a relation"])
+    write_relations(relations, places["JSON, one file per relation"])
     with places["csv"].open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -88,7 +88,7 @@ def written(relations: list[Relation], folder: Path) -> dict[str, Path]:
 
 
 def load(place: Path) -> tuple[float, float, float, int, str]:
-    """Seconds to load, and until a trial of each relation is drawn; MiB; relations, and their digest."""
+    """Return seconds to load and until a trial of each relation is drawn, MiB, number of relations and their digest."""
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(place)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     loaded, ready, memory, count, digest = json.loads(output)
@@ -96,7 +96,7 @@ def load(place: Path) -> tuple[float, float, float, int, str]:
 
 
 def prompts_of(relations: list[Relation], tokenizer: str) -> tuple[float, list[Prompt]]:
-    """Seconds to make all test prompts of a trial of each relation, and the prompts."""
+    """Return the seconds to make all test prompts of a trial of each relation, and the prompts."""
     data = RelationDataModule(tokenizer, source=relations, n_shot=8, trials=1)
     data.setup()
     seconds, batches = timed(lambda: list(data.val_dataloader()))
@@ -104,7 +104,7 @@ def prompts_of(relations: list[Relation], tokenizer: str) -> tuple[float, list[P
 
 
 def encode_whole(tokenizer: PreTrainedTokenizerBase, head: str, tails: list[str]) -> list[Encoding]:
-    """`encode_after`, with the head tokenized again for each tail."""
+    """Replace `encode_after`, but tokenize the head again for each tail."""
     return encode(tokenizer, [head + tail for tail in tails])
 
 
@@ -114,23 +114,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loaded = {kind: load(place) for kind, place in written(relations, Path(folder)).items()}
     assert {result[3] for result in loaded.values()} == {RELATIONS}
-    assert len({result[4] for result in loaded.values()}) == 1, "another kind of file gives other relations"
+    assert len({result[4] for result in loaded.values()}) == 1, "kinds of files give different relations"
     rows = [[kind, f"{r[0]:.2f}", f"{r[1]:.2f}", f"{r[2]:.0f}"] for kind, r in loaded.items()]
     header = ["source", "seconds to load", "and to draw a trial of each", "MiB"]
     print(table(f"{RELATIONS * SAMPLES:,} samples in {RELATIONS} relations", header, rows))
-    assert max(r[1] for r in loaded.values()) < 30, "loading is to take seconds"
+    assert max(r[1] for r in loaded.values()) < 30, "loading must take seconds"
 
     name = str(TOKENIZER) if TOKENIZER.is_dir() else "demo"
     seconds, found = prompts_of(relations[:20], name)
     with patch("lre_lightning.prompts.prompt.encode_after", encode_whole):
         whole, prompts = prompts_of(relations[:20], name)
-    assert found == prompts, "prompts are not those that are tokenized whole"
+    assert found == prompts, "prompts differ from those that are tokenized as a whole"
     rows = [
         ["the context tokenized once", f"{len(prompts) / seconds:,.0f}", f"{whole / seconds:.1f}"],
         ["the context tokenized for each prompt", f"{len(prompts) / whole:,.0f}", "1"],
     ]
     title = f"{len(prompts):,} prompts of 8 examples, tokenizer {Path(name).name}"
-    print("\n" + table(title, ["way", "prompts a second", "times faster"], rows))
+    print("\n" + table(title, ["way", "prompts per second", "times faster"], rows))
 
 
 if __name__ == "__main__":

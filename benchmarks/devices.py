@@ -1,8 +1,8 @@
-"""How much faster two processes are than one: fit and validation on the demo, one thread a process.
+"""Several processes against one: fit and validation on the demo, with one thread per process.
 
-Run with `python -m benchmarks.devices`, on a machine whose cores are idle. What is timed are `Trainer.fit` and
-`Trainer.validate`, the start of the processes among it, the loading of the LM not. LREs are asserted to be equal bit
-for bit, and so are all counts.
+Run with `python -m benchmarks.devices` on a machine with idle cores. The times are those of `Trainer.fit` and
+`Trainer.validate`, which include the start of the processes but not the loading of the LM. All counts and, bit for bit,
+all LREs are asserted to be equal.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lre_lightning.training.module import LREModule
 REPEATS = 2
 TRIALS = 1
 LEAST = 1.5
-"""The ratio that two processes have to reach on any machine; on an idle one it is 1.8."""
+"""The ratio that two processes must reach on any machine; on an idle one it is 1.8."""
 
 
 def run(root: Path, devices: int, relations: list[str] | None = None, trials: int = TRIALS) -> dict[str, float]:
-    """Fit and validate; seconds, and the peak memory of the process that had most."""
+    """Fit and validate; return the seconds, and the highest peak memory of a process."""
     import lightning as L
 
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def run(root: Path, devices: int, relations: list[str] | None = None, trials: in
 
 
 def measured(root: Path, devices: int) -> dict[str, float]:
-    """`run` in a process of its own."""
+    """Call `run` in its own process."""
     code = f"import json, pathlib, benchmarks.devices as d; f = d.run(pathlib.Path({str(root)!r}), {devices})"
     command = [sys.executable, "-W", "ignore", "-c", f"{code}; print('\\n' + json.dumps(f))"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -67,7 +67,7 @@ def measured(root: Path, devices: int) -> dict[str, float]:
 
 
 def assert_same(one: Path, other: Path) -> int:
-    """Compare two runs; the number of counts that are equal."""
+    """Check that two runs are equal; return the number of counts compared."""
     numbers = 0
     for job in ("fit", "validate"):
         found, expected = (read_records([root / f"{job}_results.jsonl"]) for root in (other, one))
@@ -107,10 +107,10 @@ def main() -> None:
         for size, found in best.items()
     ]
     notes = [
-        f"The best of {REPEATS} runs each, in turn, one thread a process, {cores} cores: 27 relations, {TRIALS} trial. "
-        f"LREs are equal bit for bit, and so are all {numbers:,} counts of every run."
+        f"The best of {REPEATS} runs each, one thread per process, {cores} cores: 27 relations, {TRIALS} trial. All "
+        f"{numbers:,} counts of every run are equal and, bit for bit, all LREs."
     ]
-    header = ["processes", "fit, seconds", "validate, seconds", "times faster", "peak GiB of a process"]
+    header = ["processes", "fit, seconds", "validate, seconds", "times faster", "peak GiB per process"]
     print(table("Several processes", header, rows, notes))
     ratio = _seconds(best[1]) / _seconds(best[2])
     assert ratio >= LEAST, f"two processes are {ratio:.2f} times as fast as one"

@@ -1,7 +1,7 @@
-"""The low-rank inverse at width 4096: exact to rank 256, against the full SVD, and beside the Jacobians.
+"""The low-rank inverse at width 4096, up to rank 256, against the full SVD and the time of the Jacobians.
 
-Run with `python -m benchmarks.inverse`. W has a few large singular values above a flat rest, as where most of s passes
-through unchanged, or singular values that fall slowly.
+Run with `python -m benchmarks.inverse`. W has a few large singular values and a flat rest, as it does when most of s
+passes through unchanged, or singular values that fall slowly.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ WIDTH, RANKS, PROMPTS = 4096, (64, 256), 8
 
 
 def flat() -> Tensor:
-    """A third of the identity, noise, and 200 directions of falling size."""
+    """Return the sum of 0.3 times the identity, noise, and 200 directions of falling size."""
     generator = torch.Generator().manual_seed(0)
     noise, left, right = (torch.randn(WIDTH, n, generator=generator) for n in (WIDTH, 200, 200))
     return 0.3 * torch.eye(WIDTH) + 0.6 * noise / WIDTH**0.5 + (left * torch.logspace(1, -1, 200)) @ right.T / WIDTH
 
 
 def falling() -> Tensor:
-    """Random singular vectors; singular value i is 1 / sqrt(i)."""
+    """Return a matrix of random singular vectors whose singular value i is 1 / sqrt(i)."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q for _ in range(2))
     return (left / torch.arange(1, WIDTH + 1).sqrt()) @ right.T
 
 
 def jacobian_seconds() -> float:
-    """Seconds for the Jacobians of a trial's prompts through one block of GPT-J's shape, from one chunk of rows."""
+    """Estimate the seconds for the Jacobians of a trial through one block of GPT-J's shape from one chunk of rows."""
     from transformers import AutoModelForCausalLM, GPTJConfig
 
     torch.manual_seed(0)
@@ -66,8 +66,8 @@ def main() -> None:
     trial = f"Jacobians of {PROMPTS} prompts through one block of GPT-J's shape"
     rows.append(["", trial, f"{jacobian_seconds():.0f}", "", ""])
     notes = [
-        "The last column is the relative difference of the inverses (Frobenius norm). The Jacobians' time is that of "
-        "one chunk of rows, multiplied.",
+        "The last column is the relative difference of the inverses (Frobenius norm). The time of the Jacobians is "
+        "extrapolated from one chunk of rows.",
     ]
     header = ["singular values", "way", "seconds", "times faster", "difference"]
     print(table(f"Low-rank inverse, width {WIDTH}", header, rows, notes))

@@ -1,11 +1,11 @@
-"""Jacobians at every layer for the n = 8 prompts of a trial: the engine against two loops and a floor.
+"""Jacobians at every layer for the 8 training prompts of a trial: the engine against two loops and a floor.
 
-* plain: layer by layer, the whole prompt, `torch.autograd.functional.jacobian(vectorize=True)`;
-* published: the same function layer by layer on the suffix alone, the context's keys and values computed once;
-* floor: the matrix products that the engine computes, by themselves, in the same run.
+* plain: `torch.autograd.functional.jacobian(vectorize=True)` of the whole prompt, layer by layer;
+* published: the same function of the suffix alone, with the context's keys and values computed once;
+* floor: the engine's matrix products alone, in the same run.
 
-Run with `python -m benchmarks.jacobian`; `--all` computes on GPT-2 small's shape what is otherwise measured on a part
-and multiplied (hours). All ways are asserted to give the same Jacobians.
+Run with `python -m benchmarks.jacobian`. On GPT-2 small's shape the loops are measured on a part and extrapolated;
+`--all` computes them in full (hours). All ways are asserted to give the same Jacobians.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 
 FLOOR_PROMPTS = 4
-"""How many times the floor is measured; it is that of the first prompt."""
+"""How many times the floor of the first prompt is measured."""
 
 
 def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cache: bool) -> Tensor:
-    """The Jacobian at one layer; the model runs as a whole, its unembedding included, as in the published code."""
+    """Compute the Jacobian at one layer, running the whole model with its unembedding, as the published code does."""
     ids, position = prompt
     cache = lm.prefix_cache(ids[:position]) if from_cache else None
     ids, position = (ids[position:], 0) if from_cache else (ids, position)
@@ -51,7 +51,7 @@ def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cach
 
 
 def assert_equal(found: Tensor, expected: Tensor, layer: Layer) -> None:
-    """Equal to float32 rounding."""
+    """Check that two Jacobians are equal up to float32 rounding."""
     scale = float(expected.abs().max())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * scale, msg=lambda text: f"layer {layer}: {text}")
 
@@ -59,7 +59,7 @@ def assert_equal(found: Tensor, expected: Tensor, layer: Layer) -> None:
 def compare(
     lm: LanguageModel, prompts: list[Prompt], published: int, plain_layers: list[Layer], plain: int
 ) -> list[list[str]]:
-    """Rows of the table; the loops run on some prompts, and the plain one at some layers, and are multiplied."""
+    """Return rows of the table; the loops run on some prompts, the plain one at some layers, and are extrapolated."""
     prompt_jacobian(lm, *prompts[0])
     engine, floor, cached, whole = 0.0, 0.0, 0.0, 0.0
     for index, prompt in enumerate(prompts):
@@ -114,8 +114,8 @@ def main() -> None:
     header = ["LM", "way", "seconds for 8 prompts", "engine = 1", "floor = 1"]
     notes = [
         "Equal at every layer to 1e-4 of its largest element (float32).",
-        "\\* measured on one prompt, the plain way at its last layer but one alone, and multiplied: by prompts, and by "
-        "the number of blocks above a layer.",
+        "\\* measured on one prompt, the plain way only at the second to last layer, and extrapolated by the number of "
+        "prompts and of blocks above a layer.",
     ]
     print(table("Jacobians", header, rows, notes))
 

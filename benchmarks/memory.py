@@ -1,7 +1,7 @@
 """Peak memory: for few and many relations and trials, and for an LM of GPT-J's shape in 16 bits.
 
-Run with `python -m benchmarks.memory`; each line is a process of its own. On GPT-J's shape the Jacobians of one prompt
-are computed for the first chunks of rows alone: memory is what it is for all of them, in a hundredth of the time.
+Run with `python -m benchmarks.memory`; each row is measured in its own process. On GPT-J's shape only the first chunks
+of rows of one prompt's Jacobians are computed: they need as much memory as all of them, in a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNKS = 2
 
 
 def peak() -> float:
-    """Bytes that this process has had resident at most."""
+    """Return the peak resident memory of this process in bytes."""
     scale = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale)
 
@@ -50,14 +50,14 @@ def fit(relations: int, trials: int) -> dict[str, float]:
 
 
 def gptj() -> dict[str, float]:
-    """Jacobians at all layers of an LM of GPT-J's shape in bfloat16, added to running means."""
+    """Add Jacobians at all layers of an LM of GPT-J's shape in bfloat16 to running means."""
     from transformers import AutoModelForCausalLM, GPTJConfig
     from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(GPTJConfig(), dtype=torch.bfloat16)
     model = model.to_empty(device="cpu")
-    for module in model.modules():  # what a checkpoint does not hold
+    for module in model.modules():  # buffers that checkpoints do not hold
         if hasattr(module, "embed_positions"):
             module.embed_positions = create_sinusoidal_positions(module.max_positions, module.pos_embd_dim)
     for parameter in model.parameters():
@@ -86,7 +86,7 @@ def gptj() -> dict[str, float]:
 
 
 def measured(work: str) -> dict[str, float]:
-    """Run a function of this file, as written, in a process of its own."""
+    """Evaluate a call of a function of this file in its own process."""
     code = f"import json, benchmarks.memory as m; print(json.dumps(m.{work}))"
     output = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(output.stdout.splitlines()[-1])

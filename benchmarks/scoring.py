@@ -1,9 +1,9 @@
-"""Scoring one trial of one relation: all layers, 40 ranks, 21 betas, against the published way.
+"""Scoring of one trial at all layers, 40 ranks and 21 betas, against the published way.
 
-The published way runs the whole prompt once for every subject, layer and rank, and decodes once for every subject,
-layer and beta. Run with `python -m benchmarks.scoring`. On the demo model every answer of both ways is compared. On
-GPT-2 small's shape, for 200 test subjects, the engine scores 30 of them and the published way a random draw of the
-grid, whose answers are compared; times are multiplied. With `--all` the engine scores all 200.
+The published way runs the whole prompt once per subject, layer and rank, and decodes once per subject, layer and beta.
+Run with `python -m benchmarks.scoring`. On the demo model every answer of both ways is compared. On GPT-2 small's shape
+with 200 test subjects, the engine scores 30 of them and the published way a random sample of the grid, whose answers
+are compared; times are extrapolated. With `--all` the engine scores all 200.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUBJECTS, DEMO_SUBJECTS = 200, 16
 
 
 class Published:
-    """One full forward for each subject, layer and rank; one decode for each subject, layer and beta."""
+    """One forward pass per subject, layer and rank; one decoding per subject, layer and beta."""
 
     def __init__(self, lm: LanguageModel, states: PromptStates, lres: dict[Layer, LRE], targets: Sequence[int]) -> None:
         self.lm, self.states, self.lres, self.targets = lm, states, lres, targets
@@ -47,7 +47,7 @@ class Published:
 
     @torch.no_grad()
     def edited(self, row: int, layer: Layer, rank: int) -> int:
-        """The LM's answer after an edit of s."""
+        """Return the LM's answer after an edit of s."""
         prompt, outputs = self.states.prompts[row], self.states.object
         difference = outputs[self.targets[row]] - outputs[row]
         delta = self.inverses[layer].apply(difference, [rank])[0]
@@ -62,7 +62,7 @@ class Published:
 
     @torch.no_grad()
     def decoded(self, row: int, layer: Layer, beta: float) -> int:
-        """The LRE's answer."""
+        """Return the LRE's answer."""
         subject = self.states.subject[row, list(self.lres).index(layer)]
         return int(self.lm.decode(self.lres[layer](subject, beta)).argmax())
 
@@ -70,7 +70,7 @@ class Published:
 def trial(
     lm: LanguageModel, train: list[tuple[Tensor, int]], prompts: list[Prompt]
 ) -> tuple[PromptStates, dict[Layer, LRE]]:
-    """LREs at all layers and the test prompts, each of which counts as known."""
+    """Return the test prompts, all of which count as known, and LREs at all layers."""
     estimator = LREEstimator(lm.layers)
     for ids, position in train:
         estimator.update(prompt_jacobian(lm, ids, position))
@@ -91,7 +91,7 @@ def compare(
     subjects: int,
     sample: int | None,
 ) -> list[list[str]]:
-    """Rows of the table for `subjects`; the published way runs on `sample` cells of either grid, all if None."""
+    """Return rows of the table; the published way runs on `sample` cells of either grid, all if None."""
     count, samples = len(states.prompts), tuple(Sample(prompt.subject, prompt.object) for prompt in states.prompts)
     relation = Relation("", "", ("{}",), (), "", "", False, samples)
     joined = TrialStates.join([states], Trial(relation, 0, (), samples))
@@ -127,7 +127,7 @@ def compare(
 
 
 def demo() -> list[list[str]]:
-    """Subjects of a bundled relation."""
+    """Compare on subjects of a bundled relation."""
     lm = LanguageModel.from_pretrained("demo")
     data = RelationDataModule("demo", DEMO_RELATION, "demo")
     prompts = [prompt for batch in data.val_dataloader() for prompt in batch.prompts][:DEMO_SUBJECTS]
@@ -136,7 +136,7 @@ def demo() -> list[list[str]]:
 
 
 def gpt2(subjects: int) -> list[list[str]]:
-    """Random prompts: a context that all share, subjects of 1 to 3 tokens, a template of 3."""
+    """Compare on random prompts: a common context, subjects of 1 to 3 tokens, a template of 3."""
     lm = gpt2_small()
     context = random_prompts(lm, 1)[0][:CONTEXT].tolist()
     generator = random.Random(0)
@@ -154,9 +154,9 @@ def main() -> None:
     """Print the table."""
     rows = demo() + gpt2(SUBJECTS if "--all" in sys.argv[1:] else 30)
     notes = [
-        "Every answer that the published way gave equals the engine's: the whole grid on the demo model, where the "
-        "counts are compared too.",
-        "\\* measured on 30 subjects, or on a random draw of the grid, and multiplied.",
+        "Every answer of the published way equals the engine's: the whole grid on the demo model, where the counts are "
+        "compared too.",
+        "\\* measured on 30 subjects, or on a random sample of the grid, and extrapolated.",
     ]
     print(table("Scoring", ["LM", "way", "seconds", "engine = 1", "answers compared"], rows, notes))
 

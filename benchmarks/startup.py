@@ -1,4 +1,4 @@
-"""Start-up: `python cli.py --help` next to a bare `import lightning`.
+"""Start-up: `python cli.py --help` against a bare `import lightning`.
 
 Run with `python -m benchmarks.startup`.
 """
@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def seconds(arguments: list[str]) -> float:
-    """The shortest of several runs in a process of its own."""
+    """Return the shortest time of several runs, each in its own process."""
     command = [sys.executable, *arguments]
     return min(timed(subprocess.run, command, check=True, capture_output=True)[0] for _ in range(RUNS))
 

@@ -23,13 +23,13 @@ def random(*shape, seed=0):
 
 
 def repeated(prefix, own):
-    """What a join stands for, written down plainly."""
+    """Return the tensor that a join stands for, computed row by row."""
     rows = [prefix[row // (len(own) // len(prefix))].expand(own.shape[1], -1, -1) for row in range(len(own))]
     return torch.cat([torch.stack(rows), own], -2)
 
 
 def pair(prefixes=2, prefix_heads=HEADS, nested=False, heads=HEADS, seed=0):
-    """A join, the tensor that it stands for, and its own part, which has a graph."""
+    """Return a join, the tensor that it stands for, and its own part, which has a graph."""
     prefix = dense_prefix = random(prefixes, prefix_heads, BEFORE, WIDTH, seed=seed)
     if nested:
         shared = random(1, prefix_heads, 3, WIDTH, seed=seed + 1)
@@ -45,7 +45,7 @@ def shape(request):
 
 @pytest.fixture
 def never_joined(monkeypatch):
-    """Lets a test fail where the join is computed."""
+    """Make the test fail if a join is computed."""
 
     def fail(_):
         raise AssertionError("the join was computed")
@@ -54,7 +54,7 @@ def never_joined(monkeypatch):
 
 
 def check(found, expected, *leaves):
-    """The same values, and the same gradients of a random combination of them."""
+    """Check values, and gradients of a random combination of them."""
     assert not isinstance(found, Joined)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -66,7 +66,7 @@ def check(found, expected, *leaves):
         assert right.any()
 
 
-def test_the_join_is_the_repeated_prefix_and_what_follows(shape):
+def test_the_join_is_the_repeated_prefix_and_the_own_part(shape):
     joined, dense, own = pair(*shape)
     check(joined.tensor(), dense, own)
 
@@ -150,7 +150,7 @@ def test_operations_that_keep_positions_apart_keep_the_parts(shape, operation):
 
 
 def test_one_head_of_keys_is_expanded_to_many(never_joined):
-    """As multi-query attention does it."""
+    """Multi-query attention does this."""
     joined, dense, own = pair(2, prefix_heads=1, heads=1)
     query = random(len(own), HEADS, 3, WIDTH, seed=5).requires_grad_(True)
     expanded = joined.expand(len(own), HEADS, *joined.shape[2:])
@@ -172,7 +172,7 @@ def test_queries_against_keys_and_weights_against_values(shape, product, never_j
 
 
 def masks(length):
-    """Additive and boolean masks for three queries, of one for all and one for each run."""
+    """Return additive and boolean masks for three queries, one for all prompts or one per prompt."""
     seen = torch.ones(3, length, dtype=torch.bool).tril(length - 3)
     by_run = torch.stack([seen.roll(row, 1) | seen for row in range(2 * RUNS)])[:, None]
     additive = torch.where(by_run, random(2 * RUNS, 1, 3, length, seed=3), -torch.inf)
@@ -238,7 +238,7 @@ def test_arguments_by_keyword(operation):
 
 
 @pytest.mark.parametrize("joined", ["keys", "values"])
-def test_attention_to_keys_or_values_that_alone_are_joined(joined):
+def test_attention_in_which_only_keys_or_only_values_are_joined(joined):
     (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(2), pair(2, seed=20)
     query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
     chosen = (keys, dense_values) if joined == "keys" else (dense_keys, values)
@@ -246,7 +246,7 @@ def test_attention_to_keys_or_values_that_alone_are_joined(joined):
     check(functional.scaled_dot_product_attention(query, *chosen), expected, query, own_keys, own_values)
 
 
-def test_attention_in_half_precision_stays_in_it_and_is_close():
+def test_attention_in_half_precision_is_close_and_keeps_the_dtype():
     keys, values = (pair(2, seed=seed)[0].to(torch.bfloat16) for seed in (0, 20))
     query = random(2 * RUNS, HEADS, 3, WIDTH).bfloat16()
     found = functional.scaled_dot_product_attention(query, keys, values)
@@ -257,7 +257,7 @@ def test_attention_in_half_precision_stays_in_it_and_is_close():
 
 
 def test_a_graph_keeps_no_copies_of_the_prefix():
-    """Neither is a gradient computed for it."""
+    """No gradient is computed for it either."""
     prefix, own = torch.randn(1, HEADS, 50, WIDTH), torch.randn(RUNS, HEADS, 1, WIDTH, requires_grad=True)
     query, kept = torch.randn(RUNS, HEADS, 1, WIDTH, requires_grad=True), []
 

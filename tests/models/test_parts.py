@@ -1,4 +1,4 @@
-"""Which LMs are taken and which are refused, what their configs mean, and an architecture of the user's own."""
+"""Parts of an LM: supported and refused models, numbers in configs, and an architecture of the user's own."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -32,8 +32,8 @@ SMALL = {
 
 @pytest.mark.parametrize("family", ["mpt", "llama", "cohere", "gemma2", "granite"])
 @pytest.mark.parametrize("value", [0.9, "inv_sqrt_d_model"])
-def test_numbers_in_a_config_that_mean_nothing_in_the_family(family, value):
-    model = tiny_model(family, torch.bfloat16)  # in which a tolerance alone would let 0.9 pass
+def test_config_numbers_without_a_meaning_in_the_family_are_ignored(family, value):
+    model = tiny_model(family, torch.bfloat16)  # coarse enough for 0.9 to pass a mere tolerance
     for name in LOGIT_TRANSFORMS:
         if getattr(model.config, name, None) is None:
             setattr(model.config, name, value)
@@ -43,15 +43,10 @@ def test_numbers_in_a_config_that_mean_nothing_in_the_family(family, value):
 
 
 REFUSED = {
-    "its hidden states depend on later tokens": [("BertForMaskedLM", {}), ("ModernBertForMaskedLM", {})],
-    "it has an encoder beside its decoder": [
-        ("T5ForConditionalGeneration", {"d_model": 16, "num_layers": 1}),
-        ("BartForConditionalGeneration", {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}),
-    ],
+    "its hidden states depend on later tokens": [("BertForMaskedLM", {})],
+    "it has an encoder beside its decoder": [("T5ForConditionalGeneration", {"d_model": 16, "num_layers": 1})],
     "it keeps no attention keys and values for each of its blocks": [
         ("MambaForCausalLM", {}),
-        ("RwkvForCausalLM", {"attention_hidden_size": 16}),
-        ("RecurrentGemmaForCausalLM", {"lru_width": 16, "num_hidden_layers": 3}),
         ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
         ("OpenAIGPTLMHeadModel", {"n_embd": 16, "n_layer": 2, "n_head": 2}),
     ],
@@ -84,7 +79,7 @@ REFUSED = {
     [(reason, name, options) for reason, rows in REFUSED.items() for name, options in rows],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_what_is_not_supported_is_refused_by_name_with_the_reason_and_what_is(reason, name, options):
+def test_unsupported_models_are_refused_with_the_reason(reason, name, options):
     model_class = getattr(transformers, name)
     torch.manual_seed(0)
     model = model_class(model_class.config_class(**{**SMALL, **options}))
@@ -95,7 +90,7 @@ def test_what_is_not_supported_is_refused_by_name_with_the_reason_and_what_is(re
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_the_decoder_of_a_model_that_sees_images():
+def test_the_decoder_of_a_multimodal_model_is_found():
     """Gemma 3 beyond 1B: its vision tower has a list of blocks of its own."""
     text = transformers.Gemma3TextConfig(**FAMILIES["gemma3"][1])
     vision = {**SMALL, "num_hidden_layers": LAYERS, "image_size": 28, "patch_size": 14}
@@ -129,7 +124,7 @@ def test_experts_run_as_transformers_runs_them_by_default():
         ),
     ],
 )
-def test_prompts_longer_than_what_the_lm_was_made_for(family, options, longest):
+def test_prompts_longer_than_the_context_are_refused(family, options, longest):
     lm = LanguageModel(tiny_model(family, **options), name="tiny")
     lm.check_ids(torch.zeros(longest, dtype=torch.long))
     with pytest.raises(LREError, match=f"a prompt of {longest + 1} tokens is too long: tiny is made for {longest}"):
@@ -170,7 +165,7 @@ class OwnBody(nn.Module):
 
 
 class OwnLM(nn.Module):
-    """Logits that are halved, with no config to say so."""
+    """Logits that are halved without a number in a config."""
 
     def __init__(self):
         super().__init__()
@@ -201,31 +196,26 @@ def parts_of(model, **changes):
     return Parts(**{**declared, **changes})
 
 
-def test_an_architecture_of_ones_own_is_declared(own):
+def test_a_declared_architecture_has_logits_jacobians_and_patched_runs(own):
     lm = LanguageModel(own, parts=parts_of(own))
     assert (lm.name, lm.layers, lm.hidden_size, lm.vocab_size) == ("OwnLM", ("emb", 0, 1), WIDTH, VOCAB)
     with torch.no_grad():
         torch.testing.assert_close(lm.decode(lm(PROMPT[None])), own(PROMPT[None]).logits)
     result = prompt_jacobian(lm, PROMPT, 9)
-    for layer in lm.layers:
-        expected, _, output = plain_jacobian(lm, PROMPT, 9, layer)
-        assert expected.any() == (layer != 1)
-        assert relative_error(result.jacobian[layer], expected) < 1e-12
-        assert relative_error(result.object, output) < 1e-12
-
-
-@pytest.mark.parametrize("layer", ["emb", 0])
-def test_patched_runs_of_an_architecture_of_ones_own(own, layer):
-    lm = LanguageModel(own, parts=parts_of(own))
     batch = PromptBatch(lm, PROMPT[None], torch.tensor([9]), torch.tensor([13]))
     new = torch.randn(WIDTH, dtype=torch.float64)
 
     def put(hidden):
         return torch.cat([hidden[:, :9], new[None, None], hidden[:, 10:]], dim=1)
 
-    with torch.no_grad(), replace(lm.module_at(layer), put):
-        expected = lm(PROMPT[None])[0, -1]
-    torch.testing.assert_close(batch.patched(layer, new[None, None])[0, 0], expected)
+    for layer in lm.layers:
+        expected, _, output = plain_jacobian(lm, PROMPT, 9, layer)
+        assert expected.any() == (layer != 1)
+        assert relative_error(result.jacobian[layer], expected) < 1e-12
+        assert relative_error(result.object, output) < 1e-12
+        with torch.no_grad(), replace(lm.module_at(layer), put):
+            patched = lm(PROMPT[None])[0, -1]
+        torch.testing.assert_close(batch.patched(layer, new[None, None])[0, 0], patched)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +226,13 @@ def test_patched_runs_of_an_architecture_of_ones_own(own, layer):
         ({"blocks": [nn.Linear(2, 2)]}, "its token embedding and 1 blocks do not run once"),
     ],
 )
-def test_a_declaration_that_is_wrong_is_refused(own, changes, message):
+def test_wrong_declarations_are_refused(own, changes, message):
     with pytest.raises(LREError, match=message):
         LanguageModel(own, parts=parts_of(own, **changes))
 
 
 class ForgetfulBody(OwnBody):
-    """Positions that start anew in a suffix."""
+    """Positions that start at zero again in a suffix."""
 
     def forward(self, input_ids, **options):
         positions = torch.arange(input_ids.shape[-1])[:, None]
@@ -251,7 +241,7 @@ class ForgetfulBody(OwnBody):
 
 
 class SharingBody(OwnBody):
-    """A second block to which the first one hands more than hidden states: no run can start in between."""
+    """A first block that hands more than hidden states to the second, so that no run can start in between."""
 
     def forward(self, input_ids, **options):
         handed = partial(setattr, self, "handed")
@@ -260,13 +250,13 @@ class SharingBody(OwnBody):
 
 
 @pytest.mark.parametrize("body", [ForgetfulBody, SharingBody])
-def test_a_suffix_that_does_not_do_what_the_whole_prompt_does_is_refused(own, body):
+def test_a_model_whose_suffixes_differ_from_whole_prompts_is_refused(own, body):
     torch.manual_seed(0)
     own.body = body().double()
     with pytest.raises(LREError, match="the end of a prompt, run on cached keys and values, differs"):
         LanguageModel(own, parts=parts_of(own))
 
 
-def test_what_is_not_declared_is_not_guessed(own):
+def test_the_parts_of_an_unknown_model_must_be_declared(own):
     with pytest.raises(LREError, match="OwnLM is not supported: it is no Hugging Face PreTrainedModel, so its parts"):
         LanguageModel(own)
