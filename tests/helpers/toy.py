@@ -126,3 +126,13 @@ def affine_toy(matrix: torch.Tensor, shift: torch.Tensor, rows: torch.Tensor) ->
         states = (states - shift) @ torch.linalg.inv(matrix).T
     model.model.embed_tokens.weight.data[first_subject:] = states
     return LanguageModel(model)
+
+
+def random_toy() -> LanguageModel:
+    """An affine toy in which nothing but the LRE approximates the blocks well."""
+    generator = torch.Generator().manual_seed(3)
+    matrix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4
+    shift = torch.randn(WIDTH, generator=generator, dtype=torch.float64) / 4
+    rows = torch.randn(6, WIDTH, generator=generator, dtype=torch.float64) / 10
+    rows[:4] += torch.eye(WIDTH, dtype=torch.float64)[:4]
+    return affine_toy(matrix, shift, rows)

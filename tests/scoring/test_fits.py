@@ -1,0 +1,250 @@
+"""Everything that a fit measures, on a toy of which numpy computes every count."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from lre_lightning.callbacks import ResultsTable
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.prompts.trials import Trial
+from lre_lightning.records.record import CAUSALITY_BASELINES, read_records
+from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.scoring.scores import new_record
+from lre_lightning.scoring.states import TrialStates
+from lre_lightning.training.module import LREModule
+from tests.helpers import toy
+from tests.helpers.toy import WIDTH
+from tests.training.test_module import trainer_of
+
+LAYERS = ("emb", 0, 1)
+BETAS, RANKS = (0.0, 0.8, 1.0), (2, 5, WIDTH)
+GRID = {"betas": list(BETAS), "ranks": list(RANKS), "beta": 0.8}
+FULL = {**GRID, "fitting": {"baselines": True, "line_integrals": 3}}
+NOT_MEASURED = {
+    "faithful_baselines": {},
+    "faithful_zero_shot": (),
+    "zero_shot_baselines": {},
+    "causal_baselines": {},
+    "line_integrals": (),
+}
+SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return toy.random_toy()
+
+
+@pytest.fixture(scope="module")
+def relations(tmp_path_factory):
+    return str(toy.write_toy_relations(tmp_path_factory.mktemp("relations")))
+
+
+def data_of(source, **options):
+    return RelationDataModule(toy.toy_tokenizer(), source=source, n_shot=4, **{"trials": 2, **options})
+
+
+@pytest.fixture(scope="module")
+def fitted(lm, relations, tmp_path_factory):
+    """A fit with all measurements, the states of its trials by relation and number, and its folder."""
+    root, states, join = tmp_path_factory.mktemp("run"), {}, TrialStates.join
+
+    def note(batches, trial, processes):
+        return states.setdefault((trial.relation.name, trial.number), join(batches, trial, processes))
+
+    module, trainer = LREModule(lm, **FULL), trainer_of(root, [ResultsTable()], inference_mode=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialStates, "join", note)
+        trainer.fit(module, datamodule=data_of(relations))
+    trainer.save_checkpoint(root / "fit.ckpt")
+    return module, states, root
+
+
+class ByHand:
+    """Every quantity of a trial of the toy by numpy, from the blocks' A and c, the embeddings and the unembedding."""
+
+    def __init__(self, lm, trial):
+        block = lm.module_at(0)
+        self.matrix, self.shift = block.matrix.numpy(), block.shift.numpy()
+        self.rows = lm.model.lm_head.weight.numpy()
+        tokens = {word: lm.model.model.embed_tokens.weight[i].double().numpy() for i, word in enumerate(toy.WORDS)}
+        self.train = [tokens[sample.subject] for sample in trial.train]
+        self.test = {sample.subject: tokens[sample.subject] for sample in trial.test}
+        self.objects = {sample.subject: toy.WORDS.index(sample.object) for sample in trial.test}
+
+    def state(self, embedding, layer):
+        """The hidden state at a layer, of what is one at the embedding."""
+        for _ in range(LAYERS.index(layer)):
+            embedding = self.matrix @ embedding + self.shift
+        return embedding
+
+    def output(self, value, layer="emb"):
+        """O, of what is at a layer."""
+        for _ in range(2 - LAYERS.index(layer)):
+            value = self.matrix @ value + self.shift
+        return value
+
+    def says(self, output):
+        return int(np.argmax(self.rows @ output))
+
+    def faithful(self, function, layer):
+        """The number of test samples of which a function of s says what the LM says."""
+        return sum(self.says(function(self.state(s, layer))) == self.objects[name] for name, s in self.test.items())
+
+    def svd(self, layer):
+        return np.linalg.svd(np.linalg.matrix_power(self.matrix, 2 - LAYERS.index(layer)))
+
+    def lre(self, layer, beta, rank=WIDTH):
+        bias = self.output(np.zeros(WIDTH), layer)
+        left, values, right = self.svd(layer)
+        weight = (left[:, :rank] * values[:rank]) @ right[:rank]
+        return lambda s: beta * weight @ s + bias
+
+    def translation(self, layer):
+        shift = np.mean([self.output(s) - self.state(s, layer) for s in self.train], 0)
+        return lambda s: s + shift
+
+    def regression(self, layer):
+        subjects = np.stack([self.state(s, layer) for s in self.train])
+        objects = np.stack([self.output(s) for s in self.train])
+        weight = np.linalg.lstsq(subjects - subjects.mean(0), objects - objects.mean(0), rcond=1e-10)[0]
+        return lambda s: (s - subjects.mean(0)) @ weight + objects.mean(0)
+
+    def causal(self, edits, layer, edit):
+        """The number of edits (subject, target) after which the LM says the target's object."""
+        return sum(self.says(self.output(edit(*pair), layer)) == self.objects[pair[1]] for pair in edits)
+
+    def edited(self, subject, target, layer, rank):
+        left, values, right = self.svd(layer)
+        difference = self.output(self.test[target]) - self.output(self.test[subject])
+        return self.state(self.test[subject], layer) + (right[:rank].T / values[:rank]) @ left[:, :rank].T @ difference
+
+    def inserted(self, name, target, layer):
+        """What a baseline of causality puts in place of s."""
+        if name == "oracle":
+            return self.state(self.test[target], layer)
+        return self.rows[self.objects[target]] if name == "unembedding" else self.output(self.test[target])
+
+
+@pytest.mark.parametrize("key", SCORED, ids=str)
+def test_every_count_is_that_of_numpy(lm, fitted, key):
+    module, all_states, _ = fitted
+    record, states = module.records[key], all_states[key]
+    hand = ByHand(lm, states.trial)
+    edits = [
+        (states.prompts[row].subject, states.prompts[target].subject)
+        for row, target in zip(states.edited.tolist(), states.targets.tolist(), strict=True)
+    ]
+    assert (record.layers, record.betas, record.ranks) == (LAYERS, BETAS, RANKS)
+    assert record.tested == record.known == record.edited == len(edits) == len(hand.test)
+
+    faithful = tuple(tuple(hand.faithful(hand.lre(layer, beta), layer) for beta in BETAS) for layer in LAYERS)
+    assert record.faithful == record.faithful_zero_shot == faithful  # blocks see no context
+    causal = [
+        [hand.causal(edits, layer, lambda *pair: hand.edited(*pair, layer, rank)) for rank in RANKS]  # noqa: B023
+        for layer in LAYERS
+    ]
+    assert record.causal == tuple(map(tuple, causal))
+    assert len({count for at in (*faithful, *causal) for count in at}) > 3
+    low_rank = tuple(hand.faithful(hand.lre(record.layer, 0.8, rank), record.layer) for rank in RANKS)
+    assert record.faithful_low_rank == low_rank
+
+    baselines = {
+        "linear regression": tuple(hand.faithful(hand.regression(layer), layer) for layer in LAYERS),
+        "translation": tuple(hand.faithful(hand.translation(layer), layer) for layer in LAYERS),
+        "identity": tuple(hand.faithful(lambda s: s, layer) for layer in LAYERS),
+    }
+    assert record.faithful_baselines == record.zero_shot_baselines == baselines
+    assert baselines["identity"][-1] == record.known > baselines["identity"][0]
+    for name in CAUSALITY_BASELINES:
+        counts = [
+            hand.causal(edits, layer, lambda _, target: hand.inserted(name, target, layer))  # noqa: B023
+            for layer in LAYERS
+        ]
+        assert record.causal_baselines[name] == tuple(counts)
+    assert record.causal_baselines["oracle"] == (record.edited,) * 3
+    assert record.causal_baselines["object"][0] < record.edited
+
+    # Of an affine LM, W says everything about the distances between objects.
+    outputs = {name: hand.output(s) for name, s in hand.test.items()}
+    distances = [np.linalg.norm(outputs[target] - outputs[subject]) for subject, target in edits]
+    assert len(record.line_integrals) == 3
+    for exact, estimate in record.line_integrals:
+        assert exact == pytest.approx(estimate, rel=1e-5)
+        assert min(abs(exact - distance) for distance in distances) < 1e-9
+
+
+def test_records_say_where_they_come_from(lm, fitted):
+    module, _, root = fitted
+    assert [key for key, record in module.records.items() if record.scored] == SCORED
+    for record in module.records.values():
+        assert (record.model, record.n_shot, record.template, record.template_index) == (lm.name, 4, "{}", 0)
+        assert (record.beta, record.reported) == (0.8, True)
+        assert (record.range_size, record.first_tokens) == (4, 4)
+    assert read_records([root]) == list(module.records.values())
+
+
+def test_objects_that_begin_alike_have_one_first_token():
+    objects = ["red", "red green", "blue", "red", "blue white"]
+    samples = tuple(Sample(f"thing{i}", name) for i, name in enumerate(objects))
+    relation = Relation("mixed colour", "bias", ("the {}",), (), "", "", False, samples)
+    data = RelationDataModule(toy.toy_tokenizer(), source=relation, n_shot=2, selection={"first_trial": 3}, trials=1)
+    record = new_record(Trial(relation, 3, samples[:2], samples[2:]), data, tested=3, known=1)
+    assert (record.samples, record.range_size, record.first_tokens) == (5, 4, 2)
+    assert (record.relation, record.category, record.trial, record.n_shot) == ("mixed colour", "bias", 3, 2)
+    assert (record.tested, record.known, record.template, record.scored) == (3, 1, "the {}", False)
+
+
+def test_by_default_a_fit_measures_the_grid_and_low_ranks_alone(lm, fitted, relations, tmp_path):
+    whole, _, _ = fitted
+    module = LREModule(lm, **GRID)
+    trainer_of(tmp_path).fit(module, datamodule=data_of(relations))
+    for key, record in whole.records.items():
+        assert module.records[key] == dataclasses.replace(record, **NOT_MEASURED)
+
+
+def test_the_embedding_joins_given_layers_for_baselines(lm, fitted, relations, tmp_path):
+    whole, _, _ = fitted
+    module = LREModule(lm, layers=[1], **FULL)
+    trainer_of(tmp_path).fit(module, datamodule=data_of(relations, trials=1, relations="thing colour"))
+    record, reference = module.records["thing colour", 0], whole.records["thing colour", 0]
+    assert record.layers == ("emb", 1)
+    for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
+        for baseline, counts in getattr(record, name).items():
+            assert counts == tuple(getattr(reference, name)[baseline][i] for i in (0, 2))
+    assert record.faithful_zero_shot == (reference.faithful_zero_shot[0], reference.faithful_zero_shot[2])
+
+
+def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(lm, fitted, relations, tmp_path, monkeypatch):
+    whole, _, _ = fitted
+    monkeypatch.setattr(lm, "chunk_size", 3)
+    module, data = LREModule(lm, **FULL), data_of(relations, trials=1, loader={"batch_size": 3})
+    trainer_of(tmp_path, num_sanity_val_steps=2).fit(module, datamodule=data)
+    for key, record in module.records.items():
+        expected = whole.records[key]
+        assert dataclasses.replace(record, line_integrals=expected.line_integrals) == expected
+        assert np.allclose(record.line_integrals, expected.line_integrals, rtol=1e-9)
+
+
+def test_validation_scores_the_saved_lres_alone(lm, fitted, relations, tmp_path):
+    whole, _, root = fitted
+    module = LREModule(lm, **FULL)
+    trainer_of(tmp_path).validate(module, data_of(relations), root / "fit.ckpt", weights_only=True)
+    for key in SCORED:
+        record, before = module.records[key], whole.records[key]
+        assert record.chosen_scores == before.chosen_scores
+        assert (record.layers, record.betas, record.ranks) == ((before.layer,), (0.8,), (before.rank,))
+        assert record == dataclasses.replace(record, **NOT_MEASURED, faithful_low_rank=())
+
+
+def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(lm, fitted):
+    module, _, root = fitted
+    assert module.lm is lm
+    checkpoint = torch.load(root / "fit.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["name_or_path"] == lm.name == "LlamaForCausalLM"
+    assert list(checkpoint["state_dict"]) == ["bank._extra_state"]
+    loaded = LREModule.load_from_checkpoint(root / "fit.ckpt", name_or_path=lm)
+    assert loaded.lm is lm
+    assert (loaded.records, loaded.hparams) == (module.records, module.hparams)

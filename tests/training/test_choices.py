@@ -1,0 +1,159 @@
+"""Layers and ranks of a fit: which trials choose them, and choices that are given."""
+
+import pytest
+import torch
+
+from lre_lightning.callbacks import ResultsTable
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.records.record import read_records
+from lre_lightning.scoring.states import TrialStates
+from lre_lightning.training.module import LREModule
+from tests.helpers import toy
+from tests.helpers.toy import WIDTH
+from tests.training.test_module import trainer_of
+
+LAYERS, RANKS = ("emb", 0, 1), (2, 5, WIDTH)
+GRID = {"betas": [0.0, 0.8], "ranks": list(RANKS), "beta": 0.8}
+NAMES = ("half colour", "thing colour", "wrong colour")
+GIVEN = {"thing colour": {"layer": 1, "rank": 3}}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return toy.random_toy()
+
+
+@pytest.fixture(scope="module")
+def relations(tmp_path_factory):
+    return str(toy.write_toy_relations(tmp_path_factory.mktemp("relations")))
+
+
+@pytest.fixture
+def fit(lm, relations, tmp_path):
+    """Fit trials of some relations and return the module and its trainer."""
+
+    def run(fitting, trials=1, names="thing colour", ckpt_path=None, max_epochs=-1, **options):
+        module = LREModule(lm, **{**GRID, **options}, fitting=fitting)
+        data = RelationDataModule(toy.toy_tokenizer(), names, relations, n_shot=4, trials=trials)
+        trainer = trainer_of(tmp_path, [ResultsTable()], max_epochs=max_epochs)
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+        return module, trainer, data
+
+    return run
+
+
+def count_edits(monkeypatch, best):
+    """Replace the counts of edits in a fit: the best points by trial, or by relation and trial."""
+
+    def count(states, answers):
+        counts = torch.zeros(answers.shape[1:], dtype=torch.long)
+        if counts.shape != (1, 1):  # not in validation, at the point that was chosen
+            layer, rank = best.get((states.trial.relation.name, states.trial.number), best.get(states.trial.number))
+            counts[LAYERS.index(layer), RANKS.index(rank)] = len(states.edited)
+        return counts
+
+    monkeypatch.setattr(TrialStates, "count_causal", count)
+
+
+def choices_of(module, relation="thing colour"):
+    return {trial: (r.layer, r.rank) for (name, trial), r in module.records.items() if name == relation}
+
+
+def test_selection_trials_choose_and_are_not_reported(lm, fit, tmp_path, monkeypatch):
+    count_edits(monkeypatch, {("half colour", 0): (0, 2), 0: (1, 5), 1: ("emb", 2), 2: (0, WIDTH)})
+    module, trainer, data = fit({"selection_trials": 1}, trials=3, names=None)
+    assert choices_of(module, "half colour") == dict.fromkeys((0, 1, 2), (0, 2))
+    assert choices_of(module, "thing colour") == dict.fromkeys((0, 1, 2), (1, 5))
+    keys = [(name, trial) for name in NAMES for trial in (0, 1, 2)]
+    assert {key: record.reported for key, record in module.records.items()} == {key: key[1] > 0 for key in keys}
+    assert [record.reported for record in read_records([tmp_path])] == [False, True, True] * 3
+    kept = {(name, trial): point for name, point in zip(NAMES, [(0, 2), (1, 5)], strict=False) for trial in (1, 2)}
+    assert {key: (lre.layer, lre.rank) for key, lre in module.bank.lres.items()} == kept
+    files = sorted(str(path.relative_to(tmp_path / "lres")) for path in (tmp_path / "lres").rglob("*.safetensors"))
+    assert files == [f"{name}_colour/trial{trial}.safetensors" for name in ("half", "thing") for trial in (1, 2)]
+    trainer.save_checkpoint(tmp_path / "fit.ckpt")
+    again = LREModule(lm, **GRID, fitting={"selection_trials": 1})
+    trainer_of(tmp_path / "again").validate(again, data, tmp_path / "fit.ckpt", weights_only=True)
+    assert {key: (record.reported, record.scored) for key, record in again.records.items()} == {
+        key: (key[1] > 0, key in kept) for key in keys
+    }
+
+
+def test_without_selection_trials_the_first_chooses_and_is_reported(fit, monkeypatch):
+    count_edits(monkeypatch, {0: (1, 5), 1: ("emb", 2)})
+    module, _, _ = fit({}, trials=2)
+    assert choices_of(module) == dict.fromkeys((0, 1), (1, 5))
+    assert all(record.reported for record in module.records.values())
+    assert len(module.bank.lres) == 2
+
+
+def test_several_selection_trials_choose_by_their_mean_also_when_resumed(fit, tmp_path, monkeypatch):
+    count_edits(monkeypatch, {0: (0, 2), 1: (1, 5), 2: (1, 5), 3: ("emb", 2)})
+    _, trainer, _ = fit({"selection_trials": 3}, trials=4, max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "part.ckpt")
+    module, _, _ = fit({"selection_trials": 3}, trials=4, ckpt_path=tmp_path / "part.ckpt")
+    assert choices_of(module) == {0: (0, 2), 1: (0, 2), 2: (1, 5), 3: (1, 5)}
+    assert list(module.bank.lres) == [("thing colour", 3)]
+
+
+def test_selection_trials_must_leave_some_to_report(fit):
+    with pytest.raises(LREError, match="2 trials that choose leave none to report: there are 2 of each"):
+        fit({"selection_trials": 2}, trials=2)
+
+
+def test_a_given_layer_is_the_only_one_that_is_estimated(lm, fit, tmp_path):
+    module, trainer, _ = fit({"choices": GIVEN}, names=["half colour", "thing colour"], ranks=None)
+    record, lre = module.records["thing colour", 0], module.bank.lres["thing colour", 0]
+    assert (record.layers, record.ranks, record.layer, record.rank) == ((1,), (3,), 1, 3)
+    assert len(record.faithful) == len(record.causal) == len(record.faithful_low_rank) == 1
+    assert (lre.layer, lre.rank) == (1, 3)
+    assert (module.records["half colour", 0].layers, module.records["half colour", 0].ranks) == (LAYERS, (4, 8, 16))
+    trainer.save_checkpoint(tmp_path / "fit.ckpt")
+    loaded = LREModule.load_from_checkpoint(tmp_path / "fit.ckpt", name_or_path=lm)
+    assert loaded.hparams == module.hparams
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(3, (2, 3, 5, WIDTH)), (5, RANKS)])
+def test_given_ranks_join_that_of_the_choice_once(fit, rank, ranks):
+    module, _, _ = fit({"choices": {"thing colour": {"layer": "emb", "rank": rank}}})
+    record = module.records["thing colour", 0]
+    assert (record.ranks, record.rank, record.layer) == (ranks, rank, "emb")
+    assert len(record.causal[0]) == len(record.faithful_low_rank) == len(ranks)
+
+
+def test_the_embedding_joins_a_given_layer_for_baselines(fit):
+    module, _, _ = fit({"choices": GIVEN, "baselines": True})
+    record = module.records["thing colour", 0]
+    assert (record.layers, record.layer, record.rank) == (("emb", 1), 1, 3)
+    assert {len(counts) for counts in record.faithful_baselines.values()} == {2}
+
+
+def test_selection_trials_are_not_reported_with_given_choices_either(fit):
+    module, _, _ = fit({"choices": GIVEN, "selection_trials": 1}, trials=2)
+    assert [record.reported for record in module.records.values()] == [False, True]
+    assert list(module.bank.lres) == [("thing colour", 1)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"layer": 2, "rank": 3}, "the choice for 'of toys': layer 2 is out of range"),
+        ({"layer": 1, "rank": 17}, "the choice for 'of toys': rank 17 is out of range: it must be 1 to 16"),
+        ({"layer": 1}, "the choice for 'of toys' lacks its 'rank': give layer and rank"),
+    ],
+)
+def test_choices_out_of_range(lm, choice, message):
+    with pytest.raises(LREError, match=message):
+        LREModule(lm, fitting={"choices": {"thing colour": {"layer": 1, "rank": 3}, "of toys": choice}})
+
+
+@pytest.mark.parametrize("name", ["selection_trials", "line_integrals"])
+def test_numbers_below_zero_are_refused(lm, name):
+    with pytest.raises(LREError, match=f"{name} must be a whole number of at least 0, got -1"):
+        LREModule(lm, fitting={name: -1})
+
+
+def test_choices_for_none_of_the_relations_are_refused(fit):
+    with pytest.raises(LREError, match="such as 'of another run', and the data has none of them, but 'thing colour'"):
+        fit({"choices": {"of another run": {"layer": 1, "rank": 3}}})
