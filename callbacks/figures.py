@@ -18,9 +18,9 @@ from lre_lightning.storage.files import written_whole
 
 
 class ResultsFigures(Callback):
-    """Draws the results at the end of a fit: by relation, and by layer.
+    """Plot the results at the end of a fit: per relation, and per layer.
 
-    They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard where the trainer has that logger.
+    They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard if the trainer has that logger.
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:

@@ -1,4 +1,4 @@
-"""A line a relation, for people who read files."""
+"""One line per relation, in a log for people."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.callbacks.progress import FitProgress, duration, printable
+from lre_lightning.callbacks.progress import FitProgress, duration
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.summary import Spread, summarize
-from lre_lightning.training.protocols import HasRecords
+from lre_lightning.records.summary import summarize
+from lre_lightning.storage.plain import printable
+from lre_lightning.training.protocols import HasRecords, require
 
 LOGGER = logging.getLogger("lre_lightning")
 
 
 class RelationLog(Callback):
-    """Writes a line when a fit begins, when a relation has had its last trial, and when the fit ends or is stopped.
+    """Write a line when a fit begins, after the last trial of each relation, and when the fit ends or is stopped.
 
     The lines go to the Python logger ``lre_lightning`` at level INFO, and with the time of day to
-    ``<dirpath>/fit.log``, each in one piece; a fit that is resumed adds to that file. A relation's line says how many
-    trials were scored, how many test samples the LM knows, the layer, beta and rank of the table of results with the
-    mean faithfulness and causality there, how long the relation took, and how long the rest of the fit takes, as
+    ``<dirpath>/fit.log``, which a resumed fit continues. A relation's line says how many trials were scored, how many
+    test samples the LM knows, the layer, beta and rank of the table of results with the mean faithfulness and causality
+    there, how long the relation took, and how long the rest of the fit will take, as
     `lre_lightning.callbacks.progress.FitProgress` estimates it. On several devices rank zero writes.
 
-    Works with any LightningModule that is a `HasRecords`, and any datamodule that has `schedule`,
-    a list of (relation index, trial), and `relations`.
+    Works with any LightningModule that is a `HasRecords`, and any datamodule that has `schedule`, a list of
+    (relation index, trial), and `relations`.
 
     Args:
         dirpath: Folder for the file; the trainer's `default_root_dir` if None.
@@ -42,54 +43,51 @@ class RelationLog(Callback):
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
-        self._progress: FitProgress | None = None  # None outside a fit, and on other ranks
+        self._progress: FitProgress | None = None  # None outside a fit, and in other processes
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        if not isinstance(pl_module, HasRecords):
-            name = type(pl_module).__name__
-            raise LREError(f"RelationLog needs a module with `records` and `set_beta`, which {name} has not")
-        if FitProgress.of(trainer) is None:
-            raise LREError(
-                "RelationLog needs a datamodule with `schedule` and `relations`, such as a RelationDataModule"
-            )
+        if stage == "fit":
+            require(HasRecords, pl_module, self)
+            if FitProgress.of(trainer) is None:
+                raise LREError("RelationLog needs a datamodule with 'schedule' and 'relations'")
 
     @override
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._progress = progress = _progress_of(trainer)
+        self._progress = progress = FitProgress.of(trainer)
+        assert progress is not None  # since setup
         lm = getattr(getattr(pl_module, "lm", None), "name", type(pl_module).__name__)
-        trials = len({trial for _, trial in progress.schedule})
-        devices = f"{trainer.world_size} x {trainer.strategy.root_device.type}"
-        pairs = len(progress.schedule)
-        resumed = f", resumed at pair {progress.first + 1} of {pairs}" if progress.first else ""
-        sizes = f"relations {len(progress.relations)}, trials {trials}, pairs {pairs}, devices {devices}"
-        self._write(trainer, f"fit of {lm!r}: {sizes}{resumed}")
+        trials, each = len(progress.schedule), len({trial for _, trial in progress.schedule})
+        sizes = f"relations {len(progress.relations)}, trials {trials} ({each} per relation)"
+        devices = f"devices {trainer.world_size} x {trainer.strategy.root_device.type}"
+        resumed = f", resumed at trial {progress.first + 1} of {trials}" if progress.first else ""
+        self._write(trainer, f"fit of {lm!r}: {sizes}, {devices}{resumed}")
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._progress is not None:
-            relation = self._progress.finish_pair()
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self._progress:
+            relation = self._progress.finish_trial()
             if relation is not None:
-                self._write(trainer, relation_line(self._progress, relation, _records(pl_module)))
+                self._write(trainer, relation_line(self._progress, relation, list(pl_module.records.values())))
 
     @override
     @rank_zero_only
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        progress = self._progress or _progress_of(trainer)  # no epoch was left
-        scored = sum(summary.trials > 0 for summary in summarize(_records(pl_module)))
-        pairs = f"pairs {progress.done} of {len(progress.schedule)}"
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        progress = self._progress or FitProgress.of(trainer)  # the latter if no epoch was left
+        assert progress is not None
+        scored = sum(summary.trials > 0 for summary in summarize(list(pl_module.records.values())))
+        trials = f"trials {progress.done} of {len(progress.schedule)}"
         relations = f"scored {scored} of {len(progress.relations)} relations"
-        self._write(trainer, f"fit ended after {duration(progress.elapsed)}: {pairs}, {relations}")
+        self._write(trainer, f"fit ended after {duration(progress.elapsed)}: {trials}, {relations}")
         self._progress = None
 
     @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._progress is not None:
+        if self._progress:
             why = type(exception).__name__
-            why += f": {printable(first_line(exception))}" if str(exception).strip() else ""
+            if str(exception).strip():
+                why += f": {printable(first_line(exception))}"
             after, place = duration(self._progress.elapsed), self._progress.name
             self._write(trainer, f"fit stopped after {after} at {place}: {why}")
             self._progress = None
@@ -107,30 +105,44 @@ class RelationLog(Callback):
 
 
 def relation_line(progress: FitProgress, relation: int, records: Sequence[TrialRecord]) -> str:
-    """What a fit found of a relation, and how long that took.
+    """Return the line of a relation: what the fit found of it, and how long that took.
 
     Args:
-        progress: The fit, after the relation's last pair.
+        progress: The fit, after the relation's last trial.
         relation: Index of the relation.
         records: All records so far.
     """
-    name, times = progress.relations[relation], progress.times_of(relation)
+    name, times, left = progress.relations[relation], progress.times_of(relation), progress.left()
     own = [record for record in records if record.relation == name]
     trials = sum(index == relation for index, _ in progress.schedule)
-    took = duration(sum(times)) + (f" for {len(times)} of its trials" if len(times) < trials else "")
-    left = progress.left()
     found = [f"scored {sum(record.scored for record in own)} of {trials} trials"]
     for summary in summarize(own):
         found.append(f"known {summary.known:.1f}".removesuffix(".0"))
         if summary.beta is not None:
             found += [f"layer {summary.layer}", f"beta {summary.beta:g}", f"rank {summary.rank}"]
-            found += [f"faithfulness {_mean(summary.faithfulness)}", f"causality {_mean(summary.causality)}"]
-    found += [f"took {took}", f"left {'?' if left is None else duration(left)}"]
+            for score, spread in (("faithfulness", summary.faithfulness), ("causality", summary.causality)):
+                found.append(f"{score} {'-' if spread is None else f'{spread[0]:.2f}'}")
+    found.append(f"took {duration(sum(times))}" + (f" for {len(times)} of its trials" if len(times) < trials else ""))
+    found.append(f"left {'?' if left is None else duration(left)}")
     return f"relation {relation + 1} of {len(progress.relations)}, {name!r}: {', '.join(found)}"
 
 
+class _Console(logging.Handler):
+    """Write lines to standard error, whatever stream that is at the time, each in one piece."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{time_of_day(record.created)} {record.getMessage()}\n")
+        except Exception:
+            self.handleError(record)
+
+
+CONSOLE = _Console()
+
+
 def log_to_console(wanted: bool) -> None:
-    """Show the log's lines on standard error too, with the time of day, or no longer; once for the whole process."""
+    """Start or stop showing the log's lines, with the time of day, on standard error."""
     if wanted:
         LOGGER.setLevel(logging.INFO)
         LOGGER.addHandler(CONSOLE)
@@ -138,35 +150,6 @@ def log_to_console(wanted: bool) -> None:
         LOGGER.removeHandler(CONSOLE)
 
 
-class Console(logging.Handler):
-    """Writes each line in one piece to standard error, whichever that is at the time."""
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            sys.stderr.write(f"{time_of_day(record.created)} {record.getMessage()}\n")
-            sys.stderr.flush()
-        except Exception:
-            self.handleError(record)
-
-
-CONSOLE = Console()
-
-
 def time_of_day(seconds: float) -> str:
-    """A time since the epoch as ISO 8601, local and with its offset."""
+    """Return a time since the epoch as ISO 8601, local and with its offset."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
-
-
-def _progress_of(trainer: L.Trainer) -> FitProgress:
-    progress = FitProgress.of(trainer)
-    assert progress is not None
-    return progress
-
-
-def _records(pl_module: Any) -> list[TrialRecord]:
-    return list(pl_module.records.values())
-
-
-def _mean(score: Spread | None) -> str:
-    return "-" if score is None else f"{score[0]:.2f}"

@@ -1,4 +1,4 @@
-"""How far a fit is and how long the rest of it takes: the estimate, and the progress bar that shows it."""
+"""The progress of a fit: an estimate of the time left, and the progress bar that shows it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import Self, override
 
+from lre_lightning.storage.plain import printable
+
 UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 class FitProgress:
-    """Where a fit is in its (relation, trial) pairs, and how long the rest of it takes.
+    """The place of a fit in its schedule of trials, and an estimate of the time left.
 
-    The estimate is the mean time of a pair, for each pair that is left, less the time that the present one has already
-    taken. The mean is over the pairs that this process has finished, scored or not, each with all that came with it,
-    such as its checkpoint. Before the first one is finished there is no estimate.
+    The estimate is the mean time per trial, times the trials left, less the time that the current one has taken so far.
+    The mean is over the trials that this process has finished, scored or not, each with all that came with it, such as
+    its checkpoint. Before the first one is finished there is no estimate.
 
     Args:
         relations: Names of the relations.
-        pairs: (index of the relation, trial) of every pair.
-        first: Index of the pair that the fit begins with, which is not 0 where it is resumed.
-        stop: Index of the pair before which it ends; it ends after the last one if None.
+        schedule: (relation index, trial) of every trial.
+        first: Index of the trial that the fit begins with: not 0 if it is resumed.
+        stop: Index of the trial before which it ends; it ends after the last one if None.
 
     Attributes:
-        done: Number of finished pairs, those before `first` among them.
-        times: Seconds that each pair since `first` took.
+        done: Number of finished trials, including those before `first`.
+        times: Seconds that each trial since `first` took.
 
     >>> progress = FitProgress(["country capital city"], [(0, 0), (0, 1), (0, 2)], first=1)
     >>> progress.name, progress.left()
@@ -38,9 +40,9 @@ class FitProgress:
     """
 
     def __init__(
-        self, relations: Sequence[str], pairs: Sequence[tuple[int, int]], first: int = 0, stop: int | None = None
+        self, relations: Sequence[str], schedule: Sequence[tuple[int, int]], first: int = 0, stop: int | None = None
     ) -> None:
-        self.relations, self.schedule = list(relations), list(pairs)
+        self.relations, self.schedule = list(relations), list(schedule)
         self.first = self.done = min(first, len(self.schedule))
         self.stop = len(self.schedule) if stop is None else min(stop, len(self.schedule))
         self.times: list[float] = []
@@ -48,50 +50,49 @@ class FitProgress:
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> Self | None:
-        """A fit from its current epoch on; None if its datamodule has no `schedule` or no `relations`."""
-        datamodule: Any = getattr(trainer, "datamodule", None)
-        pairs, relations = (getattr(datamodule, name, None) for name in ("schedule", "relations"))
-        if not pairs or not relations:
+        """Return a fit from its current epoch on; None if its datamodule has no `schedule` or no `relations`."""
+        data: Any = getattr(trainer, "datamodule", None)
+        schedule, relations = getattr(data, "schedule", None), getattr(data, "relations", None)
+        if not schedule or not relations:
             return None
-        limit = trainer.max_epochs
-        stop = None if limit is None or limit < 0 else limit
-        return cls([relation.name for relation in relations], pairs, trainer.current_epoch, stop)
+        stop = None if trainer.max_epochs in (None, -1) else trainer.max_epochs
+        return cls([relation.name for relation in relations], schedule, trainer.current_epoch, stop)
 
     @property
     def name(self) -> str:
-        """The pair that the fit is at, of how many, with its relation and trial; after its end how many it has done."""
+        """The current trial, as its place with its relation and number; after the end the number of finished trials."""
         if self.done >= self.stop:
-            return f"{self.done}/{len(self.schedule)} pairs"
+            return f"{self.done}/{len(self.schedule)} trials"
         relation, trial = self.schedule[self.done]
         return f"{self.done + 1}/{len(self.schedule)} {printable(self.relations[relation])}, trial {trial}"
 
-    def finish_pair(self) -> int | None:
-        """Count the pair that the fit is at as finished.
+    def finish_trial(self) -> int | None:
+        """Count the current trial as finished.
 
         Returns:
-            The index of its relation if this was the last pair of that; None otherwise, and after the last pair of all.
+            The index of its relation if this was the relation's last trial; None otherwise, and after the last of all.
         """
         if self.done == len(self.schedule):
             return None
         now = monotonic()
         self.times.append(now - self._since)
         self._since = now
+        relation, _ = self.schedule[self.done]
         self.done += 1
-        relation, _ = self.schedule[self.done - 1]
         return None if any(other == relation for other, _ in self.schedule[self.done :]) else relation
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first pair of this process began."""
+        """Seconds since the first trial of this process began."""
         return sum(self.times) + monotonic() - self._since
 
     def times_of(self, relation: int) -> list[float]:
-        """Seconds that each pair of a relation, given by its index, has taken in this process."""
-        pairs = self.schedule[self.first : self.done]
-        return [time for time, pair in zip(self.times, pairs, strict=True) if pair[0] == relation]
+        """Return the seconds that each trial of a relation, given by its index, has taken in this process."""
+        finished = zip(self.times, self.schedule[self.first : self.done], strict=True)
+        return [seconds for seconds, (other, _) in finished if other == relation]
 
     def left(self) -> float | None:
-        """Seconds that the rest of the fit will take; None if no pair has been finished."""
+        """Return the seconds that the rest of the fit will take; None if no trial has been finished."""
         rest = self.stop - self.done
         if not self.times:
             return None
@@ -100,11 +101,11 @@ class FitProgress:
 
 
 class RelationProgressBar(TQDMProgressBar):
-    """Lightning's progress bar, over the pairs of a fit: relation, trial, and how long the rest of the fit takes.
+    """Lightning's progress bar over the trials of a fit, with the relation, the trial and the time left.
 
-    The estimate is that of `FitProgress`. Where the output is neither a terminal nor a notebook there is no bar, since
-    it would fill a file; `RelationLog` is for those. Works with any datamodule that has `schedule`, a list of (relation
-    index, trial), and `relations`; with others it is Lightning's own.
+    The estimate is that of `FitProgress`. There is a bar in a terminal or a notebook alone, since it would fill a file;
+    `RelationLog` is for those. Works with any datamodule that has `schedule`, a list of (relation index, trial), and
+    `relations`; with others it is Lightning's own.
     """
 
     BAR_OF_FIT = "{l_bar}{bar}| [{elapsed}{postfix}]"
@@ -127,35 +128,29 @@ class RelationProgressBar(TQDMProgressBar):
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._progress:
-            self._show(trainer, pl_module, "estimating")
-        else:
+        if not self._show(trainer, pl_module, "estimating"):
             super().on_train_epoch_start(trainer, pl_module)
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if self._progress:
-            self._show(trainer, pl_module, self._now)
-        else:
+        if not self._show(trainer, pl_module, self._now):
             super().on_train_batch_end(trainer, pl_module, *args)
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._progress:
-            self._show(trainer, pl_module, "scoring")
+        self._show(trainer, pl_module, "scoring")
         super().on_validation_start(trainer, pl_module)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._progress:
-            self._progress.finish_pair()
-            self._show(trainer, pl_module, "")
-        else:
+            self._progress.finish_trial()
+        if not self._show(trainer, pl_module, ""):
             super().on_train_epoch_end(trainer, pl_module)
 
     @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave the line, so that what is printed next has its own."""
+        """End the bar's line, so that what is printed next starts on its own."""
         for bar in (self._val_progress_bar, self._train_progress_bar):
             if bar is not None:
                 bar.close()
@@ -163,39 +158,33 @@ class RelationProgressBar(TQDMProgressBar):
     @override
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
-        if not self._progress:
-            return metrics
-        left = self._progress.left()
+        left = self._progress and self._progress.left()
         own = {"left": duration(left) if left else "", "now": self._now}
         return {name: text for name, text in own.items() if text} | metrics
 
-    def _show(self, trainer: L.Trainer, pl_module: L.LightningModule, now: str) -> None:
-        assert self._progress is not None
+    def _show(self, trainer: L.Trainer, pl_module: L.LightningModule, now: str) -> bool:
+        """Show the fit with what it does now; return whether there is one to show."""
+        if not self._progress:
+            return False
         self._now = now
         self.train_progress_bar.n = self._progress.done
         self.train_progress_bar.set_description(self._progress.name, refresh=False)
         self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
+        return True
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units.
+    """Return a time in its two largest units.
 
     >>> [duration(seconds) for seconds in (0, 0.26, 9.97, 200, 4805, 100_000)]
     ['0 s', '0.3 s', '10 s', '3 min 20 s', '1 h 20 min', '1 d 3 h']
     """
     if seconds < 10:
         return f"{round(seconds, 1):g} s"
-    counts, rest = {}, int(seconds)
+    counts: list[str] = []
+    rest = int(seconds)
     for unit, size in UNITS.items():
-        counts[unit], rest = divmod(rest, size)
-    largest = next(i for i, count in enumerate(counts.values()) if count)
-    return " ".join(f"{count} {unit}" for unit, count in list(counts.items())[largest : largest + 2])
-
-
-def printable(text: str) -> str:
-    r"""A text that stays on its line: with anything that does not print, it is written as in Python source.
-
-    >>> printable("two\nlines"), printable("Zürich")
-    ('two\\nlines', 'Zürich')
-    """
-    return text if text.isprintable() else repr(text)[1:-1]
+        count, rest = divmod(rest, size)
+        if count or counts:
+            counts.append(f"{count} {unit}")
+    return " ".join(counts[:2])

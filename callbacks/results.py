@@ -1,4 +1,4 @@
-"""The table of results in the terminal, and the results as a file."""
+"""The table of results in the terminal, and the results as files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lre_lightning.records.record import write_records
@@ -17,19 +16,18 @@ from lre_lightning.runs.processes import on_rank_zero
 
 
 class ResultsTable(Callback):
-    """Prints the table of results at the end of fit and validate, and keeps all results in two files.
+    """Print the table of results at the end of fit and validate, and keep all results in two files.
 
-    ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for
-    `read_records` and for reports; ``fit_results.csv`` has the scores of each relation and trial
-    at the chosen layer, beta and rank, with the columns `COLUMNS`. They grow with every pair of a
-    fit; a fit that is resumed begins them anew with what its checkpoint holds. Works with any LightningModule that has
-    `records`, a mapping whose values are `TrialRecord`.
+    ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for `read_records` and for
+    reports; ``fit_results.csv`` has the scores of each relation and trial at the chosen layer, beta and rank, with the
+    columns `COLUMNS`. Both grow with every trial of a fit; a resumed fit starts them with what its checkpoint holds.
+    Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:
         dirpath: Folder for the files; the trainer's `default_root_dir` if None.
 
     Raises:
-        LREError: During fit and validate, on every rank, if a file cannot be written; what was there before stays.
+        LREError: During fit and validate, on every process, if a file cannot be written; what was there before stays.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
@@ -42,41 +40,29 @@ class ResultsTable(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        on_rank_zero(trainer, lambda: self._append(trainer, pl_module))
+        on_rank_zero(trainer, lambda: self._write(trainer, pl_module, append=True))
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Written once more, since other callbacks may have tuned beta.
-        on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
-        self._print(trainer, pl_module)
+        on_rank_zero(trainer, lambda: self._finish(trainer, pl_module))  # other callbacks may have tuned beta
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":
-            on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
-            self._print(trainer, pl_module)
+            on_rank_zero(trainer, lambda: self._finish(trainer, pl_module))
+
+    def _write(self, trainer: L.Trainer, module: Any, append: bool = False) -> None:
+        records = list(module.records.values())
+        new = records[self._written :] if append else records
+        write_records(new, self._path(trainer, "jsonl"), append=append)
+        write_csv(new, self._path(trainer, "csv"), append=append)
+        self._written = len(records)
+
+    def _finish(self, trainer: L.Trainer, module: Any) -> None:
+        self._write(trainer, module)
+        print_results(summarize(list(module.records.values())))
+        print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")
 
     def _path(self, trainer: L.Trainer, ending: str) -> Path:
         name = "validate" if trainer.state.fn == "validate" else "fit"
         return Path(self.dirpath or trainer.default_root_dir) / f"{name}_results.{ending}"
-
-    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        records = _records(pl_module)
-        write_records(records, self._path(trainer, "jsonl"))
-        write_csv(records, self._path(trainer, "csv"))
-        self._written = len(records)
-
-    def _append(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        records = _records(pl_module)
-        write_records(records[self._written :], self._path(trainer, "jsonl"), append=True)
-        write_csv(records[self._written :], self._path(trainer, "csv"), append=True)
-        self._written = len(records)
-
-    @rank_zero_only
-    def _print(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        print_results(summarize(_records(pl_module)))
-        print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")
-
-
-def _records(pl_module: Any) -> list[Any]:
-    return list(pl_module.records.values())

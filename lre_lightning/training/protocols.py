@@ -1,18 +1,20 @@
-"""What callbacks ask of a LightningModule, so that they work with any that offers it."""
+"""What callbacks need from a LightningModule, so that they work with any that offers it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
+from typing_extensions import get_protocol_members
+
+from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 
 
-@runtime_checkable
 class HasLREs(Protocol):
-    """A module with an LM and LREs of it. On several devices every rank has the whole LM and the same LREs."""
+    """A module with an LM and LREs of it. On several devices every process has the whole LM and the same LREs."""
 
     @property
     def lm(self) -> LanguageModel:
@@ -20,16 +22,36 @@ class HasLREs(Protocol):
 
     @property
     def lres(self) -> Mapping[tuple[str, int], LRE]:
-        """LREs by the name of their relation and the number of their trial; there may be none yet."""
+        """LREs by relation and trial; there may be none yet."""
 
 
-@runtime_checkable
 class HasRecords(Protocol):
-    """A module with counts of its relations. On several devices every rank has the counts of all of them, reduced."""
+    """A module with records of its trials. On several devices every process has all of them, summed over processes."""
 
     @property
     def records(self) -> Mapping[tuple[str, int], TrialRecord]:
-        """The counts by the name of the relation and the number of the trial."""
+        """The records by relation and trial."""
 
     def set_beta(self, betas: Mapping[str, float]) -> None:
         """Give relations, by name, another beta of their grid."""
+
+
+def require(protocol: Any, module: object, callback: object) -> Any:
+    """Return a module that offers what a callback needs.
+
+    Args:
+        protocol: The protocol whose members the callback uses.
+        module: The module.
+        callback: The callback, for the message.
+
+    Raises:
+        LREError: If the module lacks a member.
+    """
+    names = sorted(get_protocol_members(protocol))
+    lacking = [name for name in names if not hasattr(module, name)]
+    if lacking:
+        raise LREError(
+            f"{type(callback).__name__} needs a module with {' and '.join(map(repr, names))}, but "
+            f"{type(module).__name__} has no {' and no '.join(map(repr, lacking))}"
+        )
+    return module

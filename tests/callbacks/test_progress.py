@@ -1,12 +1,10 @@
-"""Watching a fit: the time it still takes, the lines of its log, and the bar in a terminal."""
+"""The progress of a fit: the estimate of the time left, the lines of the log, and the bar in a terminal."""
 
 import logging
 import os
 import pickle
 import re
 import struct
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
@@ -15,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-from lightning.pytorch.utilities import rank_zero_only
 
 from lre_lightning.callbacks import RelationLog, RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console, relation_line
@@ -26,9 +23,8 @@ from lre_lightning.training.module import LREModule
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.training.test_module import GRID, data_of, trainer_of
 
-ODD = "odd\nname\x1b[2J\u2028end"
-ESCAPED = r"odd\nname\x1b[2J\u2028end"
-PAIRS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+ODD, ESCAPED = "odd\nname\x1b[2J\u2028end", r"odd\nname\x1b[2J\u2028end"
+SCHEDULE = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
 
 
 class Clock:
@@ -48,7 +44,7 @@ def clock(monkeypatch):
 
 
 class Takes(Callback):
-    """Lets every pair take some seconds; comes before the callbacks that look at the clock."""
+    """Let every trial take some seconds; comes before the callbacks that look at the clock."""
 
     def __init__(self, clock, seconds):
         self.clock, self.seconds = clock, seconds
@@ -58,7 +54,7 @@ class Takes(Callback):
 
 
 class Fails(Callback):
-    """Stops a fit in one of its epochs."""
+    """Stop a fit in one of its epochs."""
 
     def __init__(self, epoch, exception):
         self.epoch, self.exception = epoch, exception
@@ -76,7 +72,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def fit(folders, clock, tmp_path):
-    """Fit the toy, each pair in some seconds; return its Trainer."""
+    """Fit the toy, each trial in some seconds, and return the Trainer."""
 
     def call(*callbacks, seconds=10, ckpt_path=None, **options):
         trainer = trainer_of(tmp_path / "run", [Takes(clock, seconds), *callbacks], **options)
@@ -87,18 +83,17 @@ def fit(folders, clock, tmp_path):
 
 
 def lines_of(folder):
-    """The lines of a log without their times, which are those of a clock on the wall."""
+    """Return the lines of a log, without their times, which are those of a clock on the wall."""
     text = (folder / "fit.log").read_bytes().decode()
     assert text.endswith("\n")
     split = [line.split(" ", 1) for line in text.splitlines()]
     for stamp, _ in split:
-        assert datetime.fromisoformat(stamp).tzinfo is not None
         assert abs(datetime.now().astimezone() - datetime.fromisoformat(stamp)).total_seconds() < 600
     return [line for _, line in split]
 
 
 def stamped(text):
-    """The lines that begin with a time."""
+    """Return the lines that begin with a time."""
     return [line for line in text.splitlines() if re.match(r"\d{4}-\d\d-\d\dT", line)]
 
 
@@ -109,12 +104,12 @@ def advance(progress, clock, *seconds):
     finished = []
     for taken in seconds:
         clock.now += taken
-        finished.append(progress.finish_pair())
+        finished.append(progress.finish_trial())
     return finished
 
 
-def test_the_estimate_is_the_mean_time_of_a_pair_for_each_that_is_left(clock):
-    progress = FitProgress("abc", PAIRS)
+def test_the_estimate_is_the_mean_time_per_trial_times_the_trials_left(clock):
+    progress = FitProgress("abc", SCHEDULE)
     clock.now += 100
     assert progress.left() is None
     assert advance(progress, clock, 20) == [None]
@@ -126,15 +121,15 @@ def test_the_estimate_is_the_mean_time_of_a_pair_for_each_that_is_left(clock):
     assert (progress.left(), progress.elapsed) == (0, 162)
 
 
-def test_a_resumed_fit_counts_its_own_pairs_alone(clock):
-    progress = FitProgress("abc", PAIRS, first=3)
+def test_a_resumed_fit_counts_its_own_trials_alone(clock):
+    progress = FitProgress("abc", SCHEDULE, first=3)
     assert progress.left() is None
     advance(progress, clock, 50)
     assert (progress.left(), progress.elapsed, progress.times_of(0), progress.times_of(1)) == (100, 50, [], [50])
 
 
-def test_the_time_left_shrinks_within_a_pair_but_not_below_that_of_the_pairs_after_it(clock):
-    progress = FitProgress("abc", PAIRS)
+def test_the_time_left_shrinks_within_a_trial_but_not_below_that_of_later_trials(clock):
+    progress = FitProgress("abc", SCHEDULE)
     advance(progress, clock, 10)
     clock.now += 4
     assert progress.left() == 46
@@ -143,48 +138,48 @@ def test_the_time_left_shrinks_within_a_pair_but_not_below_that_of_the_pairs_aft
 
 
 def test_a_fit_that_ends_early_has_no_time_left_then(clock):
-    progress = FitProgress("abc", PAIRS, stop=3)
+    progress = FitProgress("abc", SCHEDULE, stop=3)
     advance(progress, clock, 10)
     assert (progress.left(), progress.name) == (20, "2/6 a, trial 1")
     advance(progress, clock, 10, 10)
-    assert (progress.left(), progress.name) == (0, "3/6 pairs")
+    assert (progress.left(), progress.name) == (0, "3/6 trials")
 
 
 # The log.
 
 
-def test_a_fit_writes_a_line_a_relation_to_its_file_and_the_logger(fit, folders, tmp_path, caplog):
+def test_a_fit_writes_one_line_per_relation_to_its_file_and_the_logger(fit, folders, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="lre_lightning")
     fit(RelationLog())
     everything = "faithfulness 1.00, causality 1.00"
     lines = [
-        f"fit of {folders[0]!r}: relations 3, trials 2, pairs 6, devices 1 x cpu",
+        f"fit of {folders[0]!r}: relations 3, trials 6 (2 per relation), devices 1 x cpu",
         f"relation 1 of 3, 'half colour': scored 2 of 2 trials, known 10, layer emb, beta 1, rank 16, {everything}, "
         "took 20 s, left 40 s",
         f"relation 2 of 3, 'thing colour': scored 2 of 2 trials, known 20, layer emb, beta 1, rank 16, {everything}, "
         "took 20 s, left 20 s",
         "relation 3 of 3, 'wrong colour': scored 0 of 2 trials, known 0, took 20 s, left 0 s",
-        "fit ended after 1 min 0 s: pairs 6 of 6, scored 2 of 3 relations",
+        "fit ended after 1 min 0 s: trials 6 of 6, scored 2 of 3 relations",
     ]
     assert lines_of(tmp_path / "run") == lines
     records = [record for record in caplog.records if record.name == "lre_lightning"]
     assert [(record.levelname, record.getMessage()) for record in records] == [("INFO", line) for line in lines]
 
 
-def test_a_resumed_fit_adds_to_the_file(fit, tmp_path):
+def test_a_resumed_fit_continues_the_file(fit, tmp_path):
     fit(RelationLog(), seconds=500, max_epochs=3).save_checkpoint(tmp_path / "part.ckpt")
     before = lines_of(tmp_path / "run")
-    assert before[-1] == "fit ended after 25 min 0 s: pairs 3 of 6, scored 2 of 3 relations"
+    assert before[-1] == "fit ended after 25 min 0 s: trials 3 of 6, scored 2 of 3 relations"
     assert len(before) == 3
     fit(RelationLog(), ckpt_path=tmp_path / "part.ckpt").save_checkpoint(tmp_path / "whole.ckpt")
     lines = lines_of(tmp_path / "run")
     assert lines[:3] == before
-    assert lines[3].endswith("pairs 6, devices 1 x cpu, resumed at pair 4 of 6")
+    assert lines[3].endswith("trials 6 (2 per relation), devices 1 x cpu, resumed at trial 4 of 6")
     assert re.search("'thing colour': scored 2 of 2 .*, took 10 s for 1 of its trials, left 20 s$", lines[4])
     assert lines[5].endswith("took 20 s, left 0 s")
-    assert lines[6:] == ["fit ended after 30 s: pairs 6 of 6, scored 2 of 3 relations"]
+    assert lines[6:] == ["fit ended after 30 s: trials 6 of 6, scored 2 of 3 relations"]
     fit(RelationLog(), ckpt_path=tmp_path / "whole.ckpt")
-    assert lines_of(tmp_path / "run")[7:] == ["fit ended after 0 s: pairs 6 of 6, scored 2 of 3 relations"]
+    assert lines_of(tmp_path / "run")[7:] == ["fit ended after 0 s: trials 6 of 6, scored 2 of 3 relations"]
 
 
 @pytest.mark.parametrize(
@@ -194,18 +189,17 @@ def test_a_resumed_fit_adds_to_the_file(fit, tmp_path):
         (KeyboardInterrupt(), SystemExit, "KeyboardInterrupt"),
     ],
 )
-def test_a_fit_that_is_stopped_says_how_far_it_came_and_why(fit, tmp_path, monkeypatch, exception, expected, said):
+def test_a_stopped_fit_says_how_far_it_came_and_why(tmp_path, clock, monkeypatch, exception, expected, said):
     monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning would leave Ctrl-C ignored for good
     log = RelationLog()
     with pytest.raises(expected):
-        fit(log, Fails(3, exception))
-    last = f"fit stopped after 30 s at 4/6 thing colour, trial 1: {said}"
-    assert lines_of(tmp_path / "run")[2:] == [last]
-    fit(log)
-    assert lines_of(tmp_path / "run")[3:][-1] == "fit ended after 1 min 0 s: pairs 6 of 6, scored 2 of 3 relations"
+        fit_other(tmp_path, Takes(clock, 10), log, Fails(3, exception))
+    assert lines_of(tmp_path)[2:] == [f"fit stopped after 30 s at 4/4 second, trial 1: {said}"]
+    fit_other(tmp_path, log)
+    assert lines_of(tmp_path)[-1] == "fit ended after 0 s: trials 4 of 4, scored 2 of 2 relations"
 
 
-def test_an_error_before_the_first_pair_or_outside_a_fit_is_not_the_logs(fit, folders, tmp_path):
+def test_errors_before_the_first_trial_or_outside_a_fit_are_not_logged(fit, folders, tmp_path):
     log = RelationLog()
     fit(log, max_epochs=1)
     lines = lines_of(tmp_path / "run")
@@ -238,8 +232,8 @@ def test_a_line_has_the_means_of_the_relations_own_trials(clock):
     assert "scored 2 of 3 trials, known 10, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality -, took" in line
 
 
-class Tally(BoringModel):
-    """Someone's own module: it trains, and has counts."""
+class Other(BoringModel):
+    """Someone's own module: it trains, and has records."""
 
     def __init__(self):
         super().__init__()
@@ -253,8 +247,7 @@ class Tally(BoringModel):
 
     def on_validation_end(self):
         name, trial = ["first", "second"][self.current_epoch % 2], self.current_epoch // 2
-        kept = record(trial, 9, 2, model="own")
-        self.records[name, trial] = TrialRecord(**kept.plain() | {"relation": name})
+        self.records[name, trial] = TrialRecord(**record(trial, 9, 2).plain() | {"relation": name})
 
 
 class Turns(BoringDataModule):
@@ -262,42 +255,35 @@ class Turns(BoringDataModule):
 
     schedule = ((0, 0), (1, 0), (0, 1), (1, 1))
 
-    @property
-    def relations(self):
-        return [SimpleNamespace(name=name) for name in ("first", "second")]
+    def __init__(self, second="second"):
+        super().__init__()
+        self.relations = [SimpleNamespace(name="first"), SimpleNamespace(name=second)]
+
+
+def fit_other(root, *callbacks, module=None, data=None, **options):
+    """Fit another module on other data, in four epochs unless told otherwise."""
+    options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4} | options
+    trainer_of(root, callbacks, **options).fit(module or Other(), datamodule=data or Turns())
 
 
 @pytest.mark.parametrize(
     ("ends", "seconds"), [({"max_epochs": 6}, 30), ({"max_epochs": -1, "max_steps": 4}, 20)], ids=["late", "by steps"]
 )
-def test_works_with_modules_and_data_of_ones_own(clock, tmp_path, ends, seconds):
-    """Their Trainer may go on after the last pair."""
-    options = {"limit_train_batches": 1, "limit_val_batches": 1, **ends}
-    trainer = trainer_of(tmp_path, [Takes(clock, 5), RelationLog(str(tmp_path / "logs"))], **options)
-    trainer.fit(Tally(), datamodule=Turns())
+def test_other_modules_and_data_work_also_if_the_trainer_goes_on_after_the_last_trial(clock, tmp_path, ends, seconds):
+    fit_other(tmp_path, Takes(clock, 5), RelationLog(str(tmp_path / "logs")), **ends)
     begin, first, second, end = lines_of(tmp_path / "logs")
-    assert begin == "fit of 'Tally': relations 2, trials 2, pairs 4, devices 1 x cpu"
+    assert begin == "fit of 'Other': relations 2, trials 4 (2 per relation), devices 1 x cpu"
     assert re.match("relation 1 of 2, 'first': scored 2 of 2 trials, known 10, .*, took 10 s, left 5 s", first)
     assert re.match("relation 2 of 2, 'second': scored 2 of 2 trials, known 10, .*, took 10 s, left 0 s", second)
-    assert end == f"fit ended after {seconds} s: pairs 4 of 4, scored 2 of 2 relations"
-
-
-class Odd(Turns):
-    """Data with names that would not stay on their line."""
-
-    @property
-    def relations(self):
-        return [SimpleNamespace(name=name) for name in ("first", ODD)]
+    assert end == f"fit ended after {seconds} s: trials 4 of 4, scored 2 of 2 relations"
 
 
 def test_names_stay_on_their_line(clock, tmp_path):
-    module = Tally()
-    module.lm = SimpleNamespace(name="lm\r")
-    options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4}
     for callbacks in ([], [Fails(3, RuntimeError("now"))]):
-        trainer = trainer_of(tmp_path, [RelationLog(), *callbacks], **options)
+        module = Other()
+        module.lm = SimpleNamespace(name="lm\r")
         with nullcontext() if not callbacks else pytest.raises(RuntimeError, match="now"):
-            trainer.fit(module, datamodule=Odd())
+            fit_other(tmp_path, RelationLog(), *callbacks, module=module, data=Turns(ODD))
     lines = lines_of(tmp_path)
     assert len(lines) == 4 + 3
     assert lines[0].startswith(r"fit of 'lm\r': ")
@@ -308,86 +294,35 @@ def test_names_stay_on_their_line(clock, tmp_path):
 @pytest.mark.parametrize(
     ("module", "data", "message"),
     [
-        (BoringModel, Turns, "RelationLog needs a module with `records` and `set_beta`, which BoringModel has not"),
-        (Tally, BoringDataModule, "RelationLog needs a datamodule with `schedule` and `relations`"),
-        (Tally, lambda: None, "RelationLog needs a datamodule with `schedule` and `relations`"),
+        (BoringModel(), None, "RelationLog needs a module with 'records' and 'set_beta', but BoringModel has no"),
+        (None, BoringDataModule(), "RelationLog needs a datamodule with 'schedule' and 'relations'"),
     ],
 )
-def test_what_it_cannot_log_is_refused(tmp_path, module, data, message):
+def test_modules_and_data_that_lack_something_are_refused_in_a_fit_alone(tmp_path, module, data, message):
     with pytest.raises(LREError, match=message):
-        trainer_of(tmp_path, [RelationLog()]).fit(module(), datamodule=data())
-
-
-def test_nothing_is_refused_where_there_is_nothing_to_log(tmp_path):
+        fit_other(tmp_path, RelationLog(), module=module, data=data)
     trainer = trainer_of(tmp_path, [RelationLog()], limit_val_batches=1)
     trainer.validate(BoringModel(), BoringDataModule(), verbose=False)
     assert not (tmp_path / "fit.log").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_before_the_work(fit, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LREError, match="file' cannot be written: Not a directory; a file is where a folder should be"):
-        fit(RelationLog(str(tmp_path / "file")), max_epochs=1)
-
-
-def test_a_file_that_cannot_be_written_ends_no_fit(fit, tmp_path, caplog):
+def test_a_file_that_cannot_be_written_ends_no_fit(tmp_path, caplog):
     (tmp_path / "log" / "fit.log").mkdir(parents=True)
-    trainer = fit(RelationLog(str(tmp_path / "log")), max_epochs=1)
-    assert trainer.current_epoch == 1
+    fit_other(tmp_path, RelationLog(str(tmp_path / "log")))
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 2
+    assert len(warnings) == 4
     assert all(re.match("a line of the log is lost: .*Is a directory: .*fit.log", warning) for warning in warnings)
 
 
-def test_only_rank_zero_writes(fit, tmp_path, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, logger="lre_lightning")
-    log = RelationLog()
-    begin = log.on_train_start
-
-    def as_another_rank(*args):
-        monkeypatch.setattr(rank_zero_only, "rank", 1)
-        begin(*args)
-
-    log.on_train_start = as_another_rank
-    fit(log)
-    assert not (tmp_path / "run" / "fit.log").exists()
-    assert not [record for record in caplog.records if record.name == "lre_lightning"]
-
-
-SCRIPT = """
-import sys, torch
-from lre_lightning.callbacks import RelationLog, RelationProgressBar
-from lre_lightning.callbacks.log import log_to_console
-from tests.training.test_module import trainer_of
-from tests.callbacks.test_progress import Tally, Turns
-torch.set_num_threads(1)
-log_to_console(True)
-options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4}
-trainer = trainer_of(sys.argv[1], [RelationLog()], devices=2, strategy="ddp_fork", **options)
-trainer.fit(Tally(), datamodule=Turns())
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_log(tmp_path):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    lines = lines_of(tmp_path)
-    assert [line.split(" ")[0] for line in lines] == ["fit", "relation", "relation", "fit"]
-    assert "devices 2 x cpu" in lines[0]
-    assert stamped(result.stderr) == stamped((tmp_path / "fit.log").read_text())
-
-
-def test_the_console_has_the_lines_where_it_is_told_to(fit, tmp_path, capsys):
+def test_the_console_has_the_lines_if_it_is_told_to(tmp_path, capsys):
     level = logging.getLogger("lre_lightning").level
     try:
         log_to_console(True)
         log_to_console(True)
-        fit(RelationLog(), max_epochs=1)
-        assert stamped(capsys.readouterr().err) == stamped((tmp_path / "run" / "fit.log").read_text())
+        fit_other(tmp_path, RelationLog())
+        assert stamped(capsys.readouterr().err) == stamped((tmp_path / "fit.log").read_text())
         log_to_console(False)
-        fit(RelationLog(), max_epochs=1)
+        fit_other(tmp_path, RelationLog())
         assert stamped(capsys.readouterr().err) == []
     finally:
         log_to_console(False)
@@ -423,14 +358,15 @@ def read_from(terminal):
 
 
 def bars_of(states):
-    """The bar of a fit in its different states: what is left of it, its share, and what is right of it but the time."""
+    """Return the distinct states of a fit's bar: what is left of it, its per cent, and what is right but the time."""
     found = [re.fullmatch(r"(.*): +(\d+)%\|.*\| \[\d\d:\d\d(?:, )?(.*)\]", state) for state in states]
     return list(dict.fromkeys(match.groups() for match in found if match))
 
 
-def test_the_bar_shows_pair_relation_trial_and_the_time_left(fit):
+def test_the_bar_shows_relation_trial_and_the_time_left(fit):
+    bar = RelationProgressBar()
     with terminal() as states:
-        fit(RelationProgressBar(), enable_progress_bar=True)
+        fit(bar, enable_progress_bar=True)
     bars = bars_of(states)
     assert bars[:6] == [
         ("Training", "0", ""),
@@ -441,10 +377,11 @@ def test_the_bar_shows_pair_relation_trial_and_the_time_left(fit):
         ("2/6 half colour, trial 1", "17", "left=40 s, now=scoring"),
     ]
     assert ("4/6 thing colour, trial 1", "50", "left=30 s, now=estimating") in bars
-    assert bars[-2:] == [("6/6 wrong colour, trial 1", "83", "now=scoring"), ("6/6 pairs", "100", "")]
+    assert bars[-2:] == [("6/6 wrong colour, trial 1", "83", "now=scoring"), ("6/6 trials", "100", "")]
+    assert pickle.loads(pickle.dumps(bar)).refresh_rate == bar.refresh_rate
 
 
-def test_the_bar_of_a_resumed_fit_begins_where_that_begins(fit, tmp_path):
+def test_the_bar_of_a_resumed_fit_begins_where_the_fit_does(fit, tmp_path):
     fit(seconds=500, max_epochs=3).save_checkpoint(tmp_path / "part.ckpt")
     with terminal() as states:
         fit(RelationProgressBar(), enable_progress_bar=True, ckpt_path=tmp_path / "part.ckpt")
@@ -453,9 +390,8 @@ def test_the_bar_of_a_resumed_fit_begins_where_that_begins(fit, tmp_path):
     assert ("5/6 wrong colour, trial 0", "67", "left=20 s, now=estimating") in bars
 
 
-def test_the_bar_of_a_fit_that_was_stopped_stays_behind(fit, folders, tmp_path):
-    trainer = fit(max_epochs=1)
-    trainer.save_checkpoint(tmp_path / "part.ckpt")
+def test_the_bar_of_a_stopped_fit_stays_behind(fit, folders, tmp_path):
+    fit(max_epochs=1).save_checkpoint(tmp_path / "part.ckpt")
     callbacks = [RelationProgressBar(), Fails(0, RuntimeError("now"))]
     again = trainer_of(tmp_path, callbacks, enable_progress_bar=True)
     with terminal() as states:
@@ -469,22 +405,13 @@ def test_the_bar_of_a_fit_that_was_stopped_stays_behind(fit, folders, tmp_path):
 
 
 def test_with_other_data_it_is_lightnings_own(tmp_path):
-    options = {"limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 2, "enable_progress_bar": True}
+    options = {"limit_train_batches": 2, "max_epochs": 2, "enable_progress_bar": True}
     with terminal() as states:
-        trainer_of(tmp_path, [RelationProgressBar()], **options).fit(BoringModel(), datamodule=BoringDataModule())
+        fit_other(tmp_path, RelationProgressBar(), data=BoringDataModule(), **options)
     assert any(re.match(r"Epoch 1: +50%\|.*\| 1/2 \[", state) for state in states)
     assert not any("now=" in state or "left=" in state for state in states)
 
 
-def test_where_there_is_no_terminal_there_is_no_bar(fit, folders, tmp_path, capfd):
-    trainer = fit(RelationProgressBar(), enable_progress_bar=True)
-    trainer.validate(trainer.lightning_module, data_of(folders), verbose=False)
+def test_without_a_terminal_there_is_no_bar(tmp_path, capfd):
+    fit_other(tmp_path, RelationProgressBar(), enable_progress_bar=True)
     assert capfd.readouterr().out == ""
-
-
-def test_bar_and_log_can_be_sent_to_another_process(fit):
-    bar, log = RelationProgressBar(), RelationLog()
-    with terminal():
-        fit(bar, log, enable_progress_bar=True, max_epochs=1)
-    assert pickle.loads(pickle.dumps(bar)).refresh_rate == bar.refresh_rate
-    assert pickle.loads(pickle.dumps(log)).dirpath is None
