@@ -1,4 +1,4 @@
-"""Prompts that bait an LM into a false answer (Section 5 of the paper, table "attribute-lens")."""
+"""Prompts that bait an LM into a false answer (section 5 of the paper, table "attribute-lens")."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Distraction = Literal["repetition", "instruction"]
-"""How a prompt distracts: by repeating a falsehood, or by the instruction to repeat it."""
+"""The kind of distraction: repeating a falsehood, or the instruction to repeat it."""
 
 Undistracted = Literal["zero-shot", "few-shot"]
-"""What is asked without the distraction: the last statement alone, or after the trial's training examples."""
+"""The prompt without the distraction: the last statement alone, or after the trial's training samples."""
 
 INSTRUCTION = "Repeat exactly: "
 
 
 @dataclass(frozen=True)
 class DistractedPrompt:
-    """One fact that is asked for with and without a distraction.
+    """One test sample asked for with and without a distraction.
 
     Attributes:
-        sample: Index into the trial's test samples.
-        distracted: The prompt with the falsehood; its `object` and `object_token` are the true object's.
+        sample: The index into the trial's test samples.
+        distracted: The prompt with the falsehood; its `object` and `object_token` are those of the true object.
         undistracted: The prompt without.
         false_object: The object that the falsehood states.
-        false_token: Its first token, read off the tokenization of the distracted prompt, a space and the false object.
+        false_token: Its first token after the distracted prompt and a space.
     """
 
     sample: int
@@ -51,10 +51,10 @@ class DistractedPrompt:
 class DistractionBatch(RelationBatch):
     """Distracted prompts of one relation and trial, and the same questions undistracted.
 
-    What it has in common with a `RelationBatch` is that of the distracted prompts.
+    The fields of `RelationBatch` are those of the distracted prompts.
 
     Attributes:
-        false_token: First token of the false object, `(batch,)`, int64.
+        false_token: The first token of the false object, ``(batch,)``, int64.
         false_objects: The false objects, in the same order.
         undistracted: The undistracted prompts, in the same order.
     """
@@ -69,40 +69,38 @@ class DistractionBatch(RelationBatch):
 
 
 class DistractionDataModule(RelationDataModule):
-    """Facts that are asked for after a falsehood about them (Hernandez et al., ICLR 2024, section 5).
+    """Samples asked for after a falsehood about them (Hernandez et al., ICLR 2024, section 5).
 
-    For every relation and trial it serves the test samples of the same draw as `RelationDataModule`, that is those
-    from which an LRE of that trial was not estimated, as `DistractionBatch`. With the template "The capital city of {}
-    is" the fact *England, London*, the false object *Oslo* and the default options, the distracted prompts are
+    For every relation and trial it serves, as `DistractionBatch`, the test samples of the same trial of
+    `RelationDataModule`: those from which an LRE of that trial was not estimated. With the template "The capital city
+    of {} is" the sample *England, London*, the false object *Oslo* and the default options, the distracted prompts are
 
     - ``"repetition"``: ``The capital city of England is Oslo. The capital city of England is Oslo. The capital city of
       England is``, without a line break,
     - ``"instruction"``: ``The capital city of England is Oslo. Repeat exactly: The capital city of England is``,
 
-    both after one start token and without examples, as the paper's authors made theirs (they call them "poetry" and
-    "repeat" in their code). The undistracted prompt, on which it is decided whether the LM knows the fact, is
-    ``The capital city of England is``: it is what is left without the distraction. It can have the `n_shot` training
-    examples before it instead (``undistracted="few-shot"``), as everywhere else in this project.
+    both after one start token and without examples, like those of the paper's authors (who call them "poetry" and
+    "repeat" in their code). The undistracted prompt, which decides whether the LM knows the object, is ``The capital
+    city of England is``: the rest without the distraction. With ``undistracted="few-shot"`` it follows the `n_shot`
+    training samples instead, as everywhere else in this project.
 
-    The false object is drawn from the distinct objects of the relation. It is no object of that subject, and has
-    another first token than the true one. The draw is a hash of seed, relation, trial, subject, true and false object:
-    it depends neither on the order of the file nor on batches. Test samples for which there is no such object are left
-    out; `draws` tells the test samples that are served.
-
-    Nothing is estimated from distracted prompts: there is no training data.
+    The false object is drawn from the distinct objects of the relation. It is no object of that subject and has another
+    first token than the true one. The draw is a hash of seed, relation, trial, subject, true and false object, so it
+    depends neither on the order of the file nor on batches. Test samples without such an object are left out; `trial`
+    returns those that are served. There is no training data: nothing is estimated from distracted prompts.
 
     Args:
         tokenizer: As in `RelationDataModule`.
         distraction: ``"repetition"`` or ``"instruction"``.
-        repetitions: How often a repetition-distracted prompt states the falsehood. The other kind states it once.
-        falsehood_separator: What follows the falsehood each time, with the white space before what comes next.
+        repetitions: How often a prompt with ``"repetition"`` states the falsehood. The other kind states it once.
+        falsehood_separator: The text after each falsehood, with the white space before the text that follows.
         undistracted: Whether the LM's knowledge is decided without examples or with `n_shot`.
-        kwargs: The other arguments of `RelationDataModule`. To test LREs, `source`, `template`, `n_shot`,
-            `trials` and `seed` are those of the fit that estimated them.
+        kwargs: The other arguments of `RelationDataModule`. To test LREs, give the `source`, `prompts`, `n_shot`,
+            `trials` and `seed` of the fit that estimated them.
 
     Raises:
-        LREError: An argument is out of range; in `setup`, the data or the tokenizer can't be used, or a relation has
-            one object alone, so that nothing false can be stated.
+        LREError: An argument is invalid; in `setup`, the data or the tokenizer cannot be used, or a relation has only
+            one object, so that nothing false can be stated.
 
     >>> data = DistractionDataModule(distraction="instruction", n_shot=5, trials=1)
     >>> data.hparams["distraction"], data.hparams["repetitions"]
@@ -122,12 +120,10 @@ class DistractionDataModule(RelationDataModule):
         check_choice("undistracted", undistracted, get_args(Undistracted))
         check_number("repetitions", repetitions, 1)
         if not falsehood_separator:
-            raise LREError(
-                "falsehood_separator is '': the falsehood and what comes next must be kept apart, by '. ' for example"
-            )
+            raise LREError("falsehood_separator is '': separate the falsehood from what follows, by '. ' for example")
         self.distraction, self.repetitions = distraction, repetitions
         self.falsehood_separator, self.undistracted = falsehood_separator, undistracted
-        self._facts: tuple[int, list[DistractedPrompt]] | None = None
+        self._served: tuple[int, list[DistractedPrompt]] | None = None
         super().__init__(tokenizer, **kwargs)
         if self.prompts.chat:
             raise LREError("prompts that distract are plain texts: leave chat out")
@@ -138,15 +134,15 @@ class DistractionDataModule(RelationDataModule):
         for relation in self._relations or ():
             if len(self._templates[relation.name]) > 1:
                 template = self.prompts.template
-                raise LREError(f"prompts that distract have one template, and template {template!r} is several")
+                raise LREError(f"prompts that distract need one template, and {template!r} may be several")
             if len(relation.objects) == 1:
                 raise LREError(
-                    f"the relation {relation.name!r} has the one object {relation.objects[0]!r}, so nothing false can "
-                    "be stated of its subjects: leave it out by --data.selection.exclude"
+                    f"the relation {relation.name!r} has only the object {relation.objects[0]!r}, so nothing false can "
+                    "be stated about its subjects: leave it out by --data.selection.exclude"
                 )
 
     def trial(self, index: int) -> Trial:
-        """Return a trial with those of its test samples for which there is a false object.
+        """Return a trial with those of its test samples that have a false object.
 
         Raises:
             LREError: There is no such trial.
@@ -155,94 +151,69 @@ class DistractionDataModule(RelationDataModule):
         return replace(trial, test=tuple(trial.test[made.sample] for made in self._prompts_of(index)))
 
     def train_dataloader(self, index: int | None = None) -> DataLoader[RelationBatch]:
-        """There is no training data.
+        """Raise an error: there is no training data.
 
         Raises:
             LREError: Always.
         """
         raise LREError("nothing is estimated from distracted prompts: estimate LREs with RelationDataModule")
 
-    def val_dataloader(self, indices: list[int] | None = None) -> DataLoader[DistractionBatch]:
-        """Serve test samples as `DistractionBatch`: those of all trials one after another, or of some.
-
-        Args:
-            indices: The trials' indices in `schedule`.
-        """
-        return cast("DataLoader[DistractionBatch]", super().val_dataloader(indices))
-
     def _batch(self, split: str, portion: Portion) -> DistractionBatch:
-        made = self._prompts_of(portion.index)
-        chosen = [made[i] for i in portion.samples]
+        prompts = self._prompts_of(portion.index)
+        chosen = [prompts[i] for i in portion.samples]
         distracted = self._collate(portion, [one.distracted for one in chosen])
-        undistracted = self._collate(portion, [one.undistracted for one in chosen])
         return DistractionBatch(
             **vars(distracted),
             false_token=distracted.object_token.new_tensor([one.false_token for one in chosen]),
             false_objects=tuple(one.false_object for one in chosen),
-            undistracted=undistracted,
+            undistracted=self._collate(portion, [one.undistracted for one in chosen]),
         )
 
     def _prompts_of(self, index: int) -> list[DistractedPrompt]:
-        """Return the facts of a trial; those of the last one are kept."""
-        if self._facts is None or self._facts[0] != index:
-            draw = super().trial(index)
-            context = draw.train if self.undistracted == "few-shot" else ()
-            undistracted = make_prompts(self.tokenizer, draw.relation.template, draw.test, context, self.prompts)
-            made = [
-                DistractedPrompt(i, distracted, undistracted[i], false.object, false.object_token)
-                for i, (distracted, false) in self._distracted(draw).items()
-            ]
-            self._facts = index, made
-        return self._facts[1]
+        """Make the prompts of a trial, for the test samples that have a false object; the last trial's are kept.
 
-    def _distracted(self, draw: Trial) -> dict[int, tuple[Prompt, Prompt]]:
-        """The distracted prompt of each test sample as one that asks for the true, and for the false object.
-
-        False objects are tried in the order of their draw until one has a first token of its own.
+        False objects are tried in their order until one has another first token than the true object.
         """
-        template = draw.relation.template
-        candidates = [false_objects(draw, sample, self.seed) for sample in draw.test]
-        found: dict[int, tuple[Prompt, Prompt]] = {}
+        if self._served is not None and self._served[0] == index:
+            return self._served[1]
+        trial = super().trial(index)
+        template = trial.relation.template
+        candidates = [false_objects(trial, sample, self.seed) for sample in trial.test]
+        context = trial.train if self.undistracted == "few-shot" else ()
+        undistracted = make_prompts(self.tokenizer, template, trial.test, context, self.prompts)
+        found: dict[int, DistractedPrompt] = {}
         for attempt in range(max(map(len, candidates))):
             tried = [i for i, objects in enumerate(candidates) if i not in found and attempt < len(objects)]
-            false = [Sample(draw.test[i].subject, candidates[i][attempt]) for i in tried]
-            heads = [self._head(f"{fill(template, sample.subject)} {sample.object}") for sample in false]
-            asked = (
-                make_prompts_after(self.tokenizer, template, samples, heads)
-                for samples in ([draw.test[i] for i in tried], false)
-            )
-            for i, pair in zip(tried, zip(*asked, strict=True), strict=True):
-                if pair[0].object_token != pair[1].object_token:
-                    found[i] = pair
-        return dict(sorted(found.items()))
-
-    def _head(self, falsehood: str) -> str:
-        """What a distracted prompt says before it asks."""
-        stated = falsehood + self.falsehood_separator
-        return stated * self.repetitions if self.distraction == "repetition" else stated + INSTRUCTION
+            true = [trial.test[i] for i in tried]
+            false = [Sample(trial.test[i].subject, candidates[i][attempt]) for i in tried]
+            heads = []
+            for sample in false:
+                stated = f"{fill(template, sample.subject)} {sample.object}{self.falsehood_separator}"
+                heads.append(stated * self.repetitions if self.distraction == "repetition" else stated + INSTRUCTION)
+            asked = (make_prompts_after(self.tokenizer, template, samples, heads) for samples in (true, false))
+            for i, prompt, other in zip(tried, *asked, strict=True):
+                if prompt.object_token != other.object_token:
+                    found[i] = DistractedPrompt(i, prompt, undistracted[i], other.object, other.object_token)
+        self._served = index, [found[i] for i in sorted(found)]
+        return self._served[1]
 
     def _plain_arguments(self) -> dict[str, Any]:
-        return {
-            **super()._plain_arguments(),
-            "distraction": self.distraction,
-            "repetitions": self.repetitions,
-            "falsehood_separator": self.falsehood_separator,
-            "undistracted": self.undistracted,
-        }
+        names = ("distraction", "repetitions", "falsehood_separator", "undistracted")
+        return {**super()._plain_arguments(), **{name: getattr(self, name) for name in names}}
 
 
-def false_objects(draw: Trial, sample: Sample, seed: int) -> list[str]:
-    """All objects of the relation's range that the subject does not have, in an order that is drawn.
+def false_objects(trial: Trial, sample: Sample, seed: int) -> list[str]:
+    """Return the objects of the relation that the subject does not have, in a random order.
 
     They are ordered by the SHA-256 digest of seed, relation name, trial, subject, object and the false object.
 
     Args:
-        draw: The relation and the number of the trial.
-        sample: The fact that the false objects are for.
-        seed: Seeds the draw.
+        trial: The trial.
+        sample: The sample to state something false about.
+        seed: The seed of the order.
     """
-    relation = draw.relation
+    relation = trial.relation
     true = {other.object for other in relation.samples if other.name == sample.name}
-    key = "\x1f".join(["false object", str(seed), relation.name, str(draw.number), sample.subject, sample.object])
+    key = "\x1f".join(["false object", str(seed), relation.name, str(trial.number), sample.subject, sample.object])
     others = [candidate for candidate in relation.objects if candidate not in true]
     return sorted(others, key=lambda candidate: hashlib.sha256(f"{key}\x1f{candidate}".encode()).digest())

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules.loaders import Batches, Loader, Portion, load, split_test, split_train
+from lre_lightning.datamodules.records import arguments_of, check_relation
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.options import options_of, plain
@@ -32,8 +33,8 @@ from lre_lightning.prompts.prompt import (
 from lre_lightning.prompts.trials import Trial, draw, test_prompts, train_prompts
 from lre_lightning.relations.quality import find_problems
 from lre_lightning.relations.relation import SLOT, Relation, Sample
-from lre_lightning.relations.selection import Selection
-from lre_lightning.relations.sources import is_path, leave_out, load_relations, plain_source, prepare
+from lre_lightning.relations.selection import Selection, plain_names
+from lre_lightning.relations.sources import leave_out, load_relations, plain_source, prepare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,9 +72,9 @@ class RelationDataModule(LightningDataModule):
         n_shot: The number n of training samples of a trial.
         trials: The number of trials of each relation. The paper has 24.
         seed: The seed of all draws.
-        prompts: How training samples are drawn and prompts made: see `Prompts`.
-        selection: How the source is read, and what of it is used: see `Selection`.
-        loader: The tokenizer's and the batches' options: see `Loader`.
+        prompts: Options of drawing training samples and of making prompts; see `Prompts`.
+        selection: Options of reading the source, and of what is used of it; see `Selection`.
+        loader: Options of the tokenizer and of batches; see `Loader`.
 
     Raises:
         LREError: An argument is invalid; in `setup`, the data or the tokenizer cannot be used.
@@ -114,7 +115,7 @@ class RelationDataModule(LightningDataModule):
             check_tokenizer(tokenizer)
         self._given_tokenizer = tokenizer
         self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._names = _plain_names(relations)
+        self._names = plain_names(relations)
         self._plain_source = plain_source(source)
         self._source = self._plain_source or source
         self._expected: TrialRecord | None = None
@@ -138,25 +139,9 @@ class RelationDataModule(LightningDataModule):
             options: The arguments that find the relation, `source` and `selection`, and `loader`.
 
         Raises:
-            LREError: The record does not say what was drawn, or has options that are none; in `setup`, the relation has
-                changed.
+            LREError: The record does not say what was drawn; in `setup`, the relation has changed.
         """
-        if not record.train:
-            raise LREError(f"the record of {record.relation!r}, trial {record.trial}, does not say what was drawn")
-        for name in record.prompts.keys() - Prompts().recorded.keys():
-            raise LREError(f"the record has {name!r} of prompts, which is none of {', '.join(Prompts().recorded)}")
-        train_samples = {record.relation: [list(sample) for sample in record.train]}
-        selection = options_of(Selection, options.pop("selection", None), "selection")
-        again = cls(
-            tokenizer,
-            [record.relation],
-            n_shot=record.n_shot,
-            trials=1,
-            seed=record.seed,
-            prompts=Prompts(**{"template": record.template, **record.prompts, "train_samples": train_samples}),
-            selection=replace(selection, first_trial=record.trial),
-            **options,
-        )
+        again = cls(tokenizer, **arguments_of(record, options.pop("selection", None)), **options)
         again._expected = record
         return again
 
@@ -180,7 +165,7 @@ class RelationDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Load the tokenizer and the relations, and check that every relation has samples enough.
 
-        Called by the Trainer, or by the first use of anything that needs it; the second call does nothing.
+        The Trainer calls it, or the first use of anything that needs it; a second call does nothing.
         """
         if self._relations is not None:
             return
@@ -188,7 +173,7 @@ class RelationDataModule(LightningDataModule):
         for name in (self.prompts.train_samples or {}).keys() - self._templates.keys():
             raise LREError(f"train_samples are given for {name!r}, which is none of the {len(relations)} relations")
         if self._expected is not None:
-            self._check_expected(self._expected, relations[0])
+            check_relation(self._expected, relations[0], self._templates[relations[0].name])
         for relation in relations:
             self.draw(relation, self.selection.first_trial)
         problems = [problem for relation in relations for problem in find_problems(relation) if problem.repairable]
@@ -228,22 +213,6 @@ class RelationDataModule(LightningDataModule):
         sampling, templates = self.prompts.sampling, self._templates[relation.name]
         return draw(relation, self.n_shot, number, self.seed, sampling, train, templates)
 
-    def _check_expected(self, record: "TrialRecord", relation: Relation) -> None:
-        """Check that a relation is the one of a record."""
-        from lre_lightning.records.record import BETWEEN_TEMPLATES
-
-        if relation.digest != record.digest:
-            raise LREError(
-                f"the relation {relation.name!r} has other samples than the one of the record: give the source, and "
-                "the selection of its samples, of that fit"
-            )
-        templates = BETWEEN_TEMPLATES.join(self._templates[relation.name])
-        if templates != record.template:
-            raise LREError(
-                f"the templates of {relation.name!r} are {templates!r}, and those of the record {record.template!r}: "
-                "give the source of that fit"
-            )
-
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer.
@@ -272,7 +241,7 @@ class RelationDataModule(LightningDataModule):
 
     @cached_property
     def digest(self) -> str:
-        """A SHA-256 digest of the relations and of all that their trials and prompts depend on."""
+        """SHA-256 of the relations and of everything that their trials and prompts depend on."""
         relations = [[r.digest, r.category, self._templates[r.name]] for r in self.relations]
         numbers = [self.n_shot, self.trials, self.selection.first_trial, self.seed]
         prompts = plain(replace(self.prompts, template=0))  # the templates themselves are in `relations`
@@ -329,11 +298,10 @@ class RelationDataModule(LightningDataModule):
         Raises:
             LREError: The Trainer would serve the prompts of one trial in every epoch.
         """
-        size, shuffled = self.loader.batch_size, index is None and self.loader.epoch == "all"
-        indices = self._trials_of_epoch(default=[0]) if index is None else [index]
-        portions = [
-            portion for i in indices for portion in split_train(i, len(self.trial(i).train_asked), size, *self._process)
-        ]
+        portions: list[Portion] = []
+        for i in self._trials_of_epoch(default=[0]) if index is None else [index]:
+            portions += split_train(i, len(self.trial(i).train_asked), self.loader.batch_size, *self._process)
+        shuffled = index is None and self.loader.epoch == "all"
         return self._load(portions, "train", self.seed if shuffled else None)
 
     def val_dataloader(self, indices: list[int] | None = None) -> DataLoader[RelationBatch]:
@@ -430,14 +398,3 @@ class RelationDataModule(LightningDataModule):
             "selection": plain(replace(self.selection, options=options)),
             "loader": plain(replace(self.loader, texts=[])),
         }
-
-
-def _plain_names(relations: str | list[str] | None) -> list[str] | None:
-    """Return the names of relations as a list of strings in which paths are absolute."""
-    if relations is None:
-        return None
-    names = [relations] if isinstance(relations, str) else relations
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise LREError(f"relations must be None, a string or a list of strings, got {relations!r}")
-    paths = [os.path.expanduser(name) if is_path(name) else "" for name in names]
-    return [os.path.abspath(path) if os.path.exists(path) else name for name, path in zip(names, paths, strict=True)]

@@ -10,28 +10,28 @@ from torch import Tensor
 from lre_lightning.prompts.prompt import Prompt
 
 Side: TypeAlias = Literal["right", "left"]
-"""Where padding is."""
+"""The side of the padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelationBatch:
     """Prompts of one relation and trial, padded to the longest.
 
-    Padded on the right, no real token sees the padding under causal attention, so that position ids and attention need
-    no correction; padded on the left, give the LM `attention_mask` and `position_ids`.
+    With padding on the right and causal attention, no token sees the padding, so that position ids and attention need
+    no correction. With padding on the left, give the LM `attention_mask` and `position_ids`.
 
     Attributes:
         input_ids: Tokens, start token first, ``(batch, sequence)``, int64.
         attention_mask: 1 for a token, 0 for padding, ``(batch, sequence)``, int64.
-        subject_position: Index of the last token of the subject's last mention, ``(batch,)``, int64.
-        last_position: Index of the prompt's last token, ``(batch,)``, int64.
-        object_token: The right object's first token, ``(batch,)``, int64.
-        relation: Index into the datamodule's `relations`, ``(batch,)``, int64; the same in the whole batch.
-        trial: Number of the trial, ``(batch,)``, int64; the same in the whole batch.
-        sample: Index into `Trial.train_asked` or `Trial.test_asked`, which with one template are the trial's training
-            and test samples, ``(batch,)``, int64.
-        weight: 1, or 0 for a copy that only gives every process equally many training prompts, ``(batch,)``, float32.
-        object: The right object's index in the relation's `objects`, ``(batch,)``, int64; -1 where that is not known.
+        subject_position: The index of the last token of the subject's last mention, ``(batch,)``, int64.
+        last_position: The index of the prompt's last token, ``(batch,)``, int64.
+        object_token: The first token of the correct object, ``(batch,)``, int64.
+        relation: The index into the datamodule's `relations`, ``(batch,)``, int64; the same in the whole batch.
+        trial: The number of the trial, ``(batch,)``, int64; the same in the whole batch.
+        sample: The index into `Trial.train_asked` or `Trial.test_asked`, which with one template are the trial's
+            training and test samples, ``(batch,)``, int64.
+        weight: 1, or 0 for a copy that only gives every process equally many prompts, ``(batch,)``, float32.
+        object: The correct object's index in the relation's `objects`, ``(batch,)``, int64; -1 if unknown.
         prompts: The prompts themselves, in the same order.
 
     >>> long = Prompt("Paris is in", "Paris", "France", (0, 7, 8, 9), (1, 2), (5,))
@@ -54,12 +54,12 @@ class RelationBatch:
     prompts: tuple[Prompt, ...]
 
     def __len__(self) -> int:
-        """Number of prompts."""
+        """Return the number of prompts."""
         return len(self.prompts)
 
     @property
     def position_ids(self) -> Tensor:
-        """The place of each token in its prompt, from 0, and 0 for padding, ``(batch, sequence)``, int64."""
+        """The index of each token in its prompt, and 0 for padding, ``(batch, sequence)``, int64."""
         return (self.attention_mask.cumsum(1) - 1).clamp(min=0) * self.attention_mask
 
     def to(self, *args: Any, **kwargs: Any) -> "RelationBatch":
@@ -67,12 +67,14 @@ class RelationBatch:
         return self._map(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self) -> "RelationBatch":
-        """Return the batch in page-locked memory, from where it is copied to a GPU faster."""
+        """Return the batch in page-locked memory, from which it is copied to a GPU faster."""
         return self._map(Tensor.pin_memory)
 
     def padded(self, side: Side) -> "RelationBatch":
         """Return the batch with its padding on one side."""
-        shift = self._shift(side)
+        lengths = self.attention_mask.sum(1)
+        target = self.input_ids.shape[1] - lengths if side == "left" else torch.zeros_like(lengths)
+        shift = target - (self.last_position - lengths + 1)  # by how many places each prompt moves to the right
         if not shift.any():
             return self
         places = torch.arange(self.input_ids.shape[1], device=shift.device) - shift[:, None]
@@ -86,36 +88,20 @@ class RelationBatch:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """The batch as rows of plain data without padding, such as `datasets.Dataset.from_list` takes.
+        """Return the batch as rows of plain data without padding, for `datasets.Dataset.from_list`.
 
         A row has the columns ``text``, ``subject``, ``object``, ``input_ids``, ``subject_chars`` and ``subject_span``
         (first and one past the last), ``object_tokens``, ``relation``, ``trial``, ``sample`` and ``weight``.
         """
-        numbers = zip(
-            self.relation.tolist(), self.trial.tolist(), self.sample.tolist(), self.weight.tolist(), strict=True
-        )
-        return [
-            {
-                "text": prompt.text,
-                "subject": prompt.subject,
-                "object": prompt.object,
-                "input_ids": list(prompt.input_ids),
-                "subject_chars": list(prompt.subject_chars),
-                "subject_span": list(prompt.subject_span),
-                "object_tokens": list(prompt.object_tokens),
-                "relation": relation,
-                "trial": trial,
-                "sample": sample,
-                "weight": weight,
-            }
-            for prompt, (relation, trial, sample, weight) in zip(self.prompts, numbers, strict=True)
-        ]
-
-    def _shift(self, side: Side) -> Tensor:
-        """By how many places each prompt is to move to the right, ``(batch,)``, int64."""
-        lengths = self.attention_mask.sum(1)
-        first = self.last_position - lengths + 1
-        return (self.input_ids.shape[1] - lengths if side == "left" else torch.zeros_like(lengths)) - first
+        columns = ("text", "subject", "object", "input_ids", "subject_chars", "subject_span", "object_tokens")
+        rows = []
+        for i, prompt in enumerate(self.prompts):
+            values = {name: getattr(prompt, name) for name in columns}
+            row = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+            rows.append(
+                row | {name: getattr(self, name)[i].item() for name in ("relation", "trial", "sample", "weight")}
+            )
+        return rows
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "RelationBatch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -136,13 +122,13 @@ def collate(
     """Put prompts of one relation and trial in a batch.
 
     Args:
-        prompts: At least one.
-        relation: The relation's index.
-        trial: The trial's number.
-        samples: Each prompt's index in the trial's training or test prompts.
-        pad_id: Token to pad with.
-        weights: Each prompt's weight; 1 by default.
-        objects: The relation's distinct objects.
+        prompts: At least one prompt.
+        relation: The index of the relation.
+        trial: The number of the trial.
+        samples: The index of each prompt in the trial's training or test prompts.
+        pad_id: The token to pad with.
+        weights: The weight of each prompt; 1 by default.
+        objects: The distinct objects of the relation.
         padding_side: ``"right"`` or ``"left"``.
 
     Returns:

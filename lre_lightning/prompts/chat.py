@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.prompts.tokenization import Encoding, encode_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,15 +17,15 @@ MARK = "\ue000\ue001"
 
 @dataclass(frozen=True)
 class Question:
-    """A question at the end of a conversation.
+    """The text of a prompt, with and without its answer.
 
     Attributes:
-        text: The conversation up to where the assistant begins to answer.
-        start: The character of `text` at which the user's last message begins, with white space of its own that the
-            chat template may have left out.
-        end: One past the message's last character.
-        answered: The conversation up to the end of the answer.
-        object_start: The character of `answered` at which the answer begins.
+        text: The prompt.
+        start: The character of `text` at which the last line or message begins, with its own white space that a chat
+            template may have left out.
+        end: One past the last character of that line or message.
+        answered: The prompt with the answer.
+        object_start: The character of `answered` at which the answer begins, with its own white space.
     """
 
     text: str
@@ -36,16 +35,20 @@ class Question:
     object_start: int
 
 
-class ChatPrompts:
-    """Conversations that begin alike: examples as questions and answers, then one more question.
+class Conversation:
+    """Examples as questions and answers, followed by one more question.
 
     Args:
         tokenizer: A fast tokenizer with a chat template.
-        turns: The examples: what the user says and what the assistant answers.
-        system: What the conversation begins with.
+        turns: The examples: messages of the user and answers of the assistant.
+        system: The system message.
+
+    Attributes:
+        head: The conversation up to the next message of the user.
+        controls: Control tokens by id.
 
     Raises:
-        LREError: The tokenizer has no chat template, or it takes no such messages.
+        LREError: The tokenizer has no chat template, or the template does not accept or show such messages.
     """
 
     def __init__(
@@ -54,85 +57,61 @@ class ChatPrompts:
         self.tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise LREError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: leave chat out")
+        self.controls = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.messages = [] if system is None else [{"role": "system", "content": system}]
-        for said, answer in turns:
-            self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
-        added = tokenizer.added_tokens_decoder
-        self._controls = {id_: str(token) for id_, token in added.items() if token.special}
-        for message in self.messages:
-            self._check(message["content"])
+        for question, answer in turns:
+            self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        self._check_controls(*(message["content"] for message in self.messages))
         marked = self._render([*self.messages, {"role": "user", "content": MARK}], ask=True)
         if MARK not in marked:
-            raise LREError("the chat template does not show what the user says: leave chat out")
-        self._before = marked[: marked.rindex(MARK)]
-        self._check_shown()
-
-    def ask(self, said: str, answer: str) -> Question:
-        """Ask at the end of the conversation.
-
-        Args:
-            said: What the user says.
-            answer: What would be the right answer.
-
-        Raises:
-            LREError: The chat template changes what the user says, or there is a control token in it.
-        """
-        for content in (said, answer):
-            self._check(content)
-        messages = [*self.messages, {"role": "user", "content": said}]
-        text = self._render(messages, ask=True)
-        shown = next((form for form in (said, said.strip()) if text.startswith(self._before + form)), None)
-        if not shown:
-            raise _changed(said)
-        begins = len(self._before)
-        left_out = len(said) - len(said.lstrip()) if shown != said else 0
-        answered, object_start = self._answered(messages, text, answer)
-        return Question(text, begins - left_out, begins + len(shown), answered, object_start)
-
-    def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Tokenize conversations, with nothing added: token ids and the characters that each stands for.
-
-        Args:
-            texts: Beginnings of this conversation, which go on in a `Question`.
-        """
-        tails = [text.removeprefix(self._before) for text in texts]
-        return encode_after(self.tokenizer, self._before, tails, controls=True)
-
-    def begins(self, text: str, encoding: Encoding) -> bool:
-        """Say whether a conversation begins with a control token, so that it needs no other one to start with."""
-        first = self._controls.get(encoding[0][0]) if encoding[0] else None
-        return first is not None and text.lstrip().startswith(first)  # an unknown word's token may be one too
-
-    def _answered(self, messages: list[dict[str, str]], text: str, answer: str) -> tuple[str, int]:
-        """The conversation up to the end of the answer, and where that begins: as the chat template shows answers."""
-        whole = self._render([*messages, {"role": "assistant", "content": answer}], ask=False)
-        rest = whole.removeprefix(text)
-        name = answer.strip()
-        place = rest.find(name)
-        if rest == whole or place < 0 or rest[:place].strip():
-            return text + answer, len(text)
-        return text + rest[: place + len(name)], len(text) + place - (len(answer) - len(answer.lstrip()))
-
-    def _render(self, messages: list[dict[str, str]], ask: bool) -> str:
-        try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
-        except Exception as error:  # a template raises what it likes
-            raise LREError(f"the chat template takes no such conversation: {first_line(error)}") from error
-
-    def _check_shown(self) -> None:
-        """Check that the examples are shown one after another, and what the system says somewhere."""
-        place = 0
+            raise LREError("the chat template does not show the user's messages: leave chat out")
+        self.head = marked[: marked.rindex(MARK)]
+        place = 0  # the examples are shown one after another, and the system message anywhere
         for message in self.messages:
             shown = message["content"].strip()
-            found = self._before.find(shown, place)
+            found = self.head.find(shown, place)
             if found < 0:
                 raise _changed(message["content"])
             if message["role"] != "system":
                 place = found + len(shown)
 
-    def _check(self, content: str) -> None:
-        for token in self._controls.values():
-            if token in content:
+    def ask(self, message: str, answer: str) -> Question:
+        """Ask at the end of the conversation.
+
+        Args:
+            message: The message of the user.
+            answer: The correct answer.
+
+        Raises:
+            LREError: The chat template changes the message, or it has a control token in it.
+        """
+        self._check_controls(message, answer)
+        messages = [*self.messages, {"role": "user", "content": message}]
+        text = self._render(messages, ask=True)
+        shown = next((form for form in (message, message.strip()) if text.startswith(self.head + form)), None)
+        if not shown:
+            raise _changed(message)
+        start, stripped = len(self.head), len(message) - len(message.lstrip()) if shown != message else 0
+        # The answer is where the chat template shows answers, unless it shows something else before.
+        name = answer.strip()
+        whole = self._render([*messages, {"role": "assistant", "content": answer}], ask=False)
+        rest = whole.removeprefix(text)
+        place = rest.find(name)
+        answered, object_start = text + answer, len(text)
+        if rest != whole and place >= 0 and not rest[:place].strip():
+            answered = text + rest[: place + len(name)]
+            object_start += place - (len(answer) - len(answer.lstrip()))
+        return Question(text, start - stripped, start + len(shown), answered, object_start)
+
+    def _render(self, messages: list[dict[str, str]], ask: bool) -> str:
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
+        except Exception as error:  # a template raises what it likes
+            raise LREError(f"the chat template does not accept such a conversation: {first_line(error)}") from error
+
+    def _check_controls(self, *contents: str) -> None:
+        for token in self.controls.values():
+            if any(token in content for content in contents):
                 raise LREError(f"a message has {token!r} in it, which is a control token: leave it out")
 
 

@@ -1,8 +1,8 @@
-"""Prompts, and where the subject and the object are in their tokens.
+"""Prompts, and the tokens of subject and object in them.
 
-A line is the template with the subject in it, a space and the object; lines are joined by newlines and the
-last line stops before the object (Hernandez et al., ICLR 2024, section 4 and appendix). Every prompt begins with
-exactly one start token. All positions are token indices that count the start token.
+A line is the template with the subject in it, a space and the object; lines are joined by newlines, and the last line
+stops before the object (Hernandez et al., ICLR 2024, section 4 and appendix). Every prompt begins with exactly one
+start token. All positions are token indices that count the start token.
 """
 
 import os
@@ -10,11 +10,11 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.models.loading import locate
-from lre_lightning.prompts.chat import ChatPrompts
+from lre_lightning.prompts.chat import Conversation, Question
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.tokenization import Encoding, Span, encode, encode_after
 from lre_lightning.relations.relation import SLOT, Relation, Sample, check_template
@@ -30,7 +30,7 @@ class Prompt:
     Attributes:
         text: The prompt's text; it stops before the object.
         subject: The subject that the last line asks about.
-        object: The object that would be the right answer.
+        object: The correct answer.
         input_ids: The tokens, start token first.
         subject_span: First token and one past the last token of the subject's last mention.
         object_tokens: All tokens of the object, read off the tokenization of the text, a space and the object.
@@ -51,32 +51,32 @@ class Prompt:
 
     @property
     def subject_position(self) -> int:
-        """The last token of the subject's last mention: where s is read."""
+        """The last token of the subject's last mention, at which s is read."""
         return self.subject_span[1] - 1
 
     @property
     def last_position(self) -> int:
-        """The prompt's last token: where o is read."""
+        """The prompt's last token, at which o is read."""
         return len(self.input_ids) - 1
 
     @property
     def object_token(self) -> int:
-        """The object's first token: what the LM has to predict."""
+        """The object's first token, which the LM has to predict."""
         return self.object_tokens[0]
 
 
 @dataclass(frozen=True)
 class FirstTokenCoverage:
-    """How many of a relation's objects a tokenizer tells apart by their first token.
+    """The number of a relation's objects that a tokenizer tells apart by their first token.
 
-    Table "first_token_filter" of the paper. Where the fraction is below 1, a right first token may belong to another
+    Table "first_token_filter" of the paper. Where the fraction is below 1, a correct first token may belong to another
     object, and faithfulness is overestimated.
 
     Attributes:
         relation: The relation's name.
-        range_size: Number of its distinct objects.
-        unique_first_tokens: Number of their distinct first tokens.
-        collisions: Those objects that share a first token, by groups.
+        range_size: The number of its distinct objects.
+        unique_first_tokens: The number of their distinct first tokens.
+        collisions: Groups of objects that share a first token.
 
     >>> FirstTokenCoverage("city in country", range_size=21, unique_first_tokens=20).fraction
     0.9523809523809523
@@ -103,10 +103,10 @@ def make_prompt(
     template: str,
     sample: Sample,
     context: Sequence[Sample] = (),
-    form: Prompts = LINES,
+    options: Prompts = LINES,
 ) -> Prompt:
     """Make one prompt: see `make_prompts`."""
-    return make_prompts(tokenizer, template, [sample], context, form)[0]
+    return make_prompts(tokenizer, template, [sample], context, options)[0]
 
 
 def make_prompts(
@@ -114,75 +114,125 @@ def make_prompts(
     template: str,
     samples: Sequence[Sample],
     context: Sequence[Sample] = (),
-    form: Prompts = LINES,
+    options: Prompts = LINES,
 ) -> list[Prompt]:
-    """Make one prompt for each sample, all under the same context.
+    """Make one prompt for each sample, all with the same context.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
         template: A template with one ``{}``.
-        samples: The facts that are asked for.
-        context: The facts that are given as examples.
-        form: How they become one prompt.
+        samples: The samples to ask for.
+        context: The samples to show as examples.
+        options: `shots`, `separator`, `chat` and `system` are used.
 
     Returns:
         The prompts, in the order of `samples`.
 
     Raises:
-        LREError: The tokenizer is not a fast one, or has no token to start with or no chat template; the template is
-            not one; a subject or object vanishes in the tokenization or becomes a control token.
+        LREError: The tokenizer is not a fast one, or has no start token or chat template; the template is invalid; a
+            subject or object vanishes in the tokenization or becomes a control token.
     """
-    given = context[: form.shots]
-    if not form.chat:
-        lines = (f"{fill(template, example.subject)} {example.object}{form.separator}" for example in given)
+    examples = context[: options.shots]
+    if not options.chat:
+        lines = [f"{fill(template, sample.subject)} {sample.object}{options.separator}" for sample in examples]
         return make_prompts_after(tokenizer, template, samples, ["".join(lines)] * len(samples))
     check_tokenizer(tokenizer)
     check_template(template)
-    turns = [(fill(template, sample.subject), sample.object) for sample in given]
-    chat = ChatPrompts(tokenizer, turns, form.system)
-    asked = [chat.ask(fill(template, sample.subject), sample.object) for sample in samples]
-    encodings = chat.encode([text for question in asked for text in (question.text, question.answered)])
+    turns = [(fill(template, sample.subject), sample.object) for sample in examples]
+    chat = Conversation(tokenizer, turns, options.system)
+    questions = [chat.ask(fill(template, sample.subject), sample.object) for sample in samples]
+    tails = [text.removeprefix(chat.head) for asked in questions for text in (asked.text, asked.answered)]
+    encodings = encode_after(tokenizer, chat.head, tails, controls=True)
     prompts = []
-    for sample, question, (encoding, answer) in zip(samples, asked, _in_pairs(encodings), strict=True):
-        lead = () if chat.begins(question.text, encoding) else (start_token(tokenizer),)
-        mention = _last_mention(template, sample.subject, question.text[: question.end], question.start)
-        prompts.append(_prompt(lead, question.text, sample, mention, encoding, answer, question.object_start))
+    for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True):
+        first = chat.controls.get(encoding[0][0]) if encoding[0] else None
+        started = first is not None and asked.text.lstrip().startswith(first)  # a word may become such a token too
+        lead = () if started else (start_token(tokenizer),)
+        prompts.append(_prompt(template, sample, asked, lead, encoding, answered))
     return prompts
 
 
 def make_prompts_after(
     tokenizer: "PreTrainedTokenizerBase", template: str, samples: Sequence[Sample], heads: Sequence[str]
 ) -> list[Prompt]:
-    """Make one prompt for each sample after a text: the same for all, or one of its own for each.
+    """Make one prompt for each sample after a text.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
         template: A template with one ``{}``.
-        samples: The facts that are asked for.
-        heads: What stands before each of them; white space between it and the template is a part of it.
+        samples: The samples to ask for.
+        heads: The text before each of them, with the white space that separates it from the template.
 
     Raises:
-        LREError: As `make_prompts`.
+        LREError: As in `make_prompts`.
     """
     check_tokenizer(tokenizer)
     check_template(template)
     lead = (start_token(tokenizer),)
-    lines = [fill(template, sample.subject) for sample in samples]
-    tails = [text for line, sample in zip(lines, samples, strict=True) for text in (line, f"{line} {sample.object}")]
+    questions = []
+    for head, sample in zip(heads, samples, strict=True):
+        text = head + fill(template, sample.subject)
+        questions.append(Question(text, len(head), len(text), f"{text} {sample.object}", len(text) + 1))
+    texts = [text for asked in questions for text in (asked.text, asked.answered)]
     if len(set(heads)) == 1:
-        encodings = encode_after(tokenizer, heads[0], tails)
+        encodings = encode_after(tokenizer, heads[0], [text.removeprefix(heads[0]) for text in texts])
     else:
-        encodings = encode(tokenizer, [heads[i // 2] + tail for i, tail in enumerate(tails)])
-    prompts = []
-    for head, line, sample, (encoding, answer) in zip(heads, lines, samples, _in_pairs(encodings), strict=True):
-        text = head + line
-        mention = _last_mention(template, sample.subject, text, len(head))
-        prompts.append(_prompt(lead, text, sample, mention, encoding, answer, len(text) + 1))
-    return prompts
+        encodings = encode(tokenizer, texts)
+    return [
+        _prompt(template, sample, asked, lead, encoding, answered)
+        for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True)
+    ]
+
+
+def _prompt(
+    template: str, sample: Sample, asked: Question, lead: tuple[int, ...], encoding: Encoding, answered: Encoding
+) -> Prompt:
+    """Put a prompt together from the tokens of its text and those of its text with the answer.
+
+    One character may be split over several tokens (byte-level BPE), and a token may hold the space before a word.
+    """
+    mention = _last_mention(template, sample.subject, asked.text[: asked.end], asked.start)
+    spans = enumerate(encoding[1], len(lead))
+    tokens = [i for i, (start, end) in spans if start < mention[1] and end > mention[0]]
+    if not tokens:
+        subject = asked.text[slice(*mention)]
+        raise LREError(f"the tokenizer leaves nothing of the subject {subject!r} in {asked.text!r}")
+    ids, length = answered[0], len(encoding[0])
+    if len(ids) == length or ids[:length] != encoding[0]:
+        # The prompt's last word and the object's first are joined: the first token that reaches into the object counts.
+        begin = asked.object_start + len(sample.object) - len(sample.object.lstrip())
+        length = next((i for i, (_, end) in enumerate(answered[1]) if end > begin), len(ids))
+    if length == len(ids):
+        raise LREError(f"the tokenizer leaves nothing of the object {sample.object!r} after {asked.text!r}")
+    return Prompt(
+        text=asked.text,
+        subject=sample.subject,
+        object=sample.object,
+        input_ids=(*lead, *encoding[0]),
+        subject_span=(tokens[0], tokens[-1] + 1),
+        object_tokens=tuple(ids[length:]),
+        subject_chars=mention,
+    )
+
+
+def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
+    """Find the characters of the subject's last mention in a prompt.
+
+    That is the template's slot in the last line, which starts at character `line`, or a later mention as whole words
+    in the template's own text ("cat" is not mentioned in "category"). White space around the subject is not part of a
+    mention: a position on it would say nothing about the subject.
+    """
+    name = subject.strip() or subject
+    start = line + template.index(SLOT) + subject.index(name)
+    mention = (start, start + len(name))
+    if name not in text[mention[1] :]:  # nearly always: compiling a pattern takes longer than everything else
+        return mention
+    later = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, mention[1])
+    return max([mention, *(match.span() for match in later)])
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
-    """The tokens of a free text, with the one token in front that every prompt starts with.
+    """Return the tokens of a free text after the start token.
 
     Raises:
         LREError: The tokenizer leaves nothing of the text.
@@ -194,62 +244,58 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, .
 
 
 def first_token_coverage(
-    relation: Relation, tokenizer: "PreTrainedTokenizerBase", form: Prompts = LINES
+    relation: Relation, tokenizer: "PreTrainedTokenizerBase", options: Prompts = LINES
 ) -> FirstTokenCoverage:
-    """Count the first tokens of a relation's objects.
+    """Count the first tokens of a relation's distinct objects, each in a prompt without context.
 
     Args:
-        relation: The relation; each distinct object is asked for in a prompt without context.
+        relation: The relation.
         tokenizer: A fast Hugging Face tokenizer.
-        form: How the prompts are made.
-
-    Returns:
-        The number of distinct objects and of their distinct first tokens (paper: table "first_token_filter"), and
-        which objects share one.
+        options: As in `make_prompts`.
     """
     by_object = {sample.object: sample for sample in reversed(relation.samples)}
     by_token: dict[int, list[str]] = defaultdict(list)
-    for prompt in make_prompts(tokenizer, relation.template, [by_object[o] for o in relation.objects], (), form):
+    samples = [by_object[object_] for object_ in relation.objects]
+    for prompt in make_prompts(tokenizer, relation.template, samples, (), options):
         by_token[prompt.object_token].append(prompt.object)
     collisions = tuple(tuple(objects) for objects in by_token.values() if len(objects) > 1)
     return FirstTokenCoverage(relation.name, len(by_object), len(by_token), collisions)
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Check that a tokenizer can say which characters each token stands for.
+    """Check that a tokenizer can tell which characters each token stands for.
 
     Raises:
         LREError: It is a slow tokenizer.
     """
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__
-        raise LREError(f"{name} can't say where a token is in a text: use the fast tokenizer (tokenizer.json)")
+        raise LREError(f"{name} cannot tell where a token is in a text: use the fast tokenizer (tokenizer.json)")
 
 
 def start_token(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return the one token that every prompt starts with.
+    """Return the token that every prompt starts with.
 
-    It is the tokenizer's BOS token, else what it puts in front of a text itself, else its EOS token (Qwen).
+    It is the tokenizer's BOS token, else the token that it puts in front of a text itself, else its EOS token (Qwen).
 
     Raises:
         LREError: It has none of these.
     """
     if tokenizer.bos_token_id is not None:
-        return _token_id(tokenizer.bos_token_id)
-    plain = _ids(tokenizer("a", add_special_tokens=False))
-    whole = _ids(tokenizer("a", add_special_tokens=True))
+        return cast(int, tokenizer.bos_token_id)
+    plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    whole = list(tokenizer("a", add_special_tokens=True)["input_ids"])
     if whole[: len(plain)] != plain:
-        return whole[0]
+        return int(whole[0])
     if tokenizer.eos_token_id is None:
-        raise LREError(
-            f"the tokenizer {tokenizer.name_or_path!r} has neither a BOS nor an EOS token to start prompts with"
-        )
-    return _token_id(tokenizer.eos_token_id)
+        name = tokenizer.name_or_path
+        raise LREError(f"the tokenizer {name!r} has neither a BOS nor an EOS token to start prompts with")
+    return cast(int, tokenizer.eos_token_id)
 
 
 def pad_token(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the token to pad with: the tokenizer's own, else the start token (it is never attended to)."""
-    return start_token(tokenizer) if tokenizer.pad_token_id is None else _token_id(tokenizer.pad_token_id)
+    return start_token(tokenizer) if tokenizer.pad_token_id is None else cast(int, tokenizer.pad_token_id)
 
 
 def load_tokenizer(
@@ -260,10 +306,10 @@ def load_tokenizer(
     Args:
         name_or_path: A model's name on the Hub, its folder, or ``"demo"`` for the bundled model.
         revision: Branch, tag or commit on the Hub.
-        trust_remote_code: Whether to run Python code that the model's repository brings along.
+        trust_remote_code: Whether to run Python code from the model's repository.
 
     Raises:
-        LREError: It can't be loaded, or isn't a fast tokenizer.
+        LREError: It cannot be loaded, or is not a fast tokenizer.
     """
     path = locate(name_or_path)
     from transformers import AutoTokenizer
@@ -275,92 +321,10 @@ def load_tokenizer(
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
         where = "the folder" if os.path.isdir(path) else "no such folder here, and from the Hub"
-        raise LREError(f"can't load the tokenizer {name_or_path!r} ({where}): {reason}") from error
+        raise LREError(f"cannot load the tokenizer {name_or_path!r} ({where}): {reason}") from error
     check_tokenizer(tokenizer)
     if len(tokenizer) < 2:
         raise LREError(
-            f"can't load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)"
+            f"cannot load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)"
         )
     return cast("PreTrainedTokenizerBase", tokenizer)
-
-
-def _token_id(value: Any) -> int:
-    return int(value[0] if isinstance(value, list) else value)
-
-
-def _ids(encoding: Any) -> list[int]:
-    return list(encoding["input_ids"])
-
-
-def _in_pairs(encodings: list[Encoding]) -> "zip[tuple[Encoding, Encoding]]":
-    """The encodings of a prompt, and of the same with its object."""
-    return zip(encodings[::2], encodings[1::2], strict=True)
-
-
-def _prompt(
-    lead: tuple[int, ...], text: str, sample: Sample, mention: Span, asked: Encoding, answered: Encoding, first: int
-) -> Prompt:
-    """Put a prompt together.
-
-    Args:
-        lead: What is in front of the text's tokens.
-        text: The prompt's text.
-        sample: The fact that is asked for.
-        mention: The characters of the subject's last mention.
-        asked: The tokens of the text.
-        answered: Those of the text and the object.
-        first: The character after `text` at which the object begins, with white space of its own.
-    """
-    return Prompt(
-        text=text,
-        subject=sample.subject,
-        object=sample.object,
-        input_ids=(*lead, *asked[0]),
-        subject_span=_subject_span(asked, text, mention, len(lead)),
-        object_tokens=_object_tokens(asked, answered, text, sample.object, first),
-        subject_chars=mention,
-    )
-
-
-def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
-    """Find the characters of the subject's last mention in the prompt.
-
-    That is the template's slot in the last line, which starts at character `line`, or a later mention as whole
-    words in the template's own text ("cat" isn't mentioned in "category"). White space around the subject isn't
-    part of a mention: a position on it would say nothing about the subject.
-    """
-    name = subject.strip() or subject
-    start = line + template.index(SLOT) + subject.index(name)
-    mention = (start, start + len(name))
-    if name not in text[mention[1] :]:  # as nearly always: making a pattern takes longer than all else
-        return mention
-    later = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, mention[1])
-    return max([mention, *(match.span() for match in later)])
-
-
-def _subject_span(encoding: Encoding, text: str, mention: Span, lead: int) -> Span:
-    """Find the tokens that share a character with a mention, counting those in front.
-
-    One character may be split over several tokens (byte-level BPE), and a token may hold the space before a word.
-    """
-    tokens = [i for i, (start, end) in enumerate(encoding[1], lead) if start < mention[1] and end > mention[0]]
-    if not tokens:
-        raise LREError(f"the tokenizer leaves nothing of the subject {text[slice(*mention)]!r} in {text!r}")
-    return tokens[0], tokens[-1] + 1
-
-
-def _object_tokens(asked: Encoding, answered: Encoding, text: str, answer: str, first: int) -> tuple[int, ...]:
-    """Return the object's tokens, the first of which the model has to predict after the prompt.
-
-    Where the last word of the prompt and the object's first don't tokenize apart, they begin with the first token that
-    reaches the object's first character.
-    """
-    ids, offsets = answered
-    length = len(asked[0])
-    if len(ids) > length and ids[:length] == asked[0]:
-        return tuple(ids[length:])
-    first += len(answer) - len(answer.lstrip())
-    for i, (_, end) in enumerate(offsets):
-        if end > first:
-            return tuple(ids[i:])
-    raise LREError(f"the tokenizer leaves nothing of the object {answer!r} after {text!r}")

@@ -1,12 +1,13 @@
-"""Text in tokens, and texts that begin alike without tokenizing twice what they share.
+"""Text to tokens, and texts with the same beginning, which is tokenized only once.
 
-A tokenizer is not concatenative: what follows a text may change its last tokens, and a text's first tokens are made in
-other ways than those within. Both reach only so far, though, and tokenizers say where: they split a text into pieces
-(words, roughly) and tokenize each on its own.
+A tokenizer is not concatenative: what follows a text may change its last tokens, and the first tokens of a text are
+made differently from those within it. Both effects are local, though, and tokenizers say where: they split a text into
+pieces (roughly words) and tokenize each piece on its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import eq
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -21,67 +22,65 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 Encoding = tuple[list[int], list[Span]]
-"""Token ids, and the first character and one past the last in the whole text of what each stands for."""
+"""Token ids, and for each the first character and one past the last character that it stands for."""
 
 FLANK = 3  # pieces on either side of a seam that must be the same in all tokenizations
-FEWEST = 4  # tails below which a seam costs more than it saves
-SPACES = "▁Ġ"  # what tokenizers write for a space
+FEWEST = 4  # with fewer tails a seam costs more than it saves
+SPACES = "▁Ġ"  # how tokenizers write a space
 
-_vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str | None, str]]" = WeakKeyDictionary()
+_vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, str]" = WeakKeyDictionary()
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool = False) -> list[Encoding]:
-    """Tokenize texts whole, with nothing added.
+    """Tokenize whole texts, with nothing added.
 
-    What is written like a control token, such as ``</s>``, is text like any other, unless `controls` is set. A space
-    that the tokenizer puts in front stands for no character, and each byte for one, where tokenizers say otherwise.
+    Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Where
+    tokenizers say otherwise, a space that they put in front stands for no character, and a byte for one.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
         texts: The texts.
-        controls: Whether what is written like a control token is one, as in a conversation.
+        controls: Whether text that looks like a control token is one, as in a conversation.
 
     Returns:
-        Token ids and character offsets of each text. They are values: texts that are alike may share them.
+        Token ids and character offsets of each text. Equal texts may share them.
 
     Raises:
-        LREError: The tokenizer makes a control token of a text nevertheless.
+        LREError: The tokenizer makes a control token of text nevertheless.
     """
-    return _finished(tokenizer, texts, map(_plain, _tokenize(tokenizer, texts, controls)), controls)
+    return _corrected(tokenizer, texts, [(e.ids, e.offsets) for e in _tokenize(tokenizer, texts, controls)], controls)
 
 
 def encode_after(
     tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequence[str], controls: bool = False
 ) -> list[Encoding]:
-    """Tokenize texts that all begin with the same head, which is tokenized once.
+    """Tokenize texts that all begin with the same head, which is tokenized only once.
 
-    Each tail is tokenized after the head's last words only, and what comes before is taken from the head's own
-    tokens, up to a seam: a place where the tokenizer splits pieces, with the same `FLANK` pieces, token for token and
-    character for character, on both sides of it in the head, in the head's last words alone, and in these before the
-    tail. Where a tokenizer makes one piece of everything (Llama 2, Gemma), seams are where two characters meet
-    that no token of its BPE vocabulary holds next to each other. A tail without a seam is tokenized after the whole
-    head, and so are a few tails, which is cheaper.
+    Each tail is tokenized after the head's last words only. The tokens before come from the head's own tokens, up to a
+    seam: a place where the tokenizer splits pieces, with the same `FLANK` pieces on both sides, token for token and
+    character for character, in the head, in the head's last words alone, and in these before the tail. Where a
+    tokenizer makes one piece of everything (Llama 2, Gemma), a seam is between two characters that no token of its BPE
+    vocabulary holds next to each other. A tail without a seam is tokenized after the whole head, and so are a few
+    tails, for which this is cheaper.
 
-    So the result is that of tokenizing the whole for every tokenizer in which the text farther than `FLANK` pieces
-    from a place changes neither whether nor how it is split there, unless the same change shows in the pieces between.
-    The normalizers and pre-tokenizers of the library ``tokenizers`` are such (theirs look at runs of like characters
-    and the next one), given patterns that are; a pattern that looks for something far ahead is not. Between two
-    seams nothing is assumed: a model (BPE, Unigram, WordPiece) sees one piece at a time.
+    The result is that of tokenizing everything for each tokenizer whose splits depend on at most `FLANK` pieces around
+    a place, unless a farther change shows in these pieces too. This holds for the normalizers and pre-tokenizers of the
+    library ``tokenizers``, except for patterns that look far ahead. Nothing is assumed between two seams: a model (BPE,
+    Unigram, WordPiece) sees one piece at a time.
 
-    Nothing of the head is kept for the next call, so that a tokenizer may be changed in between: give all tails, or a
-    batch of them, in one call.
+    Nothing of the head is kept for the next call: give all tails in one call.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
-        head: What all texts begin with, such as a context of several lines.
-        tails: What follows in each text; the same tail is tokenized once.
+        head: The common beginning, such as a context of several lines.
+        tails: The rest of each text; equal tails are tokenized once.
         controls: As in `encode`.
 
     Returns:
-        What `encode` gives for ``head + tail``, for each tail.
+        The result of `encode` for ``head + tail``, for each tail.
 
     Raises:
-        LREError: As `encode`.
+        LREError: As in `encode`.
     """
     distinct = list(dict.fromkeys(tails))
     seam = _find_seam(tokenizer, head, controls) if len(distinct) >= FEWEST else None
@@ -91,10 +90,11 @@ def encode_after(
         joined = zip(distinct, map(seam.join, windows), strict=True)
         found = {tail: encoding for tail, encoding in joined if encoding is not None}
     rest = [tail for tail in distinct if tail not in found]
-    found |= zip(rest, map(_plain, _tokenize(tokenizer, [head + tail for tail in rest], controls)), strict=True)
+    whole = _tokenize(tokenizer, [head + tail for tail in rest], controls)
+    found |= {tail: (encoded.ids, encoded.offsets) for tail, encoded in zip(rest, whole, strict=True)}
     texts = [head + tail for tail in distinct]
-    finished = _finished(tokenizer, texts, [found[tail] for tail in distinct], controls)
-    encodings = dict(zip(distinct, finished, strict=True))
+    corrected = _corrected(tokenizer, texts, [found[tail] for tail in distinct], controls)
+    encodings = dict(zip(distinct, corrected, strict=True))
     return [encodings[tail] for tail in tails]
 
 
@@ -117,7 +117,7 @@ class _Seam:
     known: tuple[list[int], list[Span], list[int | None]]
 
     def join(self, window: "Encoded") -> Encoding | None:
-        """Join the head's tokens and those of the window before a tail; None if the tail changes what is known."""
+        """Join the head's tokens and those of the window before a tail; None if the tail changes the known ones."""
         ids, offsets, pieces = window.ids, window.offsets, window.word_ids
         end = len(self.known[0])
         if (ids[:end], offsets[:end], pieces[:end]) != self.known:
@@ -130,7 +130,7 @@ def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str, controls: bool) 
     """Find a seam in the second half of a head."""
     (whole,) = _tokenize(tokenizer, [head], controls)
     seams = _possible_seams(tokenizer, whole)
-    # The window: two flanks and, at either end, two pieces that may come out in another way there.
+    # The window: two flanks and, at either end, two pieces that may be different there.
     if len(seams) < 2 * FLANK + 5:
         return None
     offsets = whole.offsets
@@ -139,7 +139,8 @@ def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str, controls: bool) 
     if shift < len(head) / 2 or len(head) - shift <= longest_added:
         return None
     (window,) = _tokenize(tokenizer, [head[shift:]], controls)
-    first = len(whole) - _agreed(whole, window, shift)
+    both = zip(_backwards(whole, 0), _backwards(window, shift), strict=False)
+    first = len(whole) - sum(1 for _ in takewhile(lambda tokens: tokens[0] == tokens[1], both))
     agreed = [token for token in seams if token > first][:-2]
     if len(agreed) <= 2 * FLANK:
         return None
@@ -162,37 +163,18 @@ def _possible_seams(tokenizer: "PreTrainedTokenizerBase", encoded: "Encoded") ->
     model = tokenizer.backend_tokenizer.model
     if not isinstance(model, BPE) or model.ignore_merges or model.dropout or model.continuing_subword_prefix:
         return []
-    # What a merge makes is a token that holds the last character of the one beside the first of the other.
-    vocabulary, texts = _vocabulary(tokenizer), encoded.tokens
+    # A merge makes a token that holds the last character of one token beside the first character of the next.
+    if tokenizer not in _vocabularies:
+        _vocabularies[tokenizer] = "\0".join(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False))
+    vocabulary, texts = _vocabularies[tokenizer], encoded.tokens
     return [token for token in tokens if texts[token - 1][-1:] + texts[token][:1] not in vocabulary]
 
 
-def _agreed(whole: "Encoded", window: "Encoded", shift: int) -> int:
-    """Count the tokens at a head's end whose ids, characters and pieces are those at the end of its window."""
-    count = 0
-    for token, other in zip(_backwards(whole, 0), _backwards(window, shift), strict=False):
-        if token != other:
-            break
-        count += 1
-    return count
-
-
 def _backwards(encoded: "Encoded", shift: int) -> Iterator[tuple[int, int, int, int]]:
-    """The tokens from last to first: id, characters in the head, and how many pieces before the last."""
+    """Yield the tokens from last to first: id, characters in the head, and how many pieces before the last."""
     pieces = [-1 if piece is None else piece for piece in encoded.word_ids]
     for id_, (start, stop), piece in zip(encoded.ids[::-1], encoded.offsets[::-1], pieces[::-1], strict=True):
         yield id_, start + shift, stop + shift, pieces[-1] - piece
-
-
-def _vocabulary(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """All tokens of a tokenizer's model in one text, kept for the next time."""
-    backend = tokenizer.backend_tokenizer
-    size = backend.get_vocab_size(with_added_tokens=False)
-    model = size, backend.id_to_token(size - 1)  # a tokenizer's model may be replaced
-    known = _vocabularies.get(tokenizer)
-    if known is None or known[:2] != model:
-        known = _vocabularies[tokenizer] = (*model, "\0".join(backend.get_vocab(with_added_tokens=False)))
-    return known[2]
 
 
 def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool) -> "list[Encoded]":
@@ -209,51 +191,38 @@ def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], contro
     return list(batch.encodings or [])
 
 
-def _plain(encoded: "Encoded") -> Encoding:
-    return encoded.ids, encoded.offsets
-
-
-def _finished(
+def _corrected(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding], controls: bool
 ) -> list[Encoding]:
-    """Refuse control tokens where there should be none, and mend the characters."""
+    """Refuse control tokens where there should be none, and correct the characters of bytes and of a space in front."""
     refused = set() if controls else set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    finished = list(encodings)
-    for ids, _ in finished:
-        if not refused.isdisjoint(ids):
-            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in refused))
-            raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
-    return _mended(tokenizer, texts, finished)
-
-
-def _mended(
-    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding]
-) -> list[Encoding]:
-    """Mend what tokenizers say of the characters of two kinds of tokens: bytes, and a space that they put in front."""
     spaces = {tokenizer.convert_tokens_to_ids(space) for space in SPACES} - {tokenizer.unk_token_id}
     unigram = isinstance(tokenizer.backend_tokenizer.model, Unigram)
     found = []
     for text, (ids, spans) in zip(texts, encodings, strict=True):
-        mended = _bytes_apart(tokenizer, ids, spans, text) if unigram else spans
-        # A space that the tokenizer has put in front is given the first character, which isn't in it.
+        if not refused.isdisjoint(ids):
+            token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in refused))
+            raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
+        corrected = _split_bytes(tokenizer, ids, spans, text) if unigram else spans
+        # A space that the tokenizer has put in front is given the first character, which it does not stand for.
         if ids and ids[0] in spaces and not text[:1].isspace() and text[:1] not in SPACES:
-            mended = [(0, 0), *mended[1:]]
-        found.append((ids, mended))
+            corrected = [(0, 0), *corrected[1:]]
+        found.append((ids, corrected))
     return found
 
 
-def _bytes_apart(tokenizer: "PreTrainedTokenizerBase", ids: list[int], spans: list[Span], text: str) -> list[Span]:
-    """Give each byte its own character: Unigram models give it all the unknown characters that it is among."""
+def _split_bytes(tokenizer: "PreTrainedTokenizerBase", ids: list[int], spans: list[Span], text: str) -> list[Span]:
+    """Give each byte its own character: Unigram models give it all unknown characters around it."""
     if not any(map(eq, spans, spans[1:])):
         return spans
     tokens = tokenizer.convert_ids_to_tokens(ids)
-    apart = list(spans)
+    split = list(spans)
     i = 0
     while i < len(ids):
         start, stop = spans[i]
         characters = range(start, stop) if stop - start > 1 and tokens[i].startswith("<0x") else ()
         bytes_ = [(f"<0x{byte:02X}>", (at, at + 1)) for at in characters for byte in text[at].encode()]
         if bytes_ and tokens[i : i + len(bytes_)] == [token for token, _ in bytes_]:
-            apart[i : i + len(bytes_)] = [span for _, span in bytes_]
+            split[i : i + len(bytes_)] = [span for _, span in bytes_]
         i += max(len(bytes_), 1)
-    return apart
+    return split

@@ -1,8 +1,8 @@
-"""Trials: which samples of a relation are the training examples, drawn the same way for ever.
+"""Trials: reproducible draws of training samples.
 
-The paper draws n training samples at random and repeats that over trials (Hernandez et al., ICLR 2024, section
-4). Here the draw is a hash of the samples themselves, so it depends neither on the order of the file, nor on the
-number of devices, nor on any library's random numbers.
+The paper draws n training samples at random and repeats this over trials (Hernandez et al., ICLR 2024, section 4).
+Here a draw is a hash of the samples themselves, so it depends neither on the order of the file, nor on the number of
+devices, nor on any library's random number generator.
 """
 
 import difflib
@@ -29,8 +29,8 @@ class Trial:
         relation: The relation.
         number: The number of the trial, from 0.
         train: The training samples, in draw order; no two have the same subject.
-        test: All samples whose subject is not a training sample's, in the file's order.
-        templates: The templates that each sample is asked for with; the relation's first one if empty.
+        test: All samples whose subject is not that of a training sample, in the file's order.
+        templates: The templates to ask for each sample with; the relation's first one if empty.
 
     >>> samples = tuple(Sample(letter, letter.upper()) for letter in "abcd")
     >>> upper = Relation("upper", "toy", ("{} is",), (), "letter", "letter", False, samples)
@@ -52,12 +52,12 @@ class Trial:
 
     @property
     def train_asked(self) -> tuple[Sample, ...]:
-        """The sample of each training prompt: every sample once with each template, one sample after another."""
+        """The sample of each training prompt: one sample after another, each once with each template."""
         return tuple(sample for sample in self.train for _ in self.asked_with)
 
     @property
     def test_asked(self) -> tuple[Sample, ...]:
-        """The sample of each test prompt: every sample once with each template, one sample after another."""
+        """The sample of each test prompt: one sample after another, each once with each template."""
         return tuple(sample for sample in self.test for _ in self.asked_with)
 
 
@@ -73,28 +73,44 @@ def draw(
     """Draw the training samples of one trial.
 
     The samples are ordered by the SHA-256 digest of seed, relation name, trial, subject and object; the first
-    `n_shot` with distinct subjects are for training. Balanced, the objects take turns in the order in which they come
-    first there, each with its next subject.
+    `n_shot` with distinct subjects are for training. In a balanced draw the objects, in the order in which they come
+    first there, take turns, each with its next subject.
 
     Args:
         relation: The relation to draw from.
-        n_shot: Number of training samples, at least 1. With 1 the only example has an empty context.
-        trial: Number of the trial, at least 0.
+        n_shot: The number of training samples, at least 1. With 1 the only example has an empty context.
+        trial: The number of the trial, at least 0.
         seed: At least 0.
         sampling: ``"random"`` or ``"balanced"``.
-        train: The training samples in their order, where they are not to be drawn: `n_shot` subjects, or pairs of
-            subject and object. Of samples of one name, the one that is written just so is meant.
-        templates: The templates that each sample is to be asked for with; the relation's first one if empty.
+        train: The training samples in their order, instead of drawing them: `n_shot` subjects, or [subject, object].
+            Of subjects that differ in their form only, the one written exactly like this is used.
+        templates: The templates to ask for each sample with; the relation's first one if empty.
 
     Raises:
-        LREError: A number is out of range, fewer than ``n_shot + 1`` subjects are there to draw from, or the relation
-            has no such training sample.
+        LREError: A number is out of range, the relation has fewer than ``n_shot + 1`` subjects, or it does not have a
+            sample of `train`.
     """
     check_number("n_shot", n_shot, 1)
     check_number("trial", trial, 0)
     check_number("seed", seed, 0)
     check_choice("sampling", sampling, get_args(Sampling))
-    drawn = _drawn(relation, n_shot, trial, seed, sampling) if train is None else _named(relation, train, n_shot)
+    if train is None:
+
+        def digest(sample: Sample) -> bytes:
+            return sha256([seed, relation.name, trial, sample.subject, sample.object]).digest()
+
+        by_subject: dict[str, Sample] = {}
+        for sample in sorted(relation.samples, key=digest):
+            by_subject.setdefault(sample.name, sample)
+        order = list(by_subject.values())
+        if sampling == "balanced":
+            by_object: dict[str, list[Sample]] = defaultdict(list)
+            for sample in order:
+                by_object[sample.object].append(sample)
+            order = [sample for sample in chain(*zip_longest(*by_object.values())) if sample is not None]
+        drawn = tuple(order[:n_shot])
+    else:
+        drawn = _named(relation, train, n_shot)
     subjects = {sample.name for sample in drawn}
     test = tuple(sample for sample in relation.samples if sample.name not in subjects)
     if len(drawn) < n_shot or not test:
@@ -107,68 +123,53 @@ def draw(
 
 
 def train_prompts(
-    draw: Trial,
+    trial: Trial,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,
-    form: Prompts = LINES,
+    options: Prompts = LINES,
 ) -> list[Prompt]:
-    """Make the leave-one-out prompts: each training sample under the context of the others, in draw order.
+    """Make the leave-one-out prompts: each training sample in the context of the others, in draw order.
 
     Args:
-        draw: The trial.
+        trial: The trial.
         tokenizer: The tokenizer.
-        chosen: Which prompts, by their places in `Trial.train_asked`; all if None.
-        form: How the prompts are made.
+        chosen: The indices of the prompts in `Trial.train_asked`; all if None.
+        options: The form of the prompts.
     """
-    templates, prompts = draw.asked_with, []
-    for place in range(len(draw.train_asked)) if chosen is None else chosen:
-        i, template = place // len(templates), templates[place % len(templates)]
-        prompts += make_prompts(tokenizer, template, [draw.train[i]], draw.train[:i] + draw.train[i + 1 :], form)
+    templates, prompts = trial.asked_with, []
+    for index in range(len(trial.train_asked)) if chosen is None else chosen:
+        i, template = index // len(templates), templates[index % len(templates)]
+        context = trial.train[:i] + trial.train[i + 1 :]
+        prompts += make_prompts(tokenizer, template, [trial.train[i]], context, options)
     return prompts
 
 
 def test_prompts(
-    draw: Trial,
+    trial: Trial,
     tokenizer: "PreTrainedTokenizerBase",
     chosen: Sequence[int] | None = None,  # noqa: PT028
-    form: Prompts = LINES,  # noqa: PT028
+    options: Prompts = LINES,  # noqa: PT028
 ) -> list[Prompt]:
-    """Make the prompt of each test sample under the context of all n training samples.
+    """Make the prompt of each test sample in the context of all n training samples.
 
     Args:
-        draw: The trial.
+        trial: The trial.
         tokenizer: The tokenizer.
-        chosen: Which prompts, by their places in `Trial.test_asked`; all if None.
-        form: How the prompts are made.
+        chosen: The indices of the prompts in `Trial.test_asked`; all if None.
+        options: The form of the prompts.
     """
-    templates = draw.asked_with
-    places = range(len(draw.test_asked)) if chosen is None else chosen
-    by_template: dict[int, list[int]] = defaultdict(list)
-    for place in places:
-        by_template[place % len(templates)].append(place)
+    templates = trial.asked_with
     made: dict[int, Prompt] = {}
-    for which, asked in by_template.items():
-        samples = [draw.test[place // len(templates)] for place in asked]
-        made.update(zip(asked, make_prompts(tokenizer, templates[which], samples, draw.train, form), strict=True))
-    return [made[place] for place in places]
-
-
-def _drawn(relation: Relation, n_shot: int, trial: int, seed: int, sampling: Sampling) -> tuple[Sample, ...]:
-    ordered = sorted(relation.samples, key=lambda sample: _digest(seed, relation.name, trial, sample))
-    by_subject: dict[str, Sample] = {}
-    for sample in ordered:
-        by_subject.setdefault(sample.name, sample)
-    if sampling == "random":
-        return tuple(by_subject.values())[:n_shot]
-    by_object: dict[str, list[Sample]] = defaultdict(list)
-    for sample in by_subject.values():
-        by_object[sample.object].append(sample)
-    turns = chain.from_iterable(zip_longest(*by_object.values()))
-    return tuple(sample for sample in turns if sample is not None)[:n_shot]
+    indices = range(len(trial.test_asked)) if chosen is None else chosen
+    for i, template in enumerate(templates):
+        asked = [index for index in indices if index % len(templates) == i]
+        samples = [trial.test[index // len(templates)] for index in asked]
+        made |= zip(asked, make_prompts(tokenizer, template, samples, trial.train, options), strict=True)
+    return [made[index] for index in indices]
 
 
 def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tuple[Sample, ...]:
-    """The training samples that are asked for."""
+    """Return the training samples of some subjects."""
     if isinstance(wanted, str) or not isinstance(wanted, Sequence):
         raise LREError(f"the training samples of {relation.name!r} must be a list, got {wanted!r}")
     if len(wanted) != n_shot:
@@ -178,21 +179,19 @@ def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tu
     by_name: dict[str, list[Sample]] = defaultdict(list)
     for sample in relation.samples:
         by_name[sample.name].append(sample)
-    found = [_one(relation, item, by_name) for item in wanted]
-    names = [sample.name for sample in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise LREError(f"the training samples of {relation.name!r} have the subject {name!r} twice")
-    return tuple(found)
+    found = {sample.name: sample for sample in (_find(relation, item, by_name) for item in wanted)}
+    if len(found) < len(wanted):
+        raise LREError(f"the training samples of {relation.name!r} have a subject twice: {list(wanted)}")
+    return tuple(found.values())
 
 
-def _one(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sample]]) -> Sample:
-    """The sample of a subject, or of a subject and an object; one that is written just so, if there is."""
-    pair = (wanted,) if isinstance(wanted, str) else wanted
-    if not isinstance(pair, Sequence) or len(pair) not in (1, 2) or not all(isinstance(part, str) for part in pair):
+def _find(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sample]]) -> Sample:
+    """Return the sample of a subject, or of a subject and an object; one that is written exactly like this first."""
+    parts = (wanted,) if isinstance(wanted, str) else wanted
+    if not isinstance(parts, Sequence) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
         raise LREError(f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]")
-    asked = Sample(pair[0], pair[-1])
-    alike = [s for s in by_name.get(asked.name, []) if len(pair) == 1 or s.object == asked.object]
+    asked = Sample(parts[0], parts[-1])
+    alike = [s for s in by_name.get(asked.name, []) if len(parts) == 1 or s.object == asked.object]
     found = [sample for sample in alike if sample.subject == asked.subject] or alike
     if not found:
         nearest = difflib.get_close_matches(asked.name, by_name, 1)
@@ -201,11 +200,7 @@ def _one(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sam
     objects = list(dict.fromkeys(sample.object for sample in found))
     if len(objects) > 1:
         raise LREError(
-            f"{pair[0]!r} has several objects in the relation {relation.name!r}, such as {objects[0]!r} and "
+            f"{parts[0]!r} has several objects in the relation {relation.name!r}, such as {objects[0]!r} and "
             f"{objects[1]!r}: give the training sample as [subject, object]"
         )
     return found[0]
-
-
-def _digest(seed: int, relation: str, trial: int, sample: Sample) -> bytes:
-    return sha256([seed, relation, trial, sample.subject, sample.object]).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -10,6 +11,7 @@ from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.options import option
 from lre_lightning.relations.quality import repair
 from lre_lightning.relations.relation import FunctionType, Relation, Sample, sha256
+from lre_lightning.relations.sources import is_path
 
 SIZES = ("min_size", "max_size", "min_range_size", "max_range_size")
 
@@ -122,6 +124,17 @@ def cap(relation: Relation, most: int, seed: int) -> Relation:
 
     chosen = set(sorted(range(len(relation.samples)), key=lambda i: (key(relation.samples[i]), i))[:most])
     return replace(relation, samples=tuple(s for i, s in enumerate(relation.samples) if i in chosen))
+
+
+def plain_names(relations: str | list[str] | None) -> list[str] | None:
+    """Return the names of relations as a list of strings in which paths are absolute."""
+    if relations is None:
+        return None
+    names = [relations] if isinstance(relations, str) else relations
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise LREError(f"relations must be None, a string or a list of strings, got {relations!r}")
+    paths = [os.path.expanduser(name) if is_path(name) else "" for name in names]
+    return [os.path.abspath(path) if os.path.exists(path) else name for name, path in zip(names, paths, strict=True)]
 
 
 def _several(wanted: str | Sequence[str] | None) -> Sequence[str]:

@@ -219,7 +219,7 @@ def test_a_trial_may_serve_nothing(make):
 def test_a_relation_with_one_object_is_refused(make):
     data = make(samples=[{"subject": subject, "object": "Rome"} for subject in COUNTRIES])
     for _ in range(2):
-        with pytest.raises(LREError, match=r"'capital' has the one object 'Rome', so nothing false .*exclude"):
+        with pytest.raises(LREError, match=r"'capital' has only the object 'Rome', so nothing false .*exclude"):
             data.setup()
 
 
@@ -256,7 +256,7 @@ def test_the_command_line_has_its_own_arguments_and_those_of_undistracted_data()
         ({"falsehood_separator": ""}, "falsehood_separator is ''"),
         ({"n_shot": 0}, "n_shot must be a whole number"),
         ({"chat": True}, "leave chat out"),
-        ({"template": "all", "source": "demo"}, "have one template, and template 'all' is several"),
+        ({"template": "all", "source": "demo"}, "need one template, and 'all' may be several"),
     ],
 )
 def test_invalid_arguments_are_refused(options, message):

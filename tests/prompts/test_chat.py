@@ -366,19 +366,19 @@ def test_a_chat_template_that_leaves_examples_out_is_refused():
 
 
 def test_a_chat_template_that_does_not_show_what_the_user_says_is_refused():
-    with pytest.raises(LREError, match="does not show what the user says"):
+    with pytest.raises(LREError, match="does not show the user's messages"):
         make_prompt(changed("Hello"), "{} is", Sample("Paris", "x"), (), CHAT)
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no\nsuch\nroles') }}", "{{ nothing.there }}", "{% if %}"])
 def test_what_a_chat_template_raises_is_told_in_one_line(template):
-    with pytest.raises(LREError, match="the chat template takes no such conversation: ") as caught:
+    with pytest.raises(LREError, match="the chat template does not accept such a conversation: ") as caught:
         make_prompt(changed(template), "{} is", Sample("Paris", "x"), (), CHAT)
     assert "\n" not in str(caught.value)
 
 
 def test_a_system_message_where_there_is_no_such_role_is_refused():
-    with pytest.raises(LREError, match="takes no such conversation: System role not supported"):
+    with pytest.raises(LREError, match="does not accept such a conversation: System role not supported"):
         make_prompt(make("gemma"), "{} is", Sample("Paris", "x"), (), Prompts(chat=True, system="Be brief."))
 
 

@@ -1,23 +1,18 @@
-"""Texts that begin alike: tokenized after their head, they are what they are tokenized whole, with any tokenizer.
+"""Texts with the same beginning have the same tokens after it as when they are tokenized whole, with any tokenizer.
 
-``LRE_EXAMPLES=n`` tries n new inputs for each kind of tokenizer, in place of a few that are the same in every run.
+``LRE_EXAMPLES=n`` tries n new inputs for each kind of tokenizer, instead of a few that are the same in every run.
 """
 
 import os
-import re
-import unicodedata
-from itertools import accumulate
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.prompts.prompt import Prompt, make_prompt
 from lre_lightning.prompts.tokenization import encode, encode_after
-from lre_lightning.relations.relation import Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 
 EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))
@@ -37,7 +32,7 @@ SEPARATOR = st.sampled_from(["\n", "\n", "\n\n", " ", ". ", "", "\t", " \n "])
 
 
 def tried(examples):
-    """Settings of a property that is tried on so many inputs."""
+    """Return the settings of a property that is tried on so many inputs."""
     return settings(
         max_examples=EXAMPLES or examples,
         derandomize=not EXAMPLES,
@@ -53,7 +48,7 @@ def context(template, separator, facts):
 
 @st.composite
 def heads_and_tails(draw):
-    """A context of lines, sometimes with something long in it or cut off, and what a last line may be."""
+    """Draw a context of lines, sometimes cut off or with something long in it, and possible last lines."""
     template, separator = draw(TEMPLATE), draw(SEPARATOR)
     facts = draw(st.lists(st.tuples(PHRASE, PHRASE), min_size=1, max_size=6))
     head = context(template, separator, facts * draw(st.integers(1, 3)))
@@ -68,7 +63,7 @@ def heads_and_tails(draw):
 
 
 def outcome(function, *inputs):
-    """What comes of a call: its result, or what it refuses."""
+    """Return the result of a call, or the message of its error."""
     try:
         return function(*inputs)
     except LREError as error:
@@ -76,9 +71,9 @@ def outcome(function, *inputs):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@tried(8)
+@tried(6)
 @given(texts=heads_and_tails())
-def test_what_is_tokenized_after_a_head_is_what_is_tokenized_whole(name, texts):
+def test_tokens_after_a_head_are_those_of_the_whole_text(name, texts):
     tokenizer = tokenizers.make(name)
     head, tails = texts
     whole = outcome(encode, tokenizer, [head + tail for tail in tails])
@@ -104,7 +99,7 @@ CITIES = ["Paris", "Rome", "Tokyo", "New York City", "São Paulo", "Москва
 HEAD = context("The capital city of {} is", "\n", [(f"the land {i}", city) for i, city in enumerate(CITIES)])
 ASKED = [f"The capital city of {land} is" for land in ("Italy", "Japan", "'s", "\u0301x", "  of", "日本", "the land 3")]
 TAILS = [*ASKED, *(f"{line} {city}" for line in ASKED for city in CITIES)]
-# Words run together in the first, and most of the second's pieces are longer than a word: no sure place to join at.
+# The first joins words, and most pieces of the second are longer than a word: there is no safe place to join at.
 TOKENIZED_WHOLE = ("sentencepiece, one piece of joined words", "added, one piece")
 
 
@@ -135,12 +130,6 @@ def test_nothing_to_tokenize():
         assert encode_after(tokenizer, head, tails) == encode(tokenizer, [head + tail for tail in tails])
 
 
-def change_model(tokenizer):
-    tokenizer.backend_tokenizer.model = tokenizers.make(
-        "sentencepiece, one piece of joined words"
-    ).backend_tokenizer.model
-
-
 def change_normalizer(tokenizer):
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
 
@@ -149,7 +138,6 @@ CHANGES = {
     "added words": lambda tokenizer: tokenizer.add_tokens(["capital", "land 3"]),
     "a long added text over the head's end": lambda tokenizer: tokenizer.add_tokens([HEAD[-200:] + ASKED[0][:7]]),
     "another normalizer": change_normalizer,
-    "another model": change_model,
 }
 
 
@@ -165,7 +153,7 @@ def test_a_tokenizer_that_is_changed_between_two_calls(make, change):
 
 
 def grouped_from_the_right():
-    """Digits in groups of three that the number's end decides, so that a tail changes all of a head of digits."""
+    """Group digits by three from the end of the number, so that a tail changes all of a head of digits."""
     vocabulary = {str(number): number for number in range(1000)} | {"<unk>": 1000}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
     pattern = Regex(r"\p{N}{1,3}?(?=(?:\p{N}{3})*(?!\p{N}))")
@@ -174,14 +162,14 @@ def grouped_from_the_right():
 
 
 def counted_from_the_start():
-    """Pieces of five characters, one of which is put in front of the text."""
+    """Make pieces of five characters, one of which is put in front of the text."""
     tokenizer = tokenizers.sentencepiece(legacy=True)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(5)
     return tokenizer
 
 
 @pytest.mark.parametrize("make", [grouped_from_the_right, counted_from_the_start])
-def test_pieces_that_a_far_place_decides(make):
+def test_splits_that_depend_on_a_far_place(make):
     tokenizer = make()
     for head in ("123456789" * 20, HEAD):
         tails = [*map(str, range(0, 100000, 4321)), *ASKED]
@@ -206,80 +194,3 @@ def test_bytes_of_unknown_characters_stand_for_one_each():
     ((ids, spans),) = encode(tokenizer, ["is ?Ж\u0301😀!"])
     assert tokenizer.convert_ids_to_tokens(ids)[2] == "<0x3F>"
     assert spans == [(0, 2), (2, 3), (3, 4), (4, 5), (4, 5), (5, 6), (5, 6), (6, 7), (7, 8)]
-
-
-def byte_alphabet():
-    """What byte-level tokenizers write for each byte: itself where it is printable, else the next free letter."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-ALPHABET = byte_alphabet()
-
-
-def bytes_of(tokenizer, id_):
-    """The bytes of the text that a token stands for, read off the token alone."""
-    token = tokenizer.convert_ids_to_tokens(id_)
-    if (
-        isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
-        and id_ not in tokenizer.added_tokens_decoder
-    ):
-        return bytes(ALPHABET[letter] for letter in token)
-    if re.fullmatch("<0x[0-9A-F]{2}>", token):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("▁", " ").encode()
-
-
-SUBJECT = st.one_of(PHRASE, st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)).filter(str.strip)
-
-
-@st.composite
-def questions(draw):
-    """A template, a question and examples."""
-    template, subject = draw(TEMPLATE), draw(SUBJECT)
-    examples = draw(st.lists(st.tuples(st.one_of(st.just(subject), PHRASE), PHRASE), max_size=3))
-    return template, Sample(subject, "an object"), [Sample(*example) for example in examples]
-
-
-@pytest.mark.parametrize("name", tokenizers.LOSSLESS)
-@tried(8)
-@given(question=questions())
-def test_the_subjects_tokens_are_those_that_hold_a_byte_of_it(name, question):
-    """A random subject in a random template is read off the bytes of its tokens, and none of them is one too many."""
-    tokenizer = tokenizers.make(name)
-    template, sample, examples = question
-    prompt = outcome(make_prompt, tokenizer, template, sample, examples)
-    assume(isinstance(prompt, Prompt))
-    # What these tokenizers don't tell apart: other forms of a character (NFC), and their own sign for a space.
-    assume(unicodedata.is_normalized("NFC", prompt.text) and "▁" not in prompt.text)
-    parts = [bytes_of(tokenizer, id_) for id_ in prompt.input_ids[1:]]
-    ends = list(accumulate(map(len, parts)))
-    text = prompt.text.encode()
-    dummy = ends[-1] - len(text)
-    assert b"".join(parts) == b" " * dummy + text
-    assert 0 <= dummy <= 1
-    first, last = (dummy + len(prompt.text[:at].encode()) for at in prompt.subject_chars)
-    assert prompt.text[slice(*prompt.subject_chars)] == sample.subject.strip()
-    assert prompt.subject_chars[1] > len(prompt.text) - len(template.replace("{}", sample.subject, 1))
-    holding = [i for i, end in enumerate(ends, 1) if end > first and end - len(parts[i - 1]) < last]
-    assert prompt.subject_span == (holding[0], holding[-1] + 1)
-
-
-@pytest.mark.parametrize("name", [*tokenizers.OTHERS, *tokenizers.CHANGING])
-@tried(8)
-@given(question=questions())
-def test_the_subjects_tokens_are_those_that_reach_into_it(name, question):
-    tokenizer = tokenizers.make(name)
-    template, sample, examples = question
-    prompt = outcome(make_prompt, tokenizer, template, sample, examples)
-    assume(isinstance(prompt, Prompt))
-    ((ids, spans),) = encode(tokenizer, [prompt.text])
-    assert prompt.input_ids[1:] == tuple(ids)
-    (first, last), (start, stop) = prompt.subject_chars, prompt.subject_span
-    assert prompt.text[first:last] == sample.subject.strip()
-    inside = spans[start - 1 : stop - 1]
-    for span in (inside[0], inside[-1]):
-        assert max(span[0], first) < min(span[1], last)
-    assert all(span[1] <= first for span in spans[: start - 1])
-    assert all(span[0] >= last for span in spans[stop - 1 :])
