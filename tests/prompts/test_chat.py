@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import tokenization
-from lre_lightning.prompts.chat import ChatPrompts
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import first_token_coverage, make_prompt, make_prompts, start_token
 from lre_lightning.relations.relation import Relation, Sample
@@ -403,7 +402,6 @@ def test_a_control_token_in_a_message_is_refused(name, where):
 
 
 def test_a_conversation_without_questions():
-    assert ChatPrompts(make("chatml"), [("Rome is", "Italy")]).encode([]) == []
     assert make_prompts(make("chatml"), "{} is", [], CONTEXT, CHAT) == []
 
 
