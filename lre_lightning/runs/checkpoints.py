@@ -128,8 +128,8 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
 
     Args:
         path: A checkpoint of `LREModule`.
-        explicit: Dotted names of options to leave out, such as ``"model.trust_remote_code"``: they let code run or say
-            where to write, so a checkpoint must not set them.
+        explicit: Dotted names of options to leave out, such as ``"model.loading.trust_remote_code"``: they let code run
+            or say where to write, so a checkpoint must not set them.
 
     Returns:
         The arguments under ``"model"`` and ``"data"``, without the explicit ones and without an attention
@@ -152,9 +152,9 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
             for section in sections:  # anything but an object could be text that the command line would parse
                 holder = mapping(holder.get(section) or {}, section)
             holder.pop(last, None)
+        loading = mapping(options["model"].get("loading") or {}, "loading")
     except LREError as error:
         raise LREError(f"checkpoint {str(path)!r} is invalid: {error}") from error
-    loading = options["model"].get("loading") or options["model"]
     if "/" in str(loading.get("attn_implementation")):
         del loading["attn_implementation"]
     return options
@@ -162,9 +162,11 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
 
 def _options(checkpoint: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = mapping(checkpoint.get(key, {}), key)
-    for name in found:
+    for name, value in found.items():
         if not name.isidentifier():
             raise LREError(f"{shown(name)} in {key} is not the name of an option")
+        if isinstance(value, dict) and "class_path" in value:  # which the command line would import
+            raise LREError(f"{name} in {key} names a class_path")
     check_plain(found, key)
     return found
 

@@ -15,9 +15,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lre_lightning.commands.resuming import explicit_options
 from lre_lightning.errors import LREError
 from lre_lightning.runs.checkpoints import read_checkpoint, read_hyperparameters
-from lre_lightning.training.module import EXPLICIT, LREModule
+from lre_lightning.training.module import LREModule
 from tests.helpers.hostile import (
     EXAMPLES,
     PLAIN,
@@ -84,10 +85,11 @@ def saved(data, path):
 @tried(100)
 def test_any_checkpoint_has_options_or_is_an_error(checkpoint, tmp_path, recipe):
     path = saved(changed(checkpoint, recipe, SPECIAL | TENSORS), tmp_path / "x.ckpt")
-    found = outcome(read_hyperparameters, path, EXPLICIT)
+    found = outcome(read_hyperparameters, path, explicit_options())
     if found:
-        assert len(json.dumps(found)) < 10**6
-        assert not {f"{section}.{name}" for section, options in found.items() for name in options} & {*EXPLICIT}
+        text = json.dumps(found)
+        assert len(text) < 10**6
+        assert not any(f'"{name}"' in text for name in ("trust_remote_code", "lre_dir", "offload_folder"))
 
 
 @given(spoil=SPOILS)
@@ -246,17 +248,27 @@ def test_a_checkpoint_can_neither_let_code_run_nor_say_where_to_write(launch, ch
     config |= {"auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}, "model_type": "evil"}
     (evil / "config.json").write_text(json.dumps(config))
     (evil / "code.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
-    paths = {"lre_dir": str(tmp_path / "elsewhere"), "attn_implementation": "a/kernel"}
-    hostile = with_options("hyper_parameters", trust_remote_code=True, **paths)(checkpoint)
-    assert run(launch, tmp_path, "fit", hostile).status == 0
-    assert LREModule.load_from_checkpoint(tmp_path / "x.ckpt").lre_dir is None
-    named = with_options("hyper_parameters", name_or_path=str(evil))(hostile)
+    loading = {"trust_remote_code": True, "attn_implementation": "a/kernel", "offload_folder": str(tmp_path / "disk")}
+    given_options = checkpoint["hyper_parameters"]
+    loading = given_options["loading"] | loading
+    fitting = given_options["fitting"] | {"lre_dir": str(tmp_path / "elsewhere")}
+    hostile = with_options("hyper_parameters", loading=loading, fitting=fitting)(checkpoint)
+    ended = run(launch, tmp_path, "fit", hostile)
+    assert ended.status == 0, ended.error
+    assert LREModule.load_from_checkpoint(tmp_path / "x.ckpt").fitting.lre_dir is None
     data = with_options("datamodule_hyper_parameters", loader={"trust_remote_code": True}, tokenizer=str(evil))
-    ended = run(launch, tmp_path, "validate", data(named))
-    assert ended.status == 2
-    assert "contains custom code" in ended.error, ended.error
-    with pytest.raises(LREError, match="contains custom code"):
-        LREModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    as_class = {"class_path": "lre_lightning.models.loading.Loading", "init_args": loading}
+    for form, message in (
+        (loading, "contains custom code"),
+        (json.dumps(loading), "loading must be an object"),
+        (as_class, "class_path"),
+    ):
+        named = with_options("hyper_parameters", name_or_path=str(evil), loading=form)(checkpoint)
+        ended = run(launch, tmp_path, "validate", data(named))
+        assert ended.status == 2
+        assert message in ended.error, ended.error
+        with pytest.raises((LREError, TypeError), match=message):
+            LREModule.load_from_checkpoint(tmp_path / "x.ckpt")
     assert {entry.name for entry in tmp_path.iterdir()} == {"evil", "run", "x.ckpt"}
 
 

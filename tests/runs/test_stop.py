@@ -17,10 +17,10 @@ from tests.helpers.launcher import CLI, TRIALS
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 STEP = "lre_lightning.training.module:LREModule.training_step"
-SCORING = "lre_lightning.training.module:with_grid"
+SCORING = "lre_lightning.training.module:LREModule.on_validation_epoch_end"
 STOPS = [
-    ("lre_lightning.training.module:LanguageModel.from_pretrained", 0, signal.SIGINT),
-    ("lre_lightning.training.module:prompt_jacobian", 2, signal.SIGTERM),  # which then takes a minute
+    ("lre_lightning.models.language_model:LanguageModel.from_pretrained", 0, signal.SIGINT),
+    (STEP, 1, signal.SIGTERM),  # which then takes a minute
     (SCORING, 0, signal.SIGINT),
     ("lre_lightning.storage.files:_sync", 30, signal.SIGTERM),
     ("torch:save", 2, signal.SIGINT),
@@ -42,7 +42,7 @@ def test_a_fit_stops_at_once_and_resumes(launch, whole, tmp_path):
     """The printed command resumes the fit each time, and no finished trial is run again."""
     args, finished, last = launch.fit(tmp_path), 0, tmp_path / "run" / "checkpoints" / "last.ckpt"
     for where, turn, signum in STOPS:
-        sleeping = "jacobian" in where
+        sleeping = where == STEP
         ended = launch(tmp_path, args=args, where=where, turn=turn, signum=signum, sleeping=sleeping)
         args = assert_says_how_to_resume(ended, signum)
         assert ended.seconds < 50
@@ -62,7 +62,7 @@ def test_evaluate_resumes_and_validate_has_nothing_to_resume(launch, tmp_path):
     ended = launch(tmp_path, args=args, signum=signal.SIGTERM, where=SCORING, turn=2)
     assert assert_says_how_to_resume(ended, signal.SIGTERM) == args
     last = tmp_path / "run" / "main" / "checkpoints" / "last.ckpt"
-    ended = launch(tmp_path, args=["validate", f"--ckpt_path={last}"], signum=signal.SIGTERM, where=SCORING, turn=1)
+    ended = launch(tmp_path, args=["validate", f"--ckpt_path={last}"], signum=signal.SIGTERM, where=SCORING)
     assert (ended.status, ended.error.splitlines()[-1]) == (143, "stopped")
 
 
