@@ -1,4 +1,4 @@
-"""What the README tells people to run does run."""
+"""The Python examples and the links of the README and the docs."""
 
 import re
 import sys
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from lre_lightning.cli import main
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys):
@@ -16,7 +17,7 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys):
     options = ["--data.relations=[country_capital_city]", "--data.trials=1", "--model.layers=[1, 2]"]
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
     capsys.readouterr()
-    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    examples = [code for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     assert len(examples) == 4
     exec(examples[0], {})
     asked, edited = capsys.readouterr().out.splitlines()
@@ -26,18 +27,17 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys):
     assert "'metric': 'faithfulness', 'method': 'LRE'" in capsys.readouterr().out
     assert Path("layers.png").is_file()
     assert Path("report/index.html").is_file()
-    found = {}
-    exec(examples[2], found)
-    assert found["rows"].column_names[:3] == ["text", "subject", "object"]
-    exec(examples[3], {})
+    exec(examples[2], {})
     assert "word sentiment" in capsys.readouterr().out
+    found = {}
+    exec(examples[3], found)
+    assert found["rows"].column_names[:3] == ["text", "subject", "object"]
 
 
-def test_every_path_in_the_layout_exists():
-    layout = README.split("## The layout")[1].split("## ")[0]
-    root = Path(__file__).parents[1]
-    folder = ""
-    for name in re.findall(r"`([\w./]+(?:\.py|/))`", layout.replace("lre_lightning.", "")):
-        if name.startswith("lre_lightning/"):
-            folder = "lre_lightning/"
-        assert (root / name).exists() or (root / folder / name).exists(), name
+def test_links_and_paths_exist():
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)
+    architecture = (ROOT / "docs" / "architecture.md").read_text()
+    for path in re.findall(r"`([\w/]+(?:/|\.py))`", architecture):
+        assert (ROOT / path).exists() or (ROOT / "lre_lightning" / path).exists(), path
