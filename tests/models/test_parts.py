@@ -31,10 +31,10 @@ SMALL = {
 
 
 @pytest.mark.parametrize("family", ["mpt", "llama", "cohere", "gemma2", "granite"])
-@pytest.mark.parametrize("value", [0.9, "inv_sqrt_d_model"])
-def test_config_numbers_without_a_meaning_in_the_family_are_ignored(family, value):
+@pytest.mark.parametrize("values", [(0.9, 0.8, 0.9), ("inv_sqrt_d_model",) * 3], ids=str)
+def test_config_numbers_without_a_meaning_in_the_family_are_ignored(family, values):
     model = tiny_model(family, torch.bfloat16)  # coarse enough for 0.9 to pass a mere tolerance
-    for name in LOGIT_TRANSFORMS:
+    for name, value in zip(LOGIT_TRANSFORMS, values, strict=True):
         if getattr(model.config, name, None) is None:
             setattr(model.config, name, value)
     lm = LanguageModel(model)
