@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.report.analysis import by_model
+from lre_lightning.report.chapters import chapters_of
 
 LAYERS, BETAS, RANKS = ("emb", 0, 1), (1.0, 2.0), (2, 4)
 
 
-def record(relation, trial, faithful, causal, **changes):
-    """Make a record with `faithful` of 10 known facts and `causal` of 8 edits at layer 0, beta 2 and rank 4."""
+def record(relation, trial, predicted, answered, **changes):
+    """Make a record with `predicted` of 10 known facts and `answered` of 8 edits at layer 0, beta 2 and rank 4."""
     fields = {
         "category": "factual",
         "samples": 20,
@@ -18,8 +20,8 @@ def record(relation, trial, faithful, causal, **changes):
         "layers": LAYERS,
         "betas": BETAS,
         "ranks": RANKS,
-        "faithful": ((1, 2), (faithful - 3, faithful), (2, 3)),
-        "causal": ((0, 1), (causal - 1, causal), (1, 2)),
+        "faithful": ((1, 2), (predicted - 3, predicted), (2, 3)),
+        "causal": ((0, 1), (answered - 1, answered), (1, 2)),
         "edited": 8,
         "layer": 0,
         "beta": 2.0,
@@ -29,14 +31,14 @@ def record(relation, trial, faithful, causal, **changes):
         "template": f"The {relation} of {{}} is",
         "first_tokens": 4,
         "faithful_baselines": {
-            "linear regression": (0, faithful - 2, 1),
+            "linear regression": (0, predicted - 2, 1),
             "translation": (0, 3, 1),
             "identity": (1, 0, 0),
         },
-        "faithful_zero_shot": ((0, 1), (1, faithful - 1), (0, 2)),
+        "faithful_zero_shot": ((0, 1), (1, predicted - 1), (0, 2)),
         "zero_shot_baselines": {"linear regression": (0, 2, 1), "translation": (0, 1, 1), "identity": (0, 0, 0)},
         "causal_baselines": {"oracle": (1, 8, 2), "unembedding": (0, 2, 1), "object": (0, 1, 1)},
-        "faithful_low_rank": (faithful - 4, faithful - 1),
+        "faithful_low_rank": (predicted - 4, predicted - 1),
         "line_integrals": ((3.0, 1.0), (4.0, 2.0), (1.0, -1.0)),
     }
     return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
@@ -44,7 +46,16 @@ def record(relation, trial, faithful, causal, **changes):
 
 def unscored(relation="ceo", **changes):
     fields = {"model": "/models/demo", "n_shot": 4, "template": "{} is led by", "first_tokens": 18, **changes}
-    return TrialRecord(relation, "factual", 0, samples=30, range_size=20, tested=26, known=3, **fields)
+    return TrialRecord(
+        relation,
+        fields.pop("category", "factual"),
+        fields.pop("trial", 0),
+        samples=30,
+        range_size=20,
+        tested=26,
+        known=3,
+        **fields,
+    )
 
 
 WORDS = {"category": "linguistic", "samples": 50, "range_size": 25, "first_tokens": 25}
@@ -97,3 +108,14 @@ def minimal(r, **changes):
         rank=4,
         **{"model": "/models/demo", "n_shot": 4, "template": r.template, **changes},
     )
+
+
+def table(name, records):
+    """The table of that name in a report on records; None if the report lacks it."""
+    sections = [section for chapter in chapters_of(by_model(records)) for section in chapter.sections]
+    return next((found for section in sections for found in section.tables if found.name == name), None)
+
+
+def rows(name, records):
+    """The rows of a table by their first cells."""
+    return {row[0]: row[1:] for row in table(name, records).rows}

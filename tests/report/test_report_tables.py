@@ -8,23 +8,10 @@ from statistics import fmean, stdev
 
 import pytest
 
-from lre_lightning.report.analysis import by_model
-from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.tables import Table, escape_latex, to_csv, to_latex, to_text
-from tests.report.examples import LAYERS, MAIN, TORN, C, F, bare_of, minimal, moved, record, unscored
+from tests.report.examples import LAYERS, MAIN, TORN, C, F, bare_of, minimal, moved, record, rows, table, unscored
 
 FACTUAL = ("capital", "Colour")
-
-
-def table(name, records):
-    """The table of that name in a report on records; None if the report lacks it."""
-    sections = [section for chapter in chapters_of(by_model(records)) for section in chapter.sections]
-    return next((found for section in sections for found in section.tables if found.name == name), None)
-
-
-def rows(name, records):
-    """The rows of a table by their first cells."""
-    return {row[0]: row[1:] for row in table(name, records).rows}
 
 
 def spread(values):
