@@ -52,12 +52,7 @@ class LREEstimator:
                 self._sums[layer][:, -1] += bias
 
     def add_up(self, processes: Processes, lm: LanguageModel) -> None:
-        """Add up the examples of all processes; a collective call, also for a process without examples.
-
-        Args:
-            processes: The processes.
-            lm: The LM that the examples are of.
-        """
+        """Add up the examples of all processes; a collective call, also for a process without examples of the LM."""
         (count,) = processes.sum(torch.tensor([self.count]))
         self.count, self._dtype = int(count), torch.promote_types(lm.dtype, torch.float32)
         sums = [
@@ -82,11 +77,7 @@ class LREEstimator:
         return (self._sum(layer)[:, :-1] / self.count).to(self._dtype)
 
     def bias(self, layer: Layer) -> Tensor:
-        """Return b at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider.
-
-        Raises:
-            LREError: If nothing has been accumulated at this layer.
-        """
+        """Return b at `layer`, `(hidden,)`, with the dtype and errors of `weight`."""
         return (self._sum(layer)[:, -1] / self.count).to(self._dtype)
 
     def _sum(self, layer: Layer) -> Tensor:

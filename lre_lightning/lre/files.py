@@ -48,10 +48,10 @@ _ORIGIN: dict[str, _Check] = {
     "train": _train,
 }
 _METADATA: dict[str, _Check] = {
+    "origin": partial(_entries, _ORIGIN),
     "layer": layer_of,
     "beta": number,
     "rank": _or_none(rank_of),
-    "origin": partial(_entries, _ORIGIN),
 }
 
 
@@ -108,14 +108,7 @@ def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, A
 
 
 def read_lre(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
-    """Read the file of an LRE.
-
-    Args:
-        path: The file.
-        names: The tensors wanted, of ``"weight"`` and ``"bias"``.
-
-    Returns:
-        The checked metadata and the tensors.
+    """Read the metadata of an LRE from its file, checked, and the tensors named: ``"weight"``, ``"bias"``.
 
     Raises:
         LREError: If it is not a complete file of an LRE.

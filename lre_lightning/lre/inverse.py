@@ -25,7 +25,7 @@ class LowRankInverse:
         max_rank: The largest rank that will be asked for; all if None. A small one makes the factorization cheaper.
 
     Raises:
-        LREError: If `max_rank` is out of range.
+        LREError: If `max_rank`, or later a rank above it or below 1, is out of range.
 
     Example:
         >>> import torch
@@ -43,11 +43,7 @@ class LowRankInverse:
         self._scaled_left: Tensor = self._left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
 
     def matrix(self, rank: int) -> Tensor:
-        """Return the pseudo-inverse of rank `rank`, `(hidden, hidden)`.
-
-        Raises:
-            LREError: If `rank` is out of range.
-        """
+        """Return the pseudo-inverse of rank `rank`, `(hidden, hidden)`."""
         self._check([rank])
         return self._right[:, :rank] @ self._scaled_left[:, :rank].T
 
@@ -60,9 +56,6 @@ class LowRankInverse:
 
         Returns:
             The edits of s, `(..., len(ranks), hidden)`.
-
-        Raises:
-            LREError: If a rank is out of range.
         """
         self._check(ranks)
         coefficients = delta @ self._scaled_left
@@ -77,9 +70,6 @@ class LowRankInverse:
 
         Returns:
             W_r s for every rank r, `(..., len(ranks), hidden)`.
-
-        Raises:
-            LREError: If a rank is out of range.
         """
         self._check(ranks)
         coefficients = subject @ self._scaled_right

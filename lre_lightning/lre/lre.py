@@ -161,12 +161,7 @@ class LRE:
 
     @classmethod
     def from_tensors(cls, weight: Tensor, bias: Tensor, metadata: Mapping[str, Any]) -> Self:
-        """Rebuild an LRE from its tensors and metadata.
-
-        Args:
-            weight: W, `(hidden, hidden)`, float32 or float64.
-            bias: b, `(hidden,)`, of the same dtype.
-            metadata: The result of `LRE.metadata`; its tuples may have become lists.
+        """Rebuild an LRE from W, b and the result of `metadata`, in which tuples may have become lists.
 
         Raises:
             LREError: If the metadata is not that of an LRE, or a tensor is of another kind.
@@ -212,11 +207,7 @@ class LRE:
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
-    """Check that an LM is the one that an LRE was estimated from.
-
-    Args:
-        origin: The LRE's `Origin` as plain data.
-        lm: The LM.
+    """Check that an LM is the one of an `Origin`, given as plain data.
 
     Raises:
         LREError: If the fingerprint of the unembedding differs.

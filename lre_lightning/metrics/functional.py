@@ -73,20 +73,8 @@ def causality(
     Equation "causal-efficacy" of the paper (section 3.2): argmax D(F(s, c | s := s + delta)) = o'. The caller chooses
     the target o', an object of the same relation other than the sample's own.
 
-    Args:
-        predictions: The patched LM's token ids at each point of the grid (for example layers x ranks);
-            `(batch, *grid)`, integer.
-        targets: The first token of each target object o'; `(batch,)`, integer.
-        relations: As for `faithfulness`.
-        average: As for `faithfulness`.
-        num_relations: As for `faithfulness`.
-        mask: As for `faithfulness`.
-
-    Returns:
-        Fractions in [0, 1]; `grid` or, for `"none"`, `(num_relations, *grid)`, float32. NaN where no sample counts.
-
-    Raises:
-        LREError: As for `faithfulness`.
+    Arguments, result and errors are those of `faithfulness`, but `predictions` are the patched LM's token ids at each
+    point of the grid (for example layers x ranks), and `targets` the first tokens of the target objects o'.
 
     Example:
         >>> from torch import tensor
@@ -120,21 +108,7 @@ def _success_rate(
 def _success_update(
     predictions: Tensor, targets: Tensor, relations: Tensor, num_relations: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Count the successes and samples of one batch, per relation and per grid point.
-
-    Args:
-        predictions: Token ids; `(batch, *grid)`, integer.
-        targets: Token ids; `(batch,)`, integer.
-        relations: Indices in [0, `num_relations`); `(batch,)`, integer.
-        num_relations: Number of relations.
-        mask: True for samples that count; `(batch,)`, bool. None: all count.
-
-    Returns:
-        Successes `(num_relations, *grid)` and samples `(num_relations,)`, both int64.
-
-    Raises:
-        LREError: If shapes or dtypes do not fit, a relation is out of range or `num_relations` is below 1.
-    """
+    """Count the successes `(num_relations, *grid)` and samples `(num_relations,)` of one batch, both int64."""
     counted = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
     check_integers(predictions=predictions, targets=targets, relations=relations)
     if counted.dtype != torch.bool:
@@ -155,20 +129,9 @@ def _success_update(
 
 
 def _success_compute(correct: Tensor, total: Tensor, average: Average) -> Tensor:
-    """Turn counts into fractions.
+    """Turn the counts of `_success_update` into fractions.
 
     The few numbers are divided on the CPU in float64, which not every accelerator has, and rounded once.
-
-    Args:
-        correct: Successes; `(num_relations, *grid)`, int64.
-        total: Samples; `(num_relations,)`, int64.
-        average: Kind of average over relations.
-
-    Returns:
-        `grid`, or for `"none"` `(num_relations, *grid)`, float32 on the device of `correct`; NaN where nothing counts.
-
-    Raises:
-        LREError: If `average` is unknown.
     """
     check_average(average)
     device, correct, total = correct.device, correct.cpu(), total.cpu()

@@ -70,23 +70,9 @@ def recall_at_k(
     Columns "R@1", "R@2" and "R@3" of table "attribute-lens" of the paper (section "Application: The Attribute Lens").
     At k = 1 it is the fraction of samples whose argmax is right.
 
-    Args:
-        predictions: Scores of all tokens, logits or probabilities, at each point of the grid (for example layers);
-            `(batch, *grid, vocab)`, floating. Ties are settled as in `token_ranks`.
-        targets: The wanted token ids; `(batch,)`, integer.
-        relations: As for `faithfulness`.
-        average: As for `faithfulness`.
-        num_relations: As for `faithfulness`.
-        mask: As for `faithfulness`.
-        ks: Values of k, each from 1 to the size of the vocabulary.
-
-    Returns:
-        Fractions in [0, 1]; `(*grid, ks)` or, for `"none"`, `(num_relations, *grid, ks)`, float32. NaN where no sample
-        counts.
-
-    Raises:
-        LREError: If shapes or dtypes do not fit, a token or a relation is out of range, there is no k, a k or
-            `num_relations` is below 1, a k is larger than the vocabulary, or `average` is unknown.
+    Arguments, result and errors are those of `faithfulness`, but `predictions` are scores of all tokens, logits or
+    probabilities, `(batch, *grid, vocab)`, floating, and `targets` the wanted token ids. Ties are settled as in
+    `token_ranks`. `ks` are values of k, from 1 to the size of the vocabulary, and the last dimension of the result.
 
     Example:
         >>> from torch import tensor
@@ -107,15 +93,8 @@ class RecallAtK(SuccessRate):
     they do not fit into memory, pass a few samples at a time. Ties are settled as in `token_ranks`. Counts add up until
     `reset`.
 
-    Args:
-        num_relations: As for `Faithfulness`.
-        grid_shape: Sizes of the grid on which there are predictions; `()` for a single one.
-        average: As for `Faithfulness`.
-        ks: Values of k, each at least 1; the last dimension of the result and of `correct`.
-        kwargs: As for `Faithfulness`.
-
-    Raises:
-        LREError: If `num_relations`, a size in `grid_shape` or a k is below 1, there is no k, or `average` is unknown.
+    Arguments and errors are those of `Faithfulness`; `ks` are values of k, each at least 1, the last dimension of the
+    result and of `correct`.
 
     Example:
         >>> from torch import tensor
@@ -144,17 +123,7 @@ class RecallAtK(SuccessRate):
         return "recalled_at_" + "_".join(map(str, self.ks))
 
     def update(self, predictions: Tensor, targets: Tensor, relations: Tensor, mask: Tensor | None = None) -> None:
-        """Count one batch.
-
-        Args:
-            predictions: Scores of all tokens; `(batch, *grid_shape, vocab)`, floating.
-            targets: Wanted token ids; `(batch,)`, integer.
-            relations: As for `Faithfulness.update`.
-            mask: As for `Faithfulness.update`.
-
-        Raises:
-            LREError: As for `recall_at_k`.
-        """
+        """Count one batch, as `Faithfulness.update` but of scores, `(batch, *grid_shape, vocab)`, floating."""
         grid = self.grid_shape[:-1]
         if predictions.shape[1:-1] != grid:
             wanted = ", ".join(map(str, ("batch", *grid, "vocab")))

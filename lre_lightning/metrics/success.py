@@ -110,20 +110,6 @@ class SuccessRate(Metric):
         super()._apply(move, exclude_state)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load counts of the right shape only, onto this metric's device, and forget the cached result."""
-        errors: list[str] = args[-1]
-        for name, state in self.metric_state.items():
-            saved = state_dict.get(prefix + name)
-            if isinstance(saved, Tensor) and isinstance(state, Tensor):
-                state_dict[prefix + name] = saved.to(self.device)
-                if saved.shape != state.shape:
-                    shapes = f"{tuple(saved.shape)} in the checkpoint, {tuple(state.shape)} in the metric"
-                    errors.append(f"size mismatch for {prefix + name}: {shapes}")
-                    del state_dict[prefix + name]
-        self._computed = None
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class Faithfulness(SuccessRate):
     """Fraction of known test samples on which the LRE predicts the token that the LM predicts.
@@ -168,14 +154,7 @@ class Causality(SuccessRate):
     layers x ranks, and the first token of each target object o', which the caller draws from the same relation and
     unlike the sample's own. Counts add up until `reset`.
 
-    Args:
-        num_relations: As for `Faithfulness`.
-        grid_shape: As for `Faithfulness`.
-        average: As for `Faithfulness`.
-        kwargs: As for `Faithfulness`.
-
-    Raises:
-        LREError: As for `Faithfulness`.
+    Arguments and errors are those of `Faithfulness`.
 
     Example:
         >>> from torch import tensor

@@ -119,13 +119,10 @@ class Examples:
 def with_baselines(
     record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], examples: Examples
 ) -> TrialRecord:
-    """Return the record with the counts of all baselines, and of the LRE on zero-shot prompts.
+    """Return the record with the counts of all baselines, and of the LREs on zero-shot prompts.
 
-    Args:
-        record: The record of the trial, on its grid.
-        states: The test prompts, with s few-shot and zero-shot at the layers of `lres`.
-        lres: The LRE of each layer.
-        examples: The examples that the LREs were estimated from, at the same layers.
+    `states` must have s few-shot and zero-shot at the layers of `lres`, and `examples` s at the same layers: those that
+    the LREs were estimated from.
     """
     assert states.zero_shot is not None
     *subjects, objects = examples.gather(len(states.trial.train_asked), states.processes)

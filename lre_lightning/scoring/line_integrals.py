@@ -53,13 +53,9 @@ def line_integrals(
 
 
 def with_line_integrals(record: TrialRecord, states: TrialStates, lre: LRE, count: int) -> TrialRecord:
-    """Return the record with line integrals between known test subjects s and s' (table "line_int").
+    """Return the record with line integrals between test subjects s and s' at its chosen layer (table "line_int").
 
-    Args:
-        record: The record of the trial, on its grid.
-        states: The test prompts.
-        lre: The LRE at the chosen layer.
-        count: Number of pairs (s, s') to draw among the edits; all edits where there are fewer.
+    The pairs are those of `count` edits, drawn by the trial; all edits if there are fewer.
     """
     asked, index = states.trial.test_asked, record.layers.index(lre.layer)
 

@@ -27,14 +27,7 @@ if TYPE_CHECKING:
 
 
 def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
-    """Return the record of a trial before it is scored.
-
-    Args:
-        trial: The trial.
-        data: The datamodule that drew it.
-        tested: Number of test prompts.
-        known: Number of test prompts that the LM answers correctly.
-    """
+    """Return the record of a trial of `data` before it is scored; the LM knows `known` of the `tested` prompts."""
     prompts, template = data.prompts.recorded, data.prompts.template
     if len(trial.asked_with) == 1:
         del prompts["template"]  # the record's own
@@ -64,14 +57,9 @@ def with_grid(
     betas: Sequence[float],
     ranks: Sequence[int],
 ) -> TrialRecord:
-    """Return the record with faithfulness and causality on the grid (figures "sweep" and "rank-sweep").
+    """Return the record with faithfulness and causality on the grid of LREs, betas and ranks.
 
-    Args:
-        record: The record of the trial.
-        states: The test prompts, with s at the layers of `lres`.
-        lres: The LRE of each layer.
-        betas: Betas at which faithfulness is counted.
-        ranks: Ranks at which causality is counted.
+    Figures "sweep" and "rank-sweep" of the paper. `states` must have s at the layers of `lres`, in their order.
     """
     operators = list(lres.values())
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas)
@@ -89,13 +77,7 @@ def with_grid(
 
 
 def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
-    """Return the record with faithfulness by rank of W at the chosen layer and beta (figure "rank-sweep").
-
-    Args:
-        record: The record of the trial, on its grid.
-        states: The test prompts.
-        lre: The LRE at the chosen layer.
-    """
+    """Return the record with faithfulness of its chosen LRE by rank of W (figure "rank-sweep")."""
     subject = states.subject[states.known, record.layers.index(lre.layer)].to(lre.weight)
     low_rank = LowRankInverse(lre.weight, max(record.ranks)).forward(subject, record.ranks)
     counts = states.count_faithful(states.runs.lm.predict(record.beta * low_rank + lre.bias))
@@ -103,12 +85,12 @@ def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRe
 
 
 def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Tensor:
-    """Decode the answers of LREs, argmax D(beta W s + b).
+    """Decode the answers of one LRE per layer, argmax D(beta W s + b).
 
     Args:
         lm: The language model.
-        lres: One LRE per layer.
-        subject: s at those layers, `(batch, layers, hidden)`.
+        lres: The LREs.
+        subject: s at their layers, `(batch, layers, hidden)`.
         betas: The betas.
 
     Returns:
@@ -124,12 +106,12 @@ def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Te
 def causality_predictions(
     runs: PromptBatch, lres: Sequence[LRE], subject: Tensor, difference: Tensor, ranks: Sequence[int]
 ) -> Tensor:
-    """Run the LM after edits s := s + W^+ (o' - o), at beta = 1, for every layer and rank.
+    """Run the LM after edits s := s + W^+ (o' - o), at beta = 1, by one LRE per layer and at every rank.
 
     Args:
         runs: The prompts that are edited.
-        lres: One LRE per layer.
-        subject: s at those layers, `(batch, layers, hidden)`.
+        lres: The LREs.
+        subject: s at their layers, `(batch, layers, hidden)`.
         difference: o' - o of each prompt, `(batch, hidden)`.
         ranks: Ranks of the pseudo-inverse.
 

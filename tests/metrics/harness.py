@@ -192,23 +192,6 @@ def check_copies(case: Case) -> None:
     assert_equal(metric.compute(), case.expected(batches))
 
 
-def check_state_dict(case: Case) -> None:
-    """Persistent counts go through a state dict into a metric that holds other counts and a cached result."""
-    metric, batches = filled(case, seed=6)
-    assert not metric.state_dict(), "not persistent unless asked for"
-    metric.persistent(True)
-    other, _ = filled(case, seed=7)
-    other.persistent(True)
-    other.compute()
-    saved = metric.state_dict()
-    assert all(tensor.any() for tensor in saved.values()), "a round trip of zeros shows nothing"
-    other.load_state_dict(saved)
-    assert_equal(other.compute(), case.expected(batches))
-    other.update(*batches[0].arguments)
-    assert_equal(other.compute(), case.expected([*batches, batches[0]]))
-    assert all(torch.equal(saved[name], tensor) for name, tensor in metric.state_dict().items())
-
-
 def check_dtypes(case: Case) -> None:
     """No cast reaches the counts, which half precision could not hold, nor a result that is cached."""
     casts: list[Callable[[Metric], Any]] = [
@@ -232,7 +215,7 @@ def check_dtypes(case: Case) -> None:
         assert {state.dtype for state in metric.metric_state.values()} == {torch.int64}
 
 
-CHECKS = [check_batches, check_copies, check_state_dict, check_dtypes]
+CHECKS = [check_batches, check_copies, check_dtypes]
 
 
 def two_process_results(cases: Sequence[Case], folder: Path) -> list[list[dict[str, Tensor]]]:

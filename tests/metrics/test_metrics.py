@@ -113,20 +113,6 @@ class TestPromises:
         metric.update(one, one + 1, one * 0)
         assert metric.compute() == 0.5
 
-    @pytest.mark.parametrize("grid", [(2,), (1, 3)])
-    def test_counts_of_another_grid_are_refused(self, grid):
-        saved = Faithfulness(3, (1,))
-        saved.persistent(True)
-        with pytest.raises(RuntimeError, match=r"size mismatch for faithful: \(3, 1\) in the checkpoint"):
-            Faithfulness(3, grid).load_state_dict(saved.state_dict())
-
-    def test_loaded_counts_move_to_the_device_of_the_metric(self):
-        saved = Faithfulness(3)
-        saved.persistent(True)
-        metric = Faithfulness(3).to("meta")
-        metric.load_state_dict(saved.state_dict())
-        assert {state.device.type for state in metric.metric_state.values()} == {"meta"}
-
     def test_class_attributes(self):
         assert Faithfulness.is_differentiable is False
         assert Faithfulness.higher_is_better is True
