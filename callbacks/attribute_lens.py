@@ -107,7 +107,7 @@ class AttributeLens(Callback):
             known = dict.fromkeys([*(relation.name for relation in data.relations), *(name for name, _ in module.lres)])
             unknown = [relation for relation in self.relations or () if relation not in known]
             if unknown:
-                raise LREError(f"no LRE of {_listed(unknown)} can be shown: the data have {_listed(list(known))}")
+                raise LREError(f"no LRE of {unknown} can be shown: the data have {list(known)}")
         if not any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
             folder = str(self._folder(trainer))
             rank_zero_warn(f"without a TensorBoardLogger, attribute lenses are written to {folder!r} alone")
@@ -147,7 +147,3 @@ def _tokenizer(trainer: L.Trainer, pl_module: L.LightningModule) -> Any:
         if tokenizer is not None:
             return tokenizer
     raise LREError(f"AttributeLens needs a 'tokenizer' of the datamodule or of {type(pl_module).__name__}")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names))

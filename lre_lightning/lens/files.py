@@ -6,16 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.plotting import plot_lenses, to_pixels
 from lre_lightning.storage.files import write_whole, written_whole
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[np.uint8]]:
@@ -28,8 +27,6 @@ def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[
     Returns:
         The pictures, `(height, width, 3)` each.
     """
-    from PIL import Image
-
     pictures = [to_pixels(plot_lenses(text)) for text in grids]
     for number, pixels in enumerate(pictures):
         with written_whole(folder / f"text{number}.png") as part:

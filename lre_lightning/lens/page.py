@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.tokens import sentence, visible
@@ -54,9 +57,6 @@ def inks_of(colours: str) -> list[tuple[str, str]]:
 
     The text is black or white, whichever has the higher contrast with the background as WCAG 2 defines it.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
     inks = []
     for step in range(101):
         colour = colormaps[colours](step / 100)

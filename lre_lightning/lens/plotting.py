@@ -9,39 +9,34 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import font_manager, ft2font
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.page import COLOURS, inks_of, step_of, title_of
 from lre_lightning.lens.tokens import escape, sentence, visible
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
+PLAIN_FONT = "DejaVu Sans"  # comes with matplotlib
+UNFIT_FONTS = re.compile(r"Last ?Resort|cm[a-z]+\d+$|STIX(NonUnicode|Size)")  # with boxes, or with other characters
+SELECTORS = re.compile("[\ufe00-\ufe0f]")  # variation selectors, which choose between looks of the character before
 
-PLAIN_FONT = "DejaVu Sans"
-"""The font that comes with matplotlib."""
-UNFIT_FONTS = re.compile(r"Last ?Resort|cm[a-z]+\d+$|STIX(NonUnicode|Size)")
-"""Fonts that draw a box for every character, or other characters than they claim."""
-SELECTORS = re.compile("[\ufe00-\ufe0f]")
-"""Variation selectors, which only choose between two looks of the character before."""
-
-# Sizes in points, 72 to the inch.
 DPI = 144
-LONGEST_SIDE = 2**16 - 1
-"""Limit of matplotlib, in pixels."""
+LONGEST_SIDE = 2**16 - 1  # limit of matplotlib, in pixels
+# Sizes in points, 72 to the inch.
 SIZE = 7.0
-SIZES = (SIZE, 6.25, 5.5)
-"""Font sizes of tokens in cells, which shrink before they are cut off."""
-ROW, NARROWEST, WIDEST, PADDING = 12.0, 22.0, 38.0, 3.0
+SIZES = (SIZE, 6.25, 5.5)  # of tokens in cells, which shrink before they are cut off
+ROW, NARROWEST, WIDEST, PADDING = 12.0, 22.0, 38.0, 3.0  # of cells
 TITLE, TITLE_SIZE, WIDEST_TITLE, NARROWEST_GRID = 18.0, 9.0, 240.0, 100.0
 LABELS, MARGIN, HEAD, FOOT = 24.0, 12.0, 24.0, 34.0
-PAGE = 14.0 * 72
-"""Width at which grids continue in the next row: about the width of a screen in pixels."""
+PAGE = 14.0 * 72  # width at which grids continue in the next row: about that of a screen in pixels
 
 
 def plot_lenses(lenses: Sequence[Lens]) -> Figure:
@@ -54,8 +49,6 @@ def plot_lenses(lenses: Sequence[Lens]) -> Figure:
     Raises:
         LREError: If there is no grid, or they are of different texts.
     """
-    from matplotlib.figure import Figure
-
     texts = list(dict.fromkeys(lens.text for lens in lenses))
     if len(texts) != 1:
         raise LREError(f"a picture of lenses is of one text, and {len(texts)} are given: {texts}")
@@ -120,8 +113,6 @@ def _plot_scale(axes: Axes, pen: _Pen) -> None:
 
 def to_pixels(figure: Figure) -> NDArray[np.uint8]:
     """Return a figure as an image, `(height, width, 3)`, at its own resolution."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
@@ -135,9 +126,6 @@ class _Pen:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
         self._family_of = families_of({*"".join(texts), "…"})
         others = {family for family in self._family_of.values() if family} - {PLAIN_FONT}
         self._families = [PLAIN_FONT, *sorted(others)]
@@ -169,8 +157,6 @@ class _Pen:
 
     def _width(self, text: str, size: float) -> float:
         """Return the width of a text in points."""
-        from matplotlib.font_manager import FontProperties
-
         font = FontProperties(family=self._families, size=size)
         width, _, _ = self._renderer.get_text_width_height_descent(self._drawable(text), font, ismath=False)
         return float(width) * 72 / DPI
@@ -185,8 +171,6 @@ _families: dict[str, str | None] = {" ": PLAIN_FONT}  # the one glyph that is ri
 
 def families_of(characters: Iterable[str]) -> dict[str, str | None]:
     """Return the font family to write each character in; None if there is no installed font to draw it."""
-    from matplotlib import font_manager, ft2font
-
     missing = set(characters) - _families.keys()
     if not hasattr(ft2font, "__libraqm_version__"):  # before matplotlib 3.11
         backwards = {character for character in missing if unicodedata.bidirectional(character) in ("R", "AL")}

@@ -381,15 +381,6 @@ def test_the_bar_shows_relation_trial_and_the_time_left(fit):
     assert pickle.loads(pickle.dumps(bar)).refresh_rate == bar.refresh_rate
 
 
-def test_the_bar_of_a_resumed_fit_begins_where_the_fit_does(fit, tmp_path):
-    fit(seconds=500, max_epochs=3).save_checkpoint(tmp_path / "part.ckpt")
-    with terminal() as states:
-        fit(RelationProgressBar(), enable_progress_bar=True, ckpt_path=tmp_path / "part.ckpt")
-    bars = bars_of(states)
-    assert bars[1] == ("4/6 thing colour, trial 1", "50", "now=estimating")
-    assert ("5/6 wrong colour, trial 0", "67", "left=20 s, now=estimating") in bars
-
-
 def test_the_bar_of_a_stopped_fit_stays_behind(fit, folders, tmp_path):
     fit(max_epochs=1).save_checkpoint(tmp_path / "part.ckpt")
     callbacks = [RelationProgressBar(), Fails(0, RuntimeError("now"))]

@@ -5,12 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from jsonargparse import ArgumentError, ArgumentParser
 from lightning import LightningModule, Trainer
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Punctuation, Sequence, WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.datamodules import DistractionBatch, DistractionDataModule, RelationDataModule
 from lre_lightning.datamodules.distraction import false_objects
@@ -80,20 +75,6 @@ def test_prompts_state_a_falsehood_and_ask_for_the_fact(make, options, expected)
         assert asked.text == expected.replace("{T}", statement).replace("{O}", false)
         assert undistracted.text == statement
         assert (undistracted.subject, undistracted.object) == (asked.subject, asked.object)
-
-
-@pytest.mark.parametrize("kind", ["repetition", "instruction"])
-def test_the_docstring_shows_prompts_as_they_are(tmp_path, kind):
-    samples = [{"subject": "England", "object": "London"}, {"subject": "Norway", "object": "Oslo"}]
-    own = {"name": "capital", "prompt_templates": ["The capital city of {} is"], "samples": samples}
-    path = write(tmp_path / "capital.json", CAPITALS, **own)
-    words = ["[BOS]", "[UNK]", ".", "London", "Oslo"]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Sequence([WhitespaceSplit(), Punctuation("isolated")])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="[BOS]", unk_token="[UNK]")
-    data = DistractionDataModule(tokenizer, kind, relations=str(path), n_shot=1, trials=8)
-    (text,) = {asked.text for _, asked, *_ in served(data) if asked.subject == "England"}
-    assert f"``{text}``" in " ".join(DistractionDataModule.__doc__.split())
 
 
 def test_the_few_shot_question_follows_the_training_examples(make):
@@ -235,16 +216,6 @@ def test_arguments_are_hyperparameters(make):
     changed = data.changed(distraction="repetition")
     assert isinstance(changed, DistractionDataModule)
     assert served(changed)[0][1].text.count("\n") == 4
-
-
-def test_the_command_line_has_its_own_arguments_and_those_of_undistracted_data():
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(DistractionDataModule, "data")
-    options = ["--data.distraction=instruction", "--data.n_shot=5", "--data.source=demo"]
-    data = DistractionDataModule(**parser.parse_args(options).data.as_dict())
-    assert (data.distraction, data.n_shot, data.repetitions, data.trials) == ("instruction", 5, 2, 3)
-    with pytest.raises(ArgumentError):
-        parser.parse_args(["--data.distraction=noise"])
 
 
 @pytest.mark.parametrize(

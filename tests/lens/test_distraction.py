@@ -99,17 +99,6 @@ def test_an_lm_that_copies_says_the_falsehood_and_the_lens_finds_the_fact(toy_fo
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_lens_reads_its_layer(toy_folder):
-    """What the LM has read is in no embedding."""
-    lm, data = copying_toy(), toy_data(toy_folder)
-    weights = {"thing colour": projection(OWN) + 5 * projection(SEEN)}
-    at_embedding, after = (latent_knowledge(lm, data, toy_lres(lm, data, weights, layer))[0] for layer in ("emb", 1))
-    assert (at_embedding.layer, after.layer) == ("emb", 1)
-    assert at_embedding.found[LENS] == (21, 21, 21)
-    assert after.found[LENS][0] == 0
-    assert after.false_found[LENS] == (21, 21, 21)
-
-
 def test_only_facts_that_the_lm_knows_undistracted_count(toy_folder):
     names = ["some colour", "wrong colour", "thing colour"]
     lm, data = copying_toy(), toy_data(toy_folder, batch_size=4, relations=names)
@@ -138,18 +127,6 @@ def test_examples_in_the_undistracted_prompt_decide_what_is_known(toy_folder):
     )
     examples = {sample.object for sample in toy_data(toy_folder).trial(0).train}
     assert (zero.known, few.known) == (21, 5 * len(examples))
-
-
-def test_the_lens_of_another_relation_does_not_find_the_fact(toy_folder):
-    lm, data = copying_toy(), toy_data(toy_folder, relations=["thing colour", "half colour"])
-    weights = {"thing colour": projection(OWN), "half colour": projection(OWN, shift=1)}
-    for result in latent_knowledge(lm, data, toy_lres(lm, data, weights)):
-        assert {result.relation, result.other_relation} == set(weights)
-        own, other = result.found[LENS], result.found[OTHER_LENS]
-        if result.relation == "half colour":
-            own, other = other, own
-        assert own == (result.known,) * 3
-        assert other[0] == 0
 
 
 def test_the_other_relation_is_chosen_from_those_of_the_trial(toy_folder):
