@@ -26,7 +26,8 @@ def make(tmp_path):
     """Make datamodules of one relation, with byte-level tokens unless told otherwise."""
 
     def make(samples=None, tokenizer="byte-level", **arguments):
-        path = write(tmp_path / "relation.json", CAPITALS, name="capital", samples=samples or SAMPLES)
+        path = tmp_path / "relation.json"
+        write(path, name="capital", samples=samples or SAMPLES)
         given = {"tokenizer": tokenizers.make(tokenizer), "relations": str(path), "n_shot": 3, "trials": 2}
         return DistractionDataModule(**nested(**given | arguments))
 

@@ -17,7 +17,7 @@ from lre_lightning.models.language_model import LanguageModel
 from tests.helpers import toy
 from tests.helpers.options import nested
 from tests.helpers.tiny_models import WIDTH, tiny_model
-from tests.relations.test_relations import CAPITALS, write
+from tests.relations.test_relations import write
 
 # An LM that copies what it has read.
 
@@ -195,7 +195,7 @@ def random_setting(tmp_path, family):
             word = WORDS[said - FIRST_WORD] if i % 3 and said in range(FIRST_WORD, 94) else WORDS[i + number]
             samples.append({"subject": subject, "object": word})
         own = {"prompt_templates": [template], "prompt_templates_zs": []}
-        write(tmp_path / f"{number}.json", CAPITALS | own, name=f"relation {number}", samples=samples)
+        write(tmp_path / f"{number}.json", name=f"relation {number}", samples=samples, **own)
     return lm, tokenizer
 
 
