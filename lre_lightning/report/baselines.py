@@ -10,7 +10,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, Score
 from lre_lightning.report.plotting import LOOKS, Series, Style
-from lre_lightning.report.sections import Picture, Section, missing
+from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import over_relations_of, plot_layer_grid, sweep_rows
 from lre_lightning.report.tables import Row, Table, alphabetical
 
@@ -50,19 +50,10 @@ def _faithfulness(records: Sequence[TrialRecord]) -> Section:
         ("method", "prompts of s", *names, "all"),
         (*_by_category(records, few, "few-shot"), *_by_category(records, zero, "zero-shot")),
     )
-    few_shot = Picture(
-        "faithfulness_baselines",
-        "Faithfulness of linear approximations of LM decoding by category of relations: the LRE at its layer and at "
-        "the embedding, linear regression, translation and identity (the logit lens). Means and standard deviations "
-        "over relations.",
-        lambda: plot_faithfulness_baselines(records),
-    )
-    zero_shot = Picture(
-        "faithfulness_baselines_zero_shot",
-        "The same with s from zero-shot prompts that consist of the subject alone (light), next to few-shot prompts "
-        "(dark).",
-        lambda: plot_faithfulness_baselines(records, zero_shot=True),
-    )
+    few_shot = picture_of(plot_faithfulness_baselines, records)
+    note = "Light bars: s from zero-shot prompts that consist of the subject alone."
+    name = "faithfulness_baselines_zero_shot"
+    zero_shot = picture_of(plot_faithfulness_baselines, records, zero_shot=True, name=name, note=note)
     return Section("Faithfulness baselines", (few_shot, zero_shot), (table,))
 
 
@@ -91,17 +82,8 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         ("layer", *columns),
         sweep_rows(kept, "layer", analysis.layers_of(kept), columns.values()),
     )
-    bars = Picture(
-        "causality_baselines",
-        "LRE causality compared with replacing s by s' of the target subject (the oracle), the row of the decoder head "
-        "for o', and o' itself. Means and standard deviations over relations.",
-        lambda: plot_causality_baselines(records),
-    )
-    curves = Picture(
-        "causality_by_layer",
-        "LRE causality by layer, compared with baselines. Means over trials.",
-        lambda: plot_causality_by_layer(records),
-    )
+    bars = picture_of(plot_causality_baselines, records)
+    curves = picture_of(plot_causality_by_layer, records)
     return Section("Causality baselines", (bars, curves), (by_category, by_layer))
 
 
@@ -125,20 +107,18 @@ def _by_relation(records: Sequence[TrialRecord]) -> Section:
         ("relation", *measured),
         tuple((relation, *(scores.get(relation) for scores in measured.values())) for relation in relations),
     )
-    picture = Picture(
-        "baselines_by_relation",
-        "LRE faithfulness and causality compared with baselines by relation. Means over trials.",
-        lambda: plot_baselines_by_relation(records),
-    )
-    return Section("Baselines by relation", (picture,), (table,))
+    return Section("Baselines by relation", (picture_of(plot_baselines_by_relation, records),), (table,))
 
 
 def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool = False) -> Figure:
-    """Plot faithfulness of the LRE and its baselines by category and over all relations (fig:faithfulness-baselines).
+    """Faithfulness of linear approximations of LM decoding by category of relations (fig:faithfulness-baselines).
+
+    The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means and
+    standard deviations over relations.
 
     Args:
         records: Records of one LM with baselines.
-        zero_shot: Add a light bar to each, with s from prompts that consist of the subject alone
+        zero_shot: Add a bar to each, with s from prompts that consist of the subject alone
             (fig:faith-baselines-prompting).
     """
     few, zero = analysis.faithfulness_methods(), analysis.faithfulness_methods(zero_shot=True)
@@ -149,7 +129,11 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
 
 
 def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
-    """Plot causality of LRE edits and their baselines by category and over all relations (fig:causality-baselines)."""
+    """Causality of the LRE and of baselines by category of relations (fig:causality-baselines).
+
+    The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
+    Means and standard deviations over relations.
+    """
     kinds = {"": (analysis.causality_methods(), LOOKS["causality"])}
     return _plot_by_category(records, "causality", kinds, "baselines of causality")
 
@@ -187,7 +171,7 @@ def _plot_by_category(
 
 
 def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
-    """Plot faithfulness and causality by relation, dots for the LRE and its baselines, most faithful LRE first."""
+    """Faithfulness and causality of the LRE and of baselines by relation. Means over trials."""
     found = {
         metric: [
             Series(LABELS.get(name, name), plotting.style(index), analysis.per_relation(records, score))
@@ -201,9 +185,9 @@ def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
 
 
 def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
-    """Plot causality of LRE edits and their baselines by layer, per relation (fig:causality-baselines-layerwise).
+    """Causality of the LRE and of baselines by layer, per relation (fig:causality-baselines-layerwise).
 
-    The ranks are the relations' own. The first panel is the mean over relations, with the middle half shaded.
+    Means over trials, at the relations' ranks. The first panel is the mean over relations, with the middle half shaded.
     """
     methods = analysis.causality_methods()
     found = {name: analysis.per_relation(records, score) for name, score in methods.items()}

@@ -13,7 +13,7 @@ from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import SCORES, ModelResults
 from lre_lightning.report.plotting import LOOKS, Series, Style
 from lre_lightning.report.relations import plot_categories
-from lre_lightning.report.sections import Picture, Section
+from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Row, Table, alphabetical
 
 if TYPE_CHECKING:
@@ -55,22 +55,9 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
             for one, other in itertools.combinations(by_name, 2)
         ),
     )
-    by_category = Picture(
-        "models_by_category",
-        "LRE performance on different LMs by category of relations. Means and standard deviations over relations.",
-        lambda: plot_categories(models),
-    )
-    by_relation = Picture(
-        "models_by_relation",
-        "Faithfulness of the LRE to the LMs' computation by relation, in the order of the first LM. Means and standard "
-        "deviations over trials; the mark is a random guess, and relations that were not scored are grey.",
-        lambda: plot_models_by_relation(models),
-    )
-    scatter = Picture(
-        "model_agreement",
-        "Faithfulness by relation on one LM against another, with Spearman's rank correlation.",
-        lambda: plot_model_agreement(models),
-    )
+    by_category = picture_of(plot_categories, models, name="models_by_category")
+    by_relation = picture_of(plot_models_by_relation, models)
+    scatter = picture_of(plot_model_agreement, models)
     return (
         Section("LMs by category", (by_category,), (overview,)),
         Section("LMs by relation", (by_relation,)),
@@ -90,9 +77,9 @@ def _rows(
 
 
 def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
-    """Plot faithfulness on several LMs by relation, in the order of the first LM's (fig:faith_other).
+    """Faithfulness on several LMs by relation, in the order of the first LM (fig:faith_other).
 
-    Marks are random guesses; relations that were not scored for an LM are greyed out.
+    Means and standard deviations over trials; the mark is a random guess, and relations that were not scored are grey.
     """
     found = [analysis.per_relation(model.main, analysis.faithfulness) for model in models]
     plotting.need(any(found), "no relation was scored for any LM")
@@ -108,7 +95,7 @@ def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
 
 
 def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
-    """Plot faithfulness by relation of one LM against another's for each pair, with Spearman's R (app:models)."""
+    """Faithfulness by relation on one LM against another, with Spearman's rank correlation (app:models)."""
     found = {
         name: analysis.per_relation(model.main, analysis.faithfulness)
         for name, model in zip(analysis.names_of(models), models, strict=True)
@@ -132,19 +119,14 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
 def dataset(models: Sequence[ModelResults]) -> Section:
     """Return the relations and what is known of them (tables "dataset", "full-dataset" and "first_token_filter")."""
     *tables, tokens = dataset_tables(models)
-    picture = Picture(
-        "known",
-        "Test samples whose object the LM itself predicts, the only ones that count. Means over trials.",
-        lambda: plot_known(models),
-    )
     shown = (*tables, *([tokens] if len(tokens.rows) > 1 else []))
-    return Section("Relations and what is known of them", (picture,), shown)
+    return Section("Relations and what is known of them", (picture_of(plot_known, models),), shown)
 
 
 def plot_known(models: Sequence[ModelResults]) -> Figure:
-    """Plot the fraction of each relation's test samples that an LM knows (compare table full-dataset).
+    """Test samples whose object the LM itself predicts, the only ones that count (compare table full-dataset).
 
-    Bars are means over trials with their deviations, grey where a relation was not scored for an LM.
+    Means and standard deviations over trials, grey where a relation was not scored.
     """
     found = [
         analysis.spreads((record.relation, record.known / record.tested) for record in model.main if record.tested)

@@ -19,16 +19,16 @@ _PROMPTS = {
 
 
 def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micro", "macro"] = "micro") -> Table:
-    """Recall of what the LM knows, in prompts that distract it (table "attribute-lens").
+    """Return the recall of what the LM knows, in prompts that distract it (table "attribute-lens").
 
     Args:
-        results: What `latent_knowledge` found for one LM, with either kind of prompts or with both.
-        average: ``"micro"`` weighs each prompt alike, ``"macro"`` each relation that has one, with standard deviations
-            over relations.
+        results: Results of `latent_knowledge` for one LM, with either kind of prompts or with both.
+        average: ``"micro"`` weights every prompt equally, ``"macro"`` every relation, with standard deviations over
+            relations.
 
     Returns:
-        The paper's rows, and below them the controls: the lens of another relation, the best answer that is the same
-        for all subjects of a relation, and guesses among the relation's objects.
+        The paper's rows, followed by controls: the lens of another relation, the best answer that is the same for all
+        subjects of a relation, and guesses among the relation's objects.
 
     Raises:
         LREError: If the results have different k, or `average` is unknown.
@@ -38,60 +38,56 @@ def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micr
     ks = {result.ks for result in results}
     if len(ks) > 1:
         raise LREError(f"results with different k do not fit into one table: {', '.join(map(str, sorted(ks)))}")
-    kinds = [kind for kind in _PROMPTS if any(result.distraction == kind for result in results)]
-    rows, controls = (
-        [
-            _row(label, [result for result in results if result.distraction == kind], found, false, average)
-            for kind in kinds
-            for label, found, false in lines(*_PROMPTS[kind])
-        ]
-        for lines in (_lines, _controls)
-    )
     columns = next(iter(ks), KS)
+    rows: list[Row] = []
+    controls: list[Row] = []
+    for kind, (prompt, short) in _PROMPTS.items():
+        group = [result for result in results if result.distraction == kind]
+        if group:
+            rows += [
+                _reader(group, prompt, LM, average),
+                _reader(group, f"Attribute lens on {short} prompts", LENS, average),
+            ]
+            controls += [
+                _reader(group, f"Lens of another relation on {short} prompts", OTHER_LENS, average),
+                _row(group, f"Most frequent objects, {short} prompts", lambda result: result.most_frequent, average),
+                _row(group, f"Random guess, {short} prompts", lambda result: result.guessed, average),
+            ]
     over = "prompts" if average == "micro" else "relations, with standard deviations"
     return Table(
         "attribute_lens" if average == "micro" else "attribute_lens_macro",
-        f"The performance of the attribute lens on prompts that distract {results[0].model if results else 'the LM'}, "
-        "over facts that it knows undistracted: how often the first token of the true object, or of the false one, is "
-        f"among the k most likely. Means over {over}.",
+        f"Recall of the attribute lens on prompts that distract {results[0].model if results else 'the LM'}, over "
+        "facts that it knows undistracted: how often the first token of the true object, or of the false one, is among "
+        f"the k most likely. Means over {over}.",
         ("condition", *(f"R@{k}" for k in columns), f"false object R@{columns[0]}", "prompts"),
         (*rows, *controls),
         totals=len(controls),
     )
 
 
-_Line = tuple[str, _Counts, _Counts]
+def _reader(results: Sequence[LatentKnowledge], label: str, name: str, average: str) -> Row:
+    """Return the row of the LM or of a lens, which may answer the false object too."""
+    found, false = (lambda result: result.found.get(name, ())), (lambda result: result.false_found.get(name, ()))
+    return _row(results, label, found, average, false)
 
 
-def _lines(prompt: str, short: str) -> list[_Line]:
-    """The paper's rows for one kind of prompts: label, and how true and false objects are counted."""
-    return [(prompt, *_reader(LM)), (f"Attribute lens on {short} prompts", *_reader(LENS))]
-
-
-def _controls(_: str, short: str) -> list[_Line]:
-    return [
-        (f"Lens of another relation on {short} prompts", *_reader(OTHER_LENS)),
-        (f"Most frequent objects, {short} prompts", lambda result: result.most_frequent, lambda result: ()),
-        (f"Random guess, {short} prompts", lambda result: result.guessed, lambda result: ()),
-    ]
-
-
-def _reader(name: str) -> tuple[_Counts, _Counts]:
-    return lambda result: result.found.get(name, ()), lambda result: result.false_found.get(name, ())
-
-
-def _row(label: str, results: Sequence[LatentKnowledge], found: _Counts, false: _Counts, average: str) -> Row:
+def _row(
+    results: Sequence[LatentKnowledge], label: str, found: _Counts, average: str, false: _Counts = lambda result: ()
+) -> Row:
     counted = [result for result in results if result.known and found(result)]
     recalls = [_mean(counted, found, i, average) for i in range(len(results[0].ks))]
     return (label, *recalls, _mean(counted, false, 0, average), sum(result.known for result in counted))
 
 
 def _mean(results: Sequence[LatentKnowledge], counts: _Counts, index: int, average: str) -> Cell:
-    """Share of the known facts that were found at one k; None where it was not counted."""
+    """Return the fraction of the known facts that were found at one k; None where it was not counted."""
     if not results or not all(map(counts, results)):
         return None
-    relations = dict.fromkeys(result.relation for result in results)
-    apart = [[result for result in results if result.relation == name] for name in relations]
-    groups = [results] if average == "micro" else apart
-    shares = [sum(counts(r)[index] for r in group) / sum(r.known for r in group) for group in groups]
-    return shares[0] if average == "micro" else spread(shares)
+    by_relation: dict[str, list[LatentKnowledge]] = {}
+    for result in results:
+        by_relation.setdefault("" if average == "micro" else result.relation, []).append(result)
+    fractions = [
+        sum(counts(result)[index] for result in group) / sum(result.known for result in group)
+        for group in by_relation.values()
+    ]
+    return fractions[0] if average == "micro" else spread(fractions)

@@ -11,7 +11,7 @@ from lre_lightning.records.selection import Criterion, reselect
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, SCORES, ModelResults
 from lre_lightning.report.plotting import LOOKS, Series
-from lre_lightning.report.sections import Picture, Section, missing
+from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table, alphabetical
 
 if TYPE_CHECKING:
@@ -47,19 +47,13 @@ def relations(records: Sequence[TrialRecord]) -> Section:
     if not scored:
         note = "No relation was scored: the LM knows fewer than n test samples of each."
         return Section("Relations", tables=(table,), note=note)
-    picture = Picture(
-        "relations",
-        "Faithfulness of the LRE to the LM's computation, and causality, by relation. Means and standard deviations "
-        "over trials; the mark is a random guess.",
-        lambda: plot_relations(records),
-    )
-    return Section("Relations", (picture,), (table,))
+    return Section("Relations", (picture_of(plot_relations, records),), (table,))
 
 
 def plot_relations(records: Sequence[TrialRecord]) -> Figure:
-    """Plot faithfulness and causality by relation, with random guesses, most faithful first (fig:faithfulness-by-rel).
+    """Faithfulness and causality of the LRE by relation, most faithful first (fig:faithfulness-by-rel).
 
-    Bars are means over trials with their deviations. Relations that were not scored are counted and left out.
+    Means and standard deviations over trials; the mark is a random guess. Relations that were not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     plotting.need(scored, "no relation was scored")
@@ -93,18 +87,13 @@ def categories(model: ModelResults) -> Section:
         ),
         totals=1,
     )
-    picture = Picture(
-        "categories",
-        "LRE performance by category of relations. Means and standard deviations over relations.",
-        lambda: plot_categories([model]),
-    )
-    return Section("Categories", (picture,), (table,))
+    return Section("Categories", (picture_of(plot_categories, [model]),), (table,))
 
 
 def plot_categories(models: Sequence[ModelResults]) -> Figure:
-    """Plot faithfulness and causality by category and over all relations, a bar per LM (fig:lre_other_models).
+    """Faithfulness and causality by category of relations (fig:lre_other_models).
 
-    Bars are means over relations with their deviations.
+    Means and standard deviations over relations.
     """
     scored = [record for model in models for record in analysis.counted(model.main)]
     plotting.need(scored, "no relation was scored for any LM")
@@ -132,11 +121,9 @@ def agreement(records: Sequence[TrialRecord]) -> Section:
         return (criterion, analysis.agreement(chosen), len(pairs), *scores, signs[1], signs[0], signs[-1])
 
     def picture(criterion: Criterion) -> Picture:
-        return Picture(
-            f"scatter_by_{criterion}",
-            f"Faithfulness against causality with layer and rank chosen by {criterion}. Each dot is a relation.",
-            lambda: plot_scatter(reselect(records, criterion), f"Chosen by {criterion}"),
-        )
+        note = f"Layer and rank are chosen by {criterion}."
+        chosen, title = reselect(records, criterion), f"Chosen by {criterion}"
+        return picture_of(plot_scatter, chosen, title, name=f"scatter_by_{criterion}", note=note)
 
     table = Table(
         "correlations",
@@ -151,13 +138,13 @@ def agreement(records: Sequence[TrialRecord]) -> Section:
 
 
 def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
-    """Plot faithfulness against causality, a dot per relation (fig:faith_vs_edit).
+    """Faithfulness against causality, a dot per relation (fig:faith_vs_edit).
 
-    After `reselect` by faithfulness it is the paper's fig:scatter_faith. Dots are filled where the LM knows 30 or more
-    test samples, on average over trials; the relations farthest from the diagonal are named.
+    Dots are filled where the LM knows 30 or more test samples, on average over trials. The relations farthest from the
+    diagonal are named.
 
     Args:
-        records: Records of one LM.
+        records: Records of one LM; after `reselect` by faithfulness the figure is the paper's fig:scatter_faith.
         title: Text that precedes the correlation in the title.
     """
     faithful, causal = (analysis.per_relation(records, score) for score in SCORES.values())
@@ -190,11 +177,11 @@ def underestimation(records: Sequence[TrialRecord]) -> Section:
     if not pairs.total():
         return missing(title, "How much W underestimates changes of F was", "--model.fitting.line_integrals 10")
     ratios = analysis.underestimation(records)
-    measure = "Ratio between the actual change of F from one subject to another and the change that W estimates"
     table = Table(
         "underestimation",
-        f"{measure} on {analysis.lm_of(records)}. Means and standard deviations over pairs of subjects; pairs whose "
-        "estimate is not positive are left out.",
+        "Ratio between the actual change of F from one subject to another and the change that W estimates on "
+        f"{analysis.lm_of(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not "
+        "positive are left out.",
         ("relation", "pairs", "left out", "underestimation ratio"),
         tuple(
             (name, used[name], pairs[name] - used[name], ratios.get(name))
@@ -203,14 +190,13 @@ def underestimation(records: Sequence[TrialRecord]) -> Section:
         ),
         digits=3,
     )
-    caption = f"{measure}. Means and standard deviations over pairs of subjects."
-    return Section(title, (Picture("underestimation", caption, lambda: plot_underestimation(records)),), (table,))
+    return Section(title, (picture_of(plot_underestimation, records),), (table,))
 
 
 def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
-    """Plot the ratio of the change of F between two subjects to its estimate by W, by relation (table "line_int").
+    """Ratio of the actual change of F from one subject to another to the change that W estimates (table "line_int").
 
-    Mean over pairs of subjects with its deviation; at 1 nothing is underestimated.
+    Means and standard deviations over pairs of subjects; at 1 nothing is underestimated.
     """
     ratios = analysis.underestimation(records)
     plotting.need(ratios, "the records hold no line integrals")
@@ -244,19 +230,16 @@ def templates(model: ModelResults) -> Section:
         ("relation", "prompt template", *SCORES),
         tuple(row for name in several for row in found[name]),
     )
-    picture = Picture(
-        "templates",
-        "LRE performance by relation and prompt template. Means over trials.",
-        lambda: plot_templates(model.by_template),
-    )
-    return Section("Prompt templates", (picture,), (table,))
+    return Section("Prompt templates", (picture_of(plot_templates, model.by_template),), (table,))
 
 
 def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
-    """Plot faithfulness and causality by relation with each of its prompt templates (compare table prompt_template).
+    """Faithfulness and causality by relation and prompt template (compare table prompt_template).
+
+    Means over trials, for the relations with several templates.
 
     Args:
-        by_template: Records of one LM by the index of the relations' templates; relations with only one are left out.
+        by_template: Records of one LM by the index of the relations' templates.
     """
     groups = sorted(by_template.items())
     found = {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lre_lightning.report.tables import Table
 
@@ -42,6 +45,16 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     note: str = ""
+
+
+def picture_of(plot: Callable[..., Figure], *args: Any, name: str = "", note: str = "", **options: Any) -> Picture:
+    """Return a figure to be plotted, whose name and caption are those of the function that plots it.
+
+    The caption is the function's docstring without its arguments and references to the paper, followed by a `note`.
+    """
+    text = inspect.cleandoc(plot.__doc__ or "").split("\n\nArgs:")[0]
+    caption = re.sub(r" \((compare )?(fig|app|table)\W[^)]*\)", "", " ".join([*text.split(), note]).strip())
+    return Picture(name or plot.__name__.removeprefix("plot_"), caption, partial(plot, *args, **options))
 
 
 def missing(title: str, what: str, option: str) -> Section:

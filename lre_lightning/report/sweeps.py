@@ -12,7 +12,7 @@ from lre_lightning.records.summary import spread
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import SCORES, BetaScores, ModelResults, Sweep
 from lre_lightning.report.plotting import LOOKS, MEAN, STYLES, Style
-from lre_lightning.report.sections import Picture, Section, missing
+from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def sweep_rows(
 
 
 def over_relations_of(records: Iterable[TrialRecord]) -> str:
-    """Return the sentence of a caption that says how many relations the means are over."""
+    """Return the end of a caption with the number of relations."""
     return f"Means and standard deviations over {plotting.number_of(len(analysis.categories(records)))}."
 
 
@@ -71,18 +71,8 @@ def layers(records: Sequence[TrialRecord]) -> Section:
     )
     if len(table.rows) < 2:
         return missing("Layers", "Other layers were", "several --model.layers")
-    mean = Picture(
-        "layers",
-        "LRE performance by layer. Means over relations, with the middle half of the relations shaded.",
-        lambda: plot_layers(records),
-    )
-    each = Picture(
-        "layers_by_relation",
-        "LRE performance by layer for each relation. Means over trials, with their deviations shaded; the line is the "
-        "chosen layer.",
-        lambda: plot_layers_by_relation(records),
-    )
-    return Section("Layers", (mean, each), (table,))
+    pictures = (picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records))
+    return Section("Layers", pictures, (table,))
 
 
 def _mean_curves(sweeps: Mapping[str, Sweep]) -> tuple[Figure, Axes]:
@@ -98,9 +88,9 @@ def _mean_curves(sweeps: Mapping[str, Sweep]) -> tuple[Figure, Axes]:
 
 
 def plot_layers(records: Sequence[TrialRecord]) -> Figure:
-    """Plot faithfulness and causality by layer, mean over relations with the middle half shaded (compare fig:sweep).
+    """Faithfulness and causality by layer (compare fig:sweep).
 
-    Faithfulness is at each relation's beta, causality at its rank. Only records with the most common layers count.
+    Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
     kept = analysis.on_most(records, "layers")
     plotting.need(kept, "no relation was scored")
@@ -111,9 +101,9 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
 
 
 def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
-    """Plot faithfulness and causality by layer for each relation, most faithful first (fig:sweep).
+    """Faithfulness and causality by layer for each relation, most faithful first (fig:sweep).
 
-    Means over trials with their deviations shaded; the chosen layer and the random guess are marked.
+    Means over trials, with their deviations shaded; the lines are the chosen layer and the random guess.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     plotting.need(scored, "no relation was scored")
@@ -148,14 +138,7 @@ def mode_switch(model: ModelResults) -> Section:
         ("layer", *series),
         tuple((*one, other[1]) for one, other in zip(*rows, strict=True)),
     )
-    picture = Picture(
-        "mode_switch",
-        "Later layers switch from enriching s to predicting the next token: LRE faithfulness by layer with and without "
-        "relation-specific text in the prompt. Where the prompt ends with the subject, s at the last layer is o "
-        "itself.",
-        lambda: plot_mode_switch(model.main, model.bare),
-    )
-    return Section(title, (picture,), (table,))
+    return Section(title, (picture_of(plot_mode_switch, model.main, model.bare),), (table,))
 
 
 def _both(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> dict[str, list[TrialRecord]]:
@@ -169,9 +152,10 @@ def _both(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> dict[str,
 
 
 def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> Figure:
-    """Plot faithfulness by layer with and without relation-specific text in the prompts (fig:mode-switch).
+    """Faithfulness by layer with and without relation-specific text in the prompt (fig:mode-switch).
 
-    A panel with the mean over the relations that have both, the middle half shaded, is followed by one per relation.
+    Later layers switch from enriching s to predicting the next token. Where the prompt ends with the subject, s at the
+    last layer is o itself.
 
     Args:
         main: Records with the relations' own templates.
@@ -198,19 +182,13 @@ def ranks(records: Sequence[TrialRecord]) -> Section:
     )
     if len(table.rows) < 2:
         return missing("Ranks", "Other ranks were", "several --model.ranks")
-    picture = Picture(
-        "ranks",
-        "Faithfulness with W truncated to a rank, and causality with W inverted at it, at the chosen layers. Means "
-        "over relations, with the middle half of the relations shaded.",
-        lambda: plot_ranks(records),
-    )
-    return Section("Ranks", (picture,), (table,))
+    return Section("Ranks", (picture_of(plot_ranks, records),), (table,))
 
 
 def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
-    """Plot faithfulness with W truncated to a rank, and causality, by rank at the chosen layers (fig:rank-sweep).
+    """Faithfulness with W truncated to a rank, and causality with W inverted at it (fig:rank-sweep).
 
-    Mean over relations with the middle half shaded. Only records with the most common ranks count.
+    Means over relations at the chosen layers, with the middle half of the relations shaded.
     """
     kept = analysis.on_most(records, "ranks")
     plotting.need(kept, "no relation was scored")
@@ -250,19 +228,13 @@ def betas(records: Sequence[TrialRecord]) -> Section:
         tuple(map(row, scores)),
         exact=("β",),
     )
-    picture = Picture(
-        "betas",
-        "LRE performance by β, and the correlation of faithfulness and causality over relations.",
-        lambda: plot_beta(records),
-    )
-    return Section("Choosing β", (picture,), (table,))
+    return Section("Choosing β", (picture_of(plot_beta, records, name="betas"),), (table,))
 
 
 def plot_beta(records: Sequence[TrialRecord]) -> Figure:
-    """Plot mean faithfulness, mean causality and their correlation over relations by beta (compare table "beta").
+    """Faithfulness, causality and their correlation over relations by β (compare table "beta").
 
-    The deviation of faithfulness over relations is shaded; stars mark the betas of the best correlation and of the best
-    mean faithfulness.
+    The deviation of faithfulness over relations is shaded; stars mark the best correlation and the best faithfulness.
     """
     scores = analysis.beta_scores(records)
     plotting.need(scores, "the records have no beta in common")
@@ -309,18 +281,13 @@ def n_shots(model: ModelResults) -> Section:
         ("n", *SCORES),
         tuple((n, *analysis.both_scores(records)) for n, records in kept.items()),
     )
-    picture = Picture(
-        "n_shots",
-        "LRE performance by n. Means and standard deviations over relations; thin lines are relations.",
-        lambda: plot_n(by_n),
-    )
-    return Section("Number of examples", (picture,), (table,))
+    return Section("Number of examples", (picture_of(plot_n, by_n, name="n_shots"),), (table,))
 
 
 def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
-    """Plot faithfulness and causality by the number n of training examples (fig:varying_n).
+    """Faithfulness and causality by the number n of training examples (fig:varying_n).
 
-    Thin lines are the relations that were scored at every n, the thick line is their mean with its deviation.
+    Thin lines are relations, the thick line is their mean with its standard deviation.
     """
     counts = sorted(by_n)
     figure = plotting.new_figure(10, 4.4)
