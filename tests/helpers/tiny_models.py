@@ -1,4 +1,4 @@
-"""One tiny random model a supported family, with parameters moved off their initial values."""
+"""A tiny random model per supported family, with parameters moved off their initial values."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
-    """A random model of the family, of width `WIDTH` and `LAYERS` blocks."""
+    """Return a random model of the family, of width `WIDTH` with `LAYERS` blocks."""
     prefix, options = FAMILIES[family]
     config = getattr(transformers, f"{prefix}Config")(**{**options, **changes})
-    config._experts_implementation = "eager"  # torch's grouped products of experts know no float64
+    config._experts_implementation = "eager"  # torch's grouped products of experts do not support float64
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
@@ -110,10 +110,10 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
 
 
 class WideTorch(types.ModuleType):
-    """`torch` as a modeling file sees it, with float64 where the file asks for float32.
+    """A stand-in for `torch` in a modeling file, with float64 instead of float32.
 
-    Several families compute norms, attention weights or positions in float32 whatever the model's dtype. A float64
-    comparison of two ways to compute a Jacobian is one of float32 rounding then, unless those casts are widened.
+    Several families compute norms, attention weights or positions in float32 whatever the model's dtype. Without wider
+    casts, comparisons in float64 would only see float32 rounding.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class WideTorch(types.ModuleType):
 
 
 def widen_casts(monkeypatch: Any, family: str) -> None:
-    """Let a family's modeling code compute in float64 where it casts to float32."""
+    """Make a family's modeling code compute in float64 where it casts to float32."""
     config = getattr(transformers, f"{FAMILIES[family][0]}Config").__module__
     monkeypatch.setattr(importlib.import_module(config.replace("configuration_", "modeling_")), "torch", WideTorch())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)

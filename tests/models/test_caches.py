@@ -84,7 +84,6 @@ def test_a_join_looks_like_the_tensor_without_computing_it(shape, never_joined):
 UNKNOWN = {
     "pad": lambda states: functional.pad(states, (0, 1, 2, 0)),
     "sum": lambda states: states + 1,
-    "sum from the left": lambda states: 1 + states,
     "einsum": lambda states: torch.einsum("bhpw,bhqw->bhpq", states, states),
     "baddbmm": lambda states: torch.baddbmm(
         random(1), random(len(states) * HEADS, 2, WIDTH), states.reshape(-1, states.shape[-2], WIDTH).mT
@@ -94,10 +93,7 @@ UNKNOWN = {
     "last positions": lambda states: states[:, :, -3:],
     "a new axis at the end": lambda states: states[..., None],
     "a new axis at the front": lambda states: states[None, :, :, :, :],
-    "a new axis between positions and width": lambda states: states[:, :, :, None, :],
-    "a row": lambda states: states[1],
     "other axes": lambda states: states.transpose(1, 2),
-    "first axes": lambda states: torch.transpose(states, 0, 1),
     "permute": lambda states: states.permute(0, 2, 3, 1),
     "flattened heads": lambda states: states.reshape(len(states) * HEADS, -1, WIDTH),
     "width split": lambda states: states.view(len(states), HEADS, -1, WIDTH // 2, 2),
