@@ -57,7 +57,7 @@ def _copy(cache: Cache, update: Callable[..., Any] | None = None) -> Cache:
 
 
 def _join(layer: Any, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Joined, Joined]:
-    """Replace the `update` of a cache layer, which stays as it is."""
+    """Replace the `update` of a cache layer, and leave the layer unchanged."""
     return Joined(layer.keys, keys), Joined(layer.values, values)
 
 

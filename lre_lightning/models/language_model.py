@@ -37,8 +37,8 @@ LOGIT_BYTES = 2**27
 class LanguageModel(nn.Module):
     """A frozen decoder-only LM: its layers, its hidden states, its decoder head D.
 
-    An LM that is on several devices, offloaded or quantized stays as it is: `to`, `cuda` and Lightning do not move it,
-    and a cast is an error.
+    An LM that is on several devices, offloaded or quantized stays there: `to`, `cuda` and Lightning do not move it, and
+    a cast is an error.
 
     Args:
         model: A causal LM as `AutoModelForCausalLM` loads it, or your own with its `parts`. It is put in eval mode and
@@ -169,15 +169,15 @@ class LanguageModel(nn.Module):
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the LM, unless it stays as it is.
+        """Move or cast the LM, unless it is on several devices, offloaded or quantized.
 
         Raises:
-            LREError: If an LM that stays as it is is cast.
+            LREError: If such an LM is cast.
         """
         if not self._stays:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         elif fn(torch.empty(0, dtype=self.dtype)).dtype != self.dtype:
-            raise LREError(f"{self.name} is quantized or on several devices, and cannot be cast: load it in the dtype")
+            raise LREError(f"{self.name} is quantized or on several devices, and cannot be cast: load it in that dtype")
         return self
 
     def check_layers(self, layers: Iterable[Layer] | None) -> tuple[Layer, ...]:

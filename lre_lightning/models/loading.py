@@ -106,7 +106,7 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(path, **given)
     except LREError:
         raise
-    except Exception as error:  # whatever may be wrong with a hub, a config or a file of weights
+    except Exception as error:  # of a hub, a config, a file of weights, a device
         where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
         raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {first_line(error)}") from error
 

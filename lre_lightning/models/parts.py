@@ -110,7 +110,7 @@ def find_parts(model: nn.Module) -> Parts:
 
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise _unsupported(name, "it is no Hugging Face PreTrainedModel, so its parts must be declared")
+        raise _unsupported(name, "it is not a Hugging Face PreTrainedModel, so its parts must be declared")
     if getattr(model.config, "is_encoder_decoder", False):
         raise _unsupported(name, "it has an encoder beside its decoder")
     backbone, embedding, unembedding = model.base_model, model.get_input_embeddings(), model.get_output_embeddings()
@@ -142,7 +142,7 @@ def _probe_ids(parts: Parts) -> Tensor:
 def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
     try:
         return module(**inputs)
-    except Exception as error:  # whatever a model of another kind stumbles over
+    except Exception as error:  # a model of another kind may fail in any way
         raise _unsupported(name, f"a few tokens cannot be run through it ({first_line(error)})") from error
 
 
@@ -260,7 +260,7 @@ def _check_gradients(name: str, parts: Parts) -> None:
         weight: Any = module.weight
         if not weight.is_floating_point():
             raise _unsupported(
-                name, f"the weights of its {type(module).__name__} are quantized: leave them as they are"
+                name, f"the weights of its {type(module).__name__} are quantized: quantize only its blocks"
             )
     cut: list[nn.Module] = []
 

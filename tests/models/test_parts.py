@@ -258,5 +258,7 @@ def test_a_model_whose_suffixes_differ_from_whole_prompts_is_refused(own, body):
 
 
 def test_the_parts_of_an_unknown_model_must_be_declared(own):
-    with pytest.raises(LREError, match="OwnLM is not supported: it is no Hugging Face PreTrainedModel, so its parts"):
+    with pytest.raises(
+        LREError, match="OwnLM is not supported: it is not a Hugging Face PreTrainedModel, so its parts"
+    ):
         LanguageModel(own)

@@ -30,7 +30,7 @@ class NoGradient(torch.autograd.Function):
 
 
 class IntegerLinear(torch.nn.Module):
-    """A layer of a quantization that nobody here knows."""
+    """A layer of an unknown quantization."""
 
     def __init__(self, linear):
         super().__init__()
@@ -147,5 +147,5 @@ def test_a_quantized_vocabulary_is_refused():
     head = bnb.nn.Linear8bitLt(64, model.lm_head.out_features, bias=False, has_fp16_weights=False)
     head.load_state_dict(model.lm_head.state_dict())
     model.lm_head = head.to("cpu")
-    with pytest.raises(LREError, match="the weights of its Linear8bitLt are quantized: leave them as they are"):
+    with pytest.raises(LREError, match="the weights of its Linear8bitLt are quantized: quantize only its blocks"):
         LanguageModel(model)
