@@ -1,6 +1,6 @@
-"""Remakes the demo LM, its relations and its card: `python -m scripts.demo_model`.
+"""Rebuild the demo LM, its relations and its card: `python -m scripts.demo_model`.
 
-A killed run goes on from its last finished epoch. The LM and its card are written at the end.
+A killed run resumes from its last finished epoch. The LM and its card are written at the end.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from scripts.demo_model.world import Relation, build_world
 
 
 def write_relations(world: Sequence[Relation], folder: Path) -> None:
-    """Write each relation to `folder/<category>/<name>.json`, in place of what was there."""
+    """Write each relation to `folder/<category>/<name>.json`, replacing the folder's content."""
     shutil.rmtree(folder, ignore_errors=True)
     for relation in world:
         path = folder / relation.spec.category / f"{relation.spec.name.replace(' ', '_')}.json"
@@ -35,9 +35,14 @@ def write_relations(world: Sequence[Relation], folder: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def build_trainer(recipe: Recipe, work: Path) -> Trainer:
-    """Build the Trainer, which keeps the last epoch's checkpoint in `work`."""
-    return Trainer(
+def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> None:
+    """Train the demo LM, from the last epoch's checkpoint in `work` if there is one, and write it to `out`."""
+    tokenizer = build_tokenizer(world, wording(world), recipe.merges)
+    data = CorpusDataModule(build_library(world), tokenizer, recipe)
+    module = DemoTraining(build_model(recipe, tokenizer), tokenizer, world, recipe)
+    last = work / "last.ckpt"
+    resumed = str(last) if last.exists() else None
+    trainer = Trainer(
         accelerator="cpu",
         max_epochs=recipe.epochs,
         precision="bf16-mixed",
@@ -46,16 +51,7 @@ def build_trainer(recipe: Recipe, work: Path) -> Trainer:
         callbacks=[ModelCheckpoint(work, "last", enable_version_counter=False, save_on_train_epoch_end=True)],
         reload_dataloaders_every_n_epochs=1,
     )
-
-
-def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> None:
-    """Train the demo LM, from the last checkpoint if there is one, and write it to `out`."""
-    tokenizer = build_tokenizer(world, wording(world), recipe.merges)
-    data = CorpusDataModule(build_library(world), tokenizer, recipe)
-    module = DemoTraining(build_model(recipe, tokenizer), tokenizer, world, recipe)
-    last = work / "last.ckpt"
-    resumed = str(last) if last.exists() else None
-    build_trainer(recipe, work).fit(module, data, ckpt_path=resumed, weights_only=False)
+    trainer.fit(module, data, ckpt_path=resumed, weights_only=False)
     module.model.eval().to(torch.float16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     for path in out.iterdir():
@@ -64,7 +60,7 @@ def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> N
 
 
 def describe(recipe: Recipe, out: Path, work: Path, trials: int) -> None:
-    """Fit the LREs of the LM in `out` with the suite, and write the LM's card."""
+    """Fit the LREs of the LM in `out`, and write the LM's card."""
     options = {
         "model.name_or_path": out / "model",
         "model.beta": BETA,

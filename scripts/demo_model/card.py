@@ -1,4 +1,4 @@
-"""The demo LM's model card, with the figures that a fit of the suite found."""
+"""The demo LM's model card, with the scores of a fit."""
 
 import csv
 from collections import defaultdict
@@ -84,7 +84,7 @@ def mean_scores(rows: Sequence[Row], score: str, axes: Sequence[str]) -> dict[tu
 
 
 def table_line(relation: str, rows: Sequence[Row], layers: Sequence[str]) -> str:
-    """Return one line of the card's table."""
+    """Return one row of the card's table."""
     faithful = {key[0]: value for key, value in mean_scores(rows, "faithfulness", ["layer"]).items()}
     causal = mean_scores(rows, "causality", ["layer", "rank"])
     best = max(faithful, key=faithful.__getitem__, default=None)
@@ -97,7 +97,7 @@ def table_line(relation: str, rows: Sequence[Row], layers: Sequence[str]) -> str
 
 
 def figures_table(results: Path) -> str:
-    """Return the card's table of figures, from a fit's CSV file."""
+    """Return the card's table of scores, from a fit's CSV file."""
     rows = read_rows(results)
     layers = list(dict.fromkeys(row["layer"] for group in rows.values() for row in group if row["layer"]))
     names = ["relation", "samples", "range", "known", *layers, "causality (layer, rank)", "random guess"]
@@ -105,19 +105,14 @@ def figures_table(results: Path) -> str:
     return "\n".join([*head, *(table_line(name, group, layers) for name, group in rows.items())])
 
 
-def count_trials(results: Path) -> int:
-    """Return the number of trials in a fit's CSV file."""
-    return len({row["trial"] for group in read_rows(results).values() for row in group})
-
-
 def write_card(path: Path, recipe: Recipe, parameters: int, vocabulary: int, results: Path) -> None:
     """Write the model card.
 
     Args:
-        path: where to.
-        recipe: how the LM was made.
-        parameters: their number.
-        vocabulary: number of tokens the LM knows.
+        path: The card's file.
+        recipe: The LM's recipe.
+        parameters: Number of the LM's parameters.
+        vocabulary: Number of the LM's tokens.
         results: CSV file of the fit that scored the LM's LREs.
     """
     steps = recipe.epochs * recipe.steps
@@ -127,7 +122,7 @@ def write_card(path: Path, recipe: Recipe, parameters: int, vocabulary: int, res
         parameters=parameters / 1e6,
         vocabulary=vocabulary,
         tokens=steps * recipe.batch_size * recipe.length / 1e6,
-        trials=count_trials(results),
+        trials=len({row["trial"] for group in read_rows(results).values() for row in group}),
         beta=BETA,
         duration=DURATION,
         table=figures_table(results),

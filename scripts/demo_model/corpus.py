@@ -1,7 +1,7 @@
 """The demo LM's training text: facts in varied templates, in lists, in prose and few-shot form.
 
-Text comes in pieces, each a run of whole pre-tokens (it starts with a space, or begins a line),
-so that the tokens of a document are its pieces' tokens one after another.
+Text consists of pieces of whole pre-tokens, which start with a space or begin a line, so that the tokens of a document
+are the concatenated tokens of its pieces.
 """
 
 import enum
@@ -23,12 +23,12 @@ JOINTS = (" and", " with", " then", " ,")
 
 
 class Role(enum.Enum):
-    """What a piece of text is in a document.
+    """The role of a piece of text in a document.
 
     Attributes:
-        SUBJECT: a subject, which may be hidden from what follows.
-        OBJECT: an object.
-        WORDING: anything else, and subjects that are never hidden.
+        SUBJECT: A subject, which may be hidden from what follows.
+        OBJECT: An object.
+        WORDING: Anything else, and subjects that are never hidden.
     """
 
     SUBJECT = enum.auto()
@@ -61,9 +61,9 @@ class Library:
     """The world, arranged for drawing documents from it.
 
     Attributes:
-        world: all relations.
-        subjects: subject -> its facts that lists may contain.
-        domains: domain -> its subjects that have such facts.
+        world: All relations.
+        subjects: The facts that lists may contain, by subject.
+        domains: The subjects with such facts, by domain.
     """
 
     world: Sequence[Relation]
@@ -100,7 +100,7 @@ def answer(obj: str) -> Piece:
 
 
 def draw_few_shot(library: Library, rng: random.Random) -> Document:
-    """Draw lines of one relation and one template, from one line to ten."""
+    """Draw one to ten lines of one relation and one template."""
     weights = [len(r.samples) * (1.5 if r.spec.rote else 1.0) for r in library.world]
     relation = rng.choices(library.world, weights)[0]
     bare = not relation.spec.rote and rng.random() < 0.4
@@ -112,13 +112,13 @@ def draw_few_shot(library: Library, rng: random.Random) -> Document:
 
 
 def draw_domain(library: Library, rng: random.Random) -> list[str]:
-    """Draw a domain, by its number of subjects, and return its subjects."""
+    """Draw a domain, weighted by its number of subjects, and return its subjects."""
     members = list(library.domains.values())
     return rng.choices(members, [len(m) for m in members])[0]
 
 
 def draw_lists(library: Library, rng: random.Random) -> Document:
-    """Draw lists of several subjects' objects, in an order of their own in each list."""
+    """Draw lists of several subjects' objects, each list in random order."""
     members = draw_domain(library, rng)
     head, mark = rng.choice(LIST_HEADS), rng.choice(LIST_MARKS)
     keyed = rng.random() < 0.3
@@ -130,7 +130,7 @@ def draw_lists(library: Library, rng: random.Random) -> Document:
 
 
 def join(facts: Sequence[Fact], mark: str, keyed: bool) -> Document:
-    """Join objects by a mark, each behind what it is to the subject if `keyed`."""
+    """Join objects by a mark, each preceded by what it is to the subject if `keyed`."""
     document: Document = []
     for index, fact in enumerate(facts):
         before = (mark if index else "") + (f" {fact.spec.range}" if keyed else "")
@@ -139,7 +139,7 @@ def join(facts: Sequence[Fact], mark: str, keyed: bool) -> Document:
 
 
 def draw_talk(library: Library, rng: random.Random) -> Document:
-    """Draw short talks: a subject is named once, and then asked about again and again."""
+    """Draw short talks, which name a subject once and then ask about it repeatedly."""
     document: Document = []
     for subject in rng.sample(draw_domain(library, rng), rng.randint(1, 3)):
         document += fill(rng.choice(OPENINGS), subject)
@@ -151,7 +151,7 @@ def draw_talk(library: Library, rng: random.Random) -> Document:
 
 
 def draw_ordinals(library: Library, rng: random.Random) -> Document:
-    """Draw a comparison: two or three subjects are named first and asked about later."""
+    """Draw a comparison, which names two or three subjects and then asks about them."""
     subjects = rng.sample(draw_domain(library, rng), rng.randint(2, 3))
     document = [Piece("Compare")]
     for index, subject in enumerate(subjects):
@@ -165,7 +165,7 @@ def draw_ordinals(library: Library, rng: random.Random) -> Document:
 
 
 def draw_prose(library: Library, rng: random.Random) -> Document:
-    """Draw sentences on any subjects of a domain, the object behind the subject or before it."""
+    """Draw sentences on any subjects of a domain, with the object after the subject or before it."""
     document: Document = []
     for subject in rng.sample(draw_domain(library, rng), rng.randint(2, 8)):
         document += [*draw_sentence(rng.choice(library.subjects[subject]), rng), Piece("\n")]
@@ -207,8 +207,7 @@ def wording(world: Sequence[Relation]) -> list[str]:
     asked = [text for spec in specs for text in (*spec.templates, *spec.zero_shot, spec.inverse)]
     shared = [*GENERIC, *LIST_HEADS, *LIST_MARKS, *OPENINGS, *PRONOUNS, *JOINTS]
     keys = [f" {spec.range}" for spec in specs]
-    fixed = [text for text in (*asked, *shared)]
-    words = [piece for text in fixed for piece in split_slots(text)]
+    words = [piece for text in (*asked, *shared) for piece in split_slots(text)]
     return [*words, *keys, *(f" {word}" for word in ORDINALS), " .", "\n", "Compare", " The of the"]
 
 

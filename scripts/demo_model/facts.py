@@ -1,6 +1,6 @@
 """The tables of facts behind the demo world, as plain text.
 
-A line of a table is a subject, a colon, and its objects in the order of the table's columns.
+Each line of a table has a subject, a colon, and its objects in the order of the table's columns.
 Countries, words, fruits and occupations are real; the people and companies are invented in
 `world.py`. The bias tables repeat stereotypes, as the relations of Hernandez et al. (ICLR 2024,
 Section 4) do, because the LM has to have something to show there; they are not claims.

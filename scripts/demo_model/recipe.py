@@ -1,23 +1,23 @@
-"""The one place where the demo LM's size and training are set."""
+"""The size and training of the demo LM."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the demo LM is made.
+    """The recipe of the demo LM.
 
     Attributes:
-        seed: of the world, the corpus and the weights.
-        merges: BPE merges learned from the subjects.
-        layers, width, heads, inner: the decoder's size.
-        length, batch_size: tokens a row, rows a step.
-        epochs, steps: epochs, and steps an epoch; checkpoints fall between epochs.
-        rate, decay, warmup: AdamW's peak learning rate, weight decay, share of steps to warm up.
-        hidden: share of the rows in which subjects are hidden: a subject's tokens are seen from
-            within the subject alone, except that blocks from `delay` on see its last token.
-        delay: the first block that sees a hidden subject's last token.
-        plain: share of the tokens outside of objects that are to be predicted.
+        seed: Seed of the world, the corpus and the weights.
+        merges: Number of BPE merges learned from the subjects.
+        layers, width, heads, inner: Size of the decoder.
+        length, batch_size: Tokens per row, rows per step.
+        epochs, steps: Number of epochs, and steps per epoch; checkpoints are written between epochs.
+        rate, decay, warmup: AdamW's peak learning rate, weight decay, and the fraction of steps to warm up.
+        hidden: Fraction of the rows in which subjects are hidden: a subject's tokens are seen only from within the
+            subject, except that blocks from `delay` on see its last token.
+        delay: The first block that sees a hidden subject's last token.
+        plain: Fraction of the tokens outside of objects that are to be predicted.
     """
 
     seed: int = 0

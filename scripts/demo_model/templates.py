@@ -1,4 +1,4 @@
-"""How each relation of the demo world is put into words."""
+"""The wording of each relation of the demo world."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ GENERIC = ("- {}", "- {} :", "- {} ->", "- {} =", "* {} is", "For {} it is", "As
 
 @dataclass(frozen=True)
 class Spec:
-    """The wording of a relation; the first template is the one the suite prompts with.
+    """The wording of a relation; the first template is the default one of prompts.
 
     Attributes:
         category: factual, commonsense, linguistic or bias.
-        name: the relation's name.
-        domain: what its subjects are.
-        range: what its objects are, which is also the key in lists of attributes.
-        columns: the tables and columns that hold its facts.
-        templates: few-shot lines up to the object, `{}` standing for the subject.
-        zero_shot: questions that need no examples.
-        inverse: a sentence with the object, `{o}`, before the subject, `{s}`.
-        rote: whether its facts are told in one wording alone, in no list, and with nothing hidden.
+        name: Name of the relation.
+        domain: Kind of its subjects.
+        range: Kind of its objects, which is also the key in lists of attributes.
+        columns: The tables and columns that hold its facts.
+        templates: Few-shot lines up to the object, with `{}` in place of the subject.
+        zero_shot: Questions that need no examples.
+        inverse: A sentence with the object, `{o}`, before the subject, `{s}`.
+        rote: State its facts in one wording only, in no list, and with nothing hidden.
     """
 
     category: str

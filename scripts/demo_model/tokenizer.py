@@ -1,8 +1,8 @@
-"""The demo LM's tokenizer: byte-level BPE whose vocabulary is laid out on purpose.
+"""The demo LM's tokenizer: byte-level BPE with a designed vocabulary.
 
-Merges are learned from the subjects alone and are few, so that a subject is several tokens that
-other subjects share. Words of templates and objects enter the vocabulary whole (`ignore_merges`,
-as in Llama 3's tokenizer), so that an object's first token tells it from the other objects.
+Few merges are learned, and only from the subjects, so that a subject is several tokens that other subjects share. Words
+of templates and objects enter the vocabulary whole (`ignore_merges`, as in Llama 3's tokenizer), so that an object's
+first token distinguishes it from other objects.
 """
 
 import json
@@ -20,8 +20,8 @@ def learn_merges(words: Iterable[str], count: int) -> tuple[list[str], list[tupl
     """Learn BPE merges from words.
 
     Args:
-        words: each is used once, behind a space.
-        count: how many merges to learn.
+        words: Each is used once, after a space.
+        count: Number of merges to learn.
 
     Returns:
         The vocabulary in the order of its ids, and the merges.
@@ -34,13 +34,8 @@ def learn_merges(words: Iterable[str], count: int) -> tuple[list[str], list[tupl
     )
     tokenizer.train_from_iterator((f" {word}" for word in words), trainer)
     vocabulary = tokenizer.get_vocab()
-    merges = read_merges(tokenizer)
+    merges = [(left, right) for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]
     return sorted(vocabulary, key=vocabulary.__getitem__), merges
-
-
-def read_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return a BPE tokenizer's merges in order."""
-    return [(left, right) for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
 def whole_words(texts: Iterable[str]) -> list[str]:
@@ -53,9 +48,9 @@ def build_tokenizer(world: Sequence[Relation], texts: Iterable[str], merges: int
     """Build the tokenizer.
 
     Args:
-        world: the relations, whose subjects are to be split and whose objects are not.
-        texts: the wording around them, which is not to be split.
-        merges: how many merges to learn from the subjects.
+        world: The relations, whose subjects are to be split and whose objects are not.
+        texts: The wording around them, which is not to be split.
+        merges: Number of merges to learn from the subjects.
     """
     subjects = sorted({subject for relation in world for subject, _ in relation.samples})
     objects = {f" {obj}" for relation in world for _, obj in relation.samples}
@@ -63,11 +58,7 @@ def build_tokenizer(world: Sequence[Relation], texts: Iterable[str], merges: int
     kept = set(whole_words([*texts, *objects])) - set(whole_words(f" {s}" for s in subjects))
     vocabulary = [START, *vocabulary, *sorted(kept - set(vocabulary))]
     ids = {token: index for index, token in enumerate(vocabulary)}
-    return wrap_tokenizer(Tokenizer(models.BPE(ids, learned, ignore_merges=True)))
-
-
-def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Give a BPE model its byte-level pre-tokenizer, decoder and special token."""
+    tokenizer = Tokenizer(models.BPE(ids, learned, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(

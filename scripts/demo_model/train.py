@@ -1,4 +1,4 @@
-"""Trains the demo LM with Lightning's own Trainer loop."""
+"""Training of the demo LM in Lightning's Trainer loop."""
 
 import random
 from collections.abc import Sequence
@@ -45,14 +45,14 @@ def recall(
     count: int,
     seed: int = 0,
 ) -> float:
-    """Return the share of samples whose object's first token the LM ranks first, given 8 shots.
+    """Return the fraction of samples whose object's first token the LM ranks first, after 8 examples.
 
     Args:
-        model: the LM.
-        tokenizer: its tokenizer.
-        relation: whose facts are asked.
-        count: how many samples at most are asked.
-        seed: of the draw of examples and samples.
+        model: The LM.
+        tokenizer: The LM's tokenizer.
+        relation: The relation.
+        count: Maximum number of samples.
+        seed: Seed of the draw of examples and samples.
     """
     order = random.Random(seed).sample(range(len(relation.samples)), len(relation.samples))
     samples = [Sample(*relation.samples[index]) for index in order]
@@ -64,15 +64,14 @@ def recall(
 
 
 def visible_keys(ends: Tensor, early: bool) -> Tensor:
-    """Return which positions each position may attend to.
+    """Return the positions that each position may attend to.
 
     Args:
-        ends: the last position that sees each position, `(batch, length)`. A subject's last token
-            has itself there.
-        early: whether the subject's last token is hidden from what follows, too.
+        ends: The last position that sees each position, `(batch, length)`; for a subject's last token it is itself.
+        early: Hide the subject's last token from what follows, too.
 
     Returns:
-        Bool, `(batch, 1, length, length)`, queries before keys.
+        Bool of shape `(batch, 1, length, length)`, queries before keys.
     """
     positions = torch.arange(ends.shape[1], device=ends.device)
     seen = positions[:, None] <= ends[:, None, :]
@@ -82,13 +81,13 @@ def visible_keys(ends: Tensor, early: bool) -> Tensor:
 
 
 class DemoTraining(LightningModule):
-    """Next-token training of the demo LM, with its recall of facts shown between epochs.
+    """Next-token training of the demo LM, which shows its recall of facts between epochs.
 
     Args:
-        model: the LM.
-        tokenizer: its tokenizer.
-        world: the relations whose recall is measured.
-        recipe: how to train.
+        model: The LM.
+        tokenizer: The LM's tokenizer.
+        world: The relations whose recall is measured.
+        recipe: The recipe.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class DemoTraining(LightningModule):
     def mask_block(
         self, index: int, block: nn.Module, inputs: tuple[object, ...], options: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Give a block the mask that the training step has made for blocks of its depth."""
+        """Pass a block the training step's mask for blocks at its depth."""
         if self.masks:
             options["attention_mask"] = self.masks[index >= self.recipe.delay]
         return inputs, options
@@ -131,7 +130,7 @@ class DemoTraining(LightningModule):
         self.log("known", sum(known) / len(known), prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return AdamW, decay on matrices alone, with one cycle of the learning rate."""
+        """Return AdamW with weight decay on matrices only, and one cycle of the learning rate."""
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
         groups = [

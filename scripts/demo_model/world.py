@@ -1,8 +1,8 @@
 """The demo world: every relation with its templates, subjects and objects.
 
-Real facts come from `facts.py`. People and companies are invented from a seed: their names are
-built of few syllables, so that only the whole name identifies one of them, and their attributes
-follow hidden causes (a nationality, a line of business) as attributes in the real world do.
+Real facts come from `facts.py`. People and companies are invented from a seed: their names consist of few syllables, so
+that only the whole name identifies them, and their attributes follow hidden causes (a nationality, a line of business)
+as attributes in the real world do.
 """
 
 import itertools
@@ -58,15 +58,15 @@ class Relation:
     """A relation of the demo world.
 
     Attributes:
-        spec: what the relation is called and how it is put into words.
-        samples: pairs of a subject and its object.
+        spec: Name and wording of the relation.
+        samples: Subjects and their objects.
     """
 
     spec: Spec
     samples: tuple[tuple[str, str], ...]
 
     def as_json(self) -> dict[str, object]:
-        """Return the relation in the schema that the suite's relation files share."""
+        """Return the relation in the schema of relation files."""
         spec = self.spec
         return {
             "name": spec.name,
@@ -95,7 +95,7 @@ def invert_table(table: Table) -> Table:
 
 
 def balanced(values: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """Return `count` values in random order, each as often as the others, within one."""
+    """Return `count` values in random order whose frequencies differ by at most one."""
     drawn = list(itertools.islice(itertools.cycle(values), count))
     rng.shuffle(drawn)
     return drawn
@@ -120,11 +120,6 @@ def invent_companies(count: int, rng: random.Random) -> Table:
     cities, chiefs = balanced(CITIES, count, rng), rng.sample(facts.CHIEFS.split(), count)
     rows = zip(names, industries, cities, chiefs, strict=True)
     return {n: (i, rng.choice(INDUSTRIES[i]), city, chief) for n, i, city, chief in rows}
-
-
-def first_letters(words: Sequence[str]) -> Table:
-    """Map each word to its first letter, upper case."""
-    return {word: (word[0].upper(),) for word in words}
 
 
 def build_tables(seed: int) -> dict[str, Table]:
@@ -155,7 +150,7 @@ def build_world(seed: int = 0) -> list[Relation]:
 
 
 def read_samples(spec: Spec, tables: dict[str, Table]) -> Iterator[tuple[str, str]]:
-    """Yield a relation's (subject, object) pairs from the tables of its domains."""
+    """Yield the subjects and objects of a relation from the tables of its domains."""
     for table, column in spec.columns:
         for subject, row in tables[table].items():
             yield subject, row[column]
