@@ -40,7 +40,7 @@ def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):
     with Products(lm) as products:
         prompt_jacobian(lm, *PROMPTS[0])
     forward = [notes for _, notes in products.calls if any(isinstance(note, torch.Tensor) for note in notes)]
-    # Seven weights per block: the prefix, one lane that is measured or the chunk itself, and one backward pass.
+    # Seven weights a block: the prefix, one lane that is measured or the chunk itself, and one backward pass.
     assert len(forward) >= 3 * 7 * LAYERS - 1
     assert products.seconds() > 0
 
@@ -49,13 +49,13 @@ def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):
 def test_answers_are_compared(lm, monkeypatch, wrong):
     context = (1, 7, 7, 9)
     prompts = [Prompt("", f"s{n}", "", (*context, 20 + n, 30 + n, 3), (4, 6), (0,)) for n in range(12)]
-    states, lres = scoring.trial(lm, PROMPTS, prompts)
+    encoded, lres = scoring.trial(lm, PROMPTS, prompts)
     if wrong:
         monkeypatch.setattr(scoring.Published, "edited", lambda *_: -1)
         with pytest.raises(AssertionError):
-            scoring.compare(lm, states, lres, [1, 4], 12, None)
+            scoring.compare(lm, encoded, lres, [1, 4], 12, None)
         return
-    rows = scoring.compare(lm, states, lres, [1, 4], 12, None)
+    rows = scoring.compare(lm, encoded, lres, [1, 4], 12, None)
     assert [row[1] for row in rows] == ["engine", "published"]
     cells = 12 * len(lm.layers) * (2 + len(scoring.BETAS))
     assert rows[1][-1] == f"{cells:,}"

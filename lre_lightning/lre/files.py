@@ -121,7 +121,7 @@ def read_lre(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor
         with safe_open(path, framework="pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             if set(parts) != {"weight", "bias"}:
-                raise LREError(f"it has {len(parts)} tensors instead of weight and bias")
+                raise LREError(f"it has {len(parts)} tensors, and they should be weight and bias")
             for name, part in parts.items():
                 if part.get_dtype() not in ("F32", "F64"):
                     raise LREError(f"{name} must be F32 or F64, not {part.get_dtype()}")

@@ -152,7 +152,7 @@ class LRE:
         lm.check_layers([self.layer])
         if len(self.bias) != lm.hidden_size:
             raise LREError(
-                f"the LRE of {self.origin.relation!r} has width {len(self.bias)}, but {lm.name!r} has {lm.hidden_size}"
+                f"the LRE of {self.origin.relation!r} has the width {len(self.bias)}, and {lm.name!r} {lm.hidden_size}"
             )
 
     def metadata(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def line_integrals(
 def with_line_integrals(record: TrialRecord, states: TrialStates, lre: LRE, count: int) -> TrialRecord:
     """Return the record with line integrals between test subjects s and s' at its chosen layer (table "line_int").
 
-    The pairs are those of `count` of the trial's edits, drawn by a hash; of all edits if there are fewer.
+    The pairs are those of `count` edits, drawn by the trial; all edits if there are fewer.
     """
     asked, index = states.trial.test_asked, record.layers.index(lre.layer)
 

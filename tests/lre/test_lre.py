@@ -108,7 +108,7 @@ def test_files_that_are_not_lres_are_refused(tmp_path):
         (
             {"weight": torch.zeros(2, 2)},
             random_lre().metadata(),
-            "it has 1 tensors instead of weight and bias",
+            "it has 1 tensors, and they should be weight and bias",
         ),
         (
             {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)},

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import tokenization
 from lre_lightning.prompts.options import Prompts
-from lre_lightning.prompts.prompt import first_token_coverage, make_prompt, make_prompts, start_token
-from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.prompts.prompt import make_prompt, make_prompts, start_token
+from lre_lightning.relations.relation import Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 
 CHATML = """\
@@ -55,7 +55,7 @@ GEMMA = """\
 {{- '<start_of_turn>' + role + '\n' + message.content | trim + '<end_of_turn>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}"""
-# As Mistral: what the system says stands in the user's last message.
+# As Mistral: the system message is in the user's last message.
 MISTRAL = """\
 {%- set system = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}
 {{- bos_token }}
@@ -83,7 +83,7 @@ class Kind:
         controls: Control tokens that it wants.
         after: What follows the user's last message in a prompt.
         ends: What follows an answer.
-        system: Whether it takes what the system says.
+        system: Whether it accepts a system message.
         start: Whether a conversation begins with a control token.
     """
 
@@ -128,7 +128,7 @@ SYSTEM = "The assistant tells the user where Paris and 北京 are. Say ж."
 
 
 def tokenizer_of(kind):
-    """A tokenizer of its own with the chat template."""
+    """Return a new tokenizer with the chat template."""
     fast = (tokenizers.LOSSLESS | tokenizers.OTHERS)[kind.base]()
     fast.add_tokens(list(kind.controls), special_tokens=True)
     fast.chat_template = kind.template
@@ -153,18 +153,18 @@ def rendered_ids(tokenizer, messages, ask=True):
 
 
 def letters(text):
-    """A text in NFC, without white space and without what stands for a part of a character."""
+    """Return a text in NFC, without white space and without the sign for a part of a character."""
     return unicodedata.normalize("NFC", "".join(text.split())).rstrip("\ufffd")
 
 
 def tokens_read(tokenizer, ids, text):
-    """Find after how many tokens as much of a text has been read."""
+    """Return the number of tokens after which a text has been read."""
     wanted = letters(text)
     return next(count for count in range(len(ids) + 1) if letters(tokenizer.decode(ids[:count])).startswith(wanted))
 
 
 def check(name, prompt, template, system, context):
-    """Compare a prompt with what is read from its tokens one after another."""
+    """Compare a prompt with its tokens, read one after another."""
     kind, tokenizer = KINDS[name], make(name)
     messages = conversation(template, context, prompt.subject, system)
     ids, lead = list(prompt.input_ids), 0 if kind.start else 1
@@ -185,11 +185,11 @@ def check(name, prompt, template, system, context):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_prompt_is_what_the_chat_template_makes_and_the_subject_is_in_its_last_message(name):
-    for system, shots in [(None, 0), (None, None), (SYSTEM if KINDS[name].system else None, 2)]:
-        form = Prompts(shots=shots, chat=True, system=system)
+    for system, shots in [(None, 0), (SYSTEM if KINDS[name].system else None, 2)]:
+        options = Prompts(shots=shots, chat=True, system=system)
         for template in TEMPLATES:
             samples = [Sample(subject, "France") for subject in SUBJECTS]
-            for prompt in make_prompts(make(name), template, samples, CONTEXT, form):
+            for prompt in make_prompts(make(name), template, samples, CONTEXT, options):
                 check(name, prompt, template, system, CONTEXT[:shots])
 
 
@@ -215,7 +215,7 @@ names = st.text(letter, max_size=8).filter(str.strip)
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(subject=names, example=names, template=st.sampled_from(TEMPLATES))
 def test_random_unicode_subjects(name, subject, example, template):
     subject = unicodedata.normalize("NFC", subject.strip())
@@ -243,24 +243,7 @@ def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
             assert make_prompts(tokenizer, template, samples, context, CHAT) == expected
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_no_examples_one_and_all(name):
-    tokenizer = make(name)
-    for shots in (0, 1, 3, 9, None):
-        prompt = make_prompt(tokenizer, "{} is", Sample("Bonn", "x"), CONTEXT, Prompts(shots=shots, chat=True))
-        shown = [sample.subject for sample in CONTEXT if f"{sample.subject} is" in prompt.text]
-        assert shown == [sample.subject for sample in CONTEXT[:shots]]
-
-
-@pytest.mark.parametrize("name", ["chatml", "mistral", "llama 2", "vicuna"])
-def test_what_the_system_says_is_in_the_conversation(name):
-    form = Prompts(chat=True, system="Answer in one word.")
-    prompt = make_prompt(make(name), "{} is", Sample("Bonn", "x"), CONTEXT[:1], form)
-    assert prompt.text.count("Answer in one word.") == 1
-    assert prompt.text.index("Answer in one word.") < prompt.subject_chars[0]
-
-
-def test_a_default_system_message_is_replaced_by_ones_own():
+def test_a_system_message_replaces_the_templates_default():
     tokenizer = make("chatml, default system message")
     texts = [
         make_prompt(tokenizer, "{} is", Sample("user", "x"), (), Prompts(chat=True, system=system)).text
@@ -304,14 +287,6 @@ def test_the_templates_own_later_mention_counts_and_no_later_one():
     assert prompt.text[prompt.subject_chars[1] :].startswith(" or assist?")
 
 
-def test_objects_that_share_a_first_token_in_a_conversation_are_counted():
-    objects = ["New York", "New Delhi", "Paris"]
-    samples = tuple(Sample(f"s{i}", text) for i, text in enumerate(objects))
-    relation = Relation("toy", "toy", ("{} is",), (), "", "", False, samples)
-    coverage = first_token_coverage(relation, make("llama 2"), CHAT)
-    assert (coverage.unique_first_tokens, coverage.collisions) == (2, (("New York", "New Delhi"),))
-
-
 def test_an_answer_begins_as_the_chat_template_shows_answers():
     """After "[/INST]" comes a space, after a line break none: so are the first tokens."""
     for name, token in (("llama 2", "▁Paris"), ("mistral", "▁Paris"), ("vicuna", "ĠParis")):
@@ -322,63 +297,62 @@ def test_an_answer_begins_as_the_chat_template_shows_answers():
         assert make(name).convert_ids_to_tokens(prompt.object_token) in ("P", "Pa", "Par", "Paris")
 
 
-# What is refused
+# Mistakes.
 
 
 def changed(template):
+    """Return the ChatML tokenizer with another chat template."""
     kind = KINDS["chatml"]
     return tokenizer_of(Kind(kind.base, template, kind.controls, kind.after, kind.ends))
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused():
-    with pytest.raises(LREError, match="has no chat template: leave chat out"):
-        make_prompt(tokenizers.byte_level(), "{} is", Sample("Paris", "x"), (), CHAT)
+def shouting(role):
+    """Return ChatML with the messages of one role in capitals."""
+    return CHATML.replace(
+        "message.content", f"(message.content | upper if message.role == '{role}' else message.content)"
+    )
 
 
-@pytest.mark.parametrize("change", ["upper", "lower", "title", "replace('a', 'b')", "truncate(5)", "e"])
-def test_a_chat_template_that_changes_messages_is_refused(change):
-    tokenizer = changed(CHATML.replace("message.content", f"(message.content | {change})"))
-    with pytest.raises(LREError, match="changes the message 'The “man” of PARIS & <co> is', or leaves it out"):
-        make_prompt(tokenizer, "The “man” of {} is", Sample("PARIS & <co>", "x"), (), CHAT)
+LEFT_OUT = CHATML.replace("in messages %", "in messages[-1:] %")
+TURNED_ROUND = CHATML.replace("in messages %", "in (messages[:-1] | reverse | list) + messages[-1:] %")
 
 
-@pytest.mark.parametrize("which", ["system", "user", "assistant"])
-def test_a_chat_template_that_changes_other_messages_is_refused(which):
-    upper = f"(message.content | upper if message.role == '{which}' else message.content)"
-    tokenizer = changed(CHATML.replace("message.content", upper))
-    form = Prompts(chat=True, system="Be brief.")
-    with pytest.raises(LREError, match="the chat template changes the message"):
-        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], form)
-
-
-def test_a_chat_template_that_turns_examples_round_is_refused():
-    tokenizer = changed(CHATML.replace("in messages %", "in (messages[:-1] | reverse | list) + messages[-1:] %"))
-    with pytest.raises(LREError, match="changes the message 'Italy', or leaves it out"):
-        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], CHAT)
-
-
-def test_a_chat_template_that_leaves_examples_out_is_refused():
-    tokenizer = changed(CHATML.replace("in messages %", "in messages[-1:] %"))
-    assert make_prompt(tokenizer, "{} is", Sample("Paris", "x"), (), CHAT).text.startswith("<|im_start|>user\nParis")
-    with pytest.raises(LREError, match="changes the message 'Rome is', or leaves it out"):
-        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], CHAT)
-
-
-def test_a_chat_template_that_does_not_show_what_the_user_says_is_refused():
-    with pytest.raises(LREError, match="does not show the user's messages"):
-        make_prompt(changed("Hello"), "{} is", Sample("Paris", "x"), (), CHAT)
-
-
-@pytest.mark.parametrize("template", ["{{ raise_exception('no\nsuch\nroles') }}", "{{ nothing.there }}", "{% if %}"])
-def test_what_a_chat_template_raises_is_told_in_one_line(template):
-    with pytest.raises(LREError, match="the chat template does not accept such a conversation: ") as caught:
-        make_prompt(changed(template), "{} is", Sample("Paris", "x"), (), CHAT)
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        *(
+            (
+                CHATML.replace("message.content", f"(message.content | {change})"),
+                "changes the message 'Be “brief” & <co>'",
+            )
+            for change in ("upper", "title", "replace('e', 'b')", "truncate(5)", "e")
+        ),
+        (shouting("system"), "changes the message 'Be “brief” & <co>', or leaves it out"),
+        (shouting("user"), "changes the message 'Rome is', or leaves it out"),
+        (shouting("assistant"), "changes the message 'Italy', or leaves it out"),
+        (TURNED_ROUND, "changes the message"),
+        (LEFT_OUT, "changes the message 'Be “brief” & <co>', or leaves it out"),
+        ("Hello", "does not show the user's messages"),
+        ("{{ raise_exception('no\nsuch\nroles') }}", "does not accept such a conversation: no$"),
+        ("{{ nothing.there }}", "does not accept such a conversation: "),
+        ("{% if %}", "does not accept such a conversation: "),
+        (GEMMA, "does not accept such a conversation: System role not supported"),
+        (None, "has no chat template: leave chat out"),
+    ],
+)
+def test_a_chat_template_that_changes_or_rejects_messages_is_refused(template, message):
+    tokenizer = changed(template)
+    options = Prompts(chat=True, system="Be “brief” & <co>")
+    with pytest.raises(LREError, match=message) as caught:
+        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_system_message_where_there_is_no_such_role_is_refused():
-    with pytest.raises(LREError, match="does not accept such a conversation: System role not supported"):
-        make_prompt(make("gemma"), "{} is", Sample("Paris", "x"), (), Prompts(chat=True, system="Be brief."))
+def test_only_the_messages_that_are_needed_must_be_shown():
+    prompt = make_prompt(changed(LEFT_OUT), "{} is", Sample("Paris", "x"), (), CHAT)
+    assert prompt.text.startswith("<|im_start|>user\nParis")
+    with pytest.raises(LREError, match="changes the message 'Paris is', or leaves it out"):
+        make_prompt(changed(shouting("user")), "{} is", Sample("Paris", "x"), (), CHAT)
 
 
 WHERE = ["subject", "object", "template", "example's subject", "example's object", "system"]
@@ -396,9 +370,9 @@ def test_a_control_token_in_a_message_is_refused(name, where):
         texts[where] = f"a {token} b"
     template = f"{token} {{}} is" if where == "template" else "{} is"
     sample, example = (Sample(texts[f"{of}subject"], texts[f"{of}object"]) for of in ("", "example's "))
-    form = Prompts(chat=True, system=texts["system"] if KINDS[name].system else None)
+    options = Prompts(chat=True, system=texts["system"] if KINDS[name].system else None)
     with pytest.raises(LREError, match=f"a message has '{re.escape(token)}' in it, which is a control token"):
-        make_prompt(make(name), template, sample, [example], form)
+        make_prompt(make(name), template, sample, [example], options)
 
 
 def test_a_conversation_without_questions():

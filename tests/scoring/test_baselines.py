@@ -124,13 +124,37 @@ def fractions(lm, train=(0, 1, 2, 3)):
 
 
 NO_SHIFT, ROWS = torch.zeros(HIDDEN, dtype=torch.float64), UNIT[:6]
-TURN = UNIT.clone()
-TURN[:4, :4] = UNIT[:4, :4].roll(1, 0)  # takes the unit vector of each object to that of the next
 EVERYWHERE, NOWHERE, AT_THE_LAST_BLOCK = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0)
 
 
+def test_blocks_that_do_nothing_make_every_baseline_right():
+    found = fractions(toy.affine_toy(UNIT, NO_SHIFT, ROWS))
+    assert found == dict.fromkeys(found, EVERYWHERE)
+
+
+def test_without_a_difference_between_examples_linear_regression_repeats_their_object():
+    """18 of the 23 others have another object."""
+    found = fractions(toy.affine_toy(UNIT, NO_SHIFT, ROWS), train=(6,))
+    assert found.pop("linear regression") == (5 / 23,) * 3
+    assert found == dict.fromkeys(found, EVERYWHERE)
+
+
+def test_blocks_that_add_a_constant():
+    """The unembedding reads off s, and off anything put in its place, one decoy that the blocks take away or add."""
+    found = fractions(toy.affine_toy(UNIT, 5 * UNIT[4] - 5 * UNIT[5], ROWS))
+    everywhere = {"linear regression", "translation", "oracle"}
+    assert found == {name: EVERYWHERE if name in everywhere else AT_THE_LAST_BLOCK for name in found}
+
+
+def turn():
+    """The orthogonal map that takes the unit vector of each object to that of the next."""
+    matrix = UNIT.clone()
+    matrix[:4, :4] = UNIT[:4, :4].roll(1, 0)
+    return matrix
+
+
 def test_blocks_that_permute_directions():
-    found = fractions(toy.affine_toy(TURN, NO_SHIFT, ROWS))
+    found = fractions(toy.affine_toy(turn(), NO_SHIFT, ROWS))
     everywhere = {"linear regression", "oracle"}
     assert found == {name: EVERYWHERE if name in everywhere else AT_THE_LAST_BLOCK for name in found}
 
@@ -138,7 +162,7 @@ def test_blocks_that_permute_directions():
 @pytest.mark.parametrize(("train", "right"), [((0, 1, 4, 5), 8), ((0, 1, 2, 5), 14)])
 def test_linear_regression_is_right_only_about_objects_that_its_examples_span(train, right):
     """Of the 20 test subjects, those with an object that an example has; the LRE is right about all of them."""
-    found = fractions(toy.affine_toy(TURN, NO_SHIFT, ROWS), train)
+    found = fractions(toy.affine_toy(turn(), NO_SHIFT, ROWS), train)
     assert found["linear regression"] == (right / 20,) * 3
 
 
@@ -150,6 +174,11 @@ def test_the_row_of_the_unembedding_and_o_are_told_apart():
     found = fractions(toy.affine_toy(UNIT, NO_SHIFT, rows))
     assert found.pop("unembedding") == NOWHERE
     assert found == dict.fromkeys(found, EVERYWHERE)
+
+
+def test_a_long_row_of_the_unembedding_outweighs_what_blocks_add_and_o_does_not():
+    found = fractions(toy.affine_toy(UNIT, 2 * UNIT[4], 10 * ROWS))
+    assert (found["unembedding"], found["object"], found["oracle"]) == (EVERYWHERE, AT_THE_LAST_BLOCK, EVERYWHERE)
 
 
 # A random LM: every count against whole prompts run one by one.

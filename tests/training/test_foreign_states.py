@@ -126,11 +126,11 @@ def test_a_tensor_of_another_kind_is_refused_before_it_is_computed_with(module, 
 def test_an_lre_of_another_width_or_layer_is_refused():
     lre = an_lre(TOY.fingerprint)
     narrow = replace(lre, weight=torch.eye(2), bias=torch.ones(2), rank=None)
-    with pytest.raises(LREError, match="has width 2, but 'toy' has 16"):
+    with pytest.raises(LREError, match="has the width 2, and 'toy' 16"):
         narrow.check_model(TOY)
     with pytest.raises(LREError, match=f"layer {LAYERS} is out of range"):
         replace(lre, layer=LAYERS).check_model(TOY)
-    for kept, message in ((narrow, "has width 2"), (replace(lre, layer=LAYERS), "layer 2 is out of range")):
+    for kept, message in ((narrow, "has the width 2"), (replace(lre, layer=LAYERS), "layer 2 is out of range")):
         bank = LREBank()
         bank.lres["thing colour", 0] = kept
         with pytest.raises(LREError, match=message):
