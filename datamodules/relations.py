@@ -34,7 +34,7 @@ from lre_lightning.prompts.trials import Trial, draw, test_prompts, train_prompt
 from lre_lightning.relations.quality import find_problems
 from lre_lightning.relations.relation import SLOT, Relation, Sample
 from lre_lightning.relations.selection import Selection, plain_names
-from lre_lightning.relations.sources import leave_out, load_relations, plain_source, prepare
+from lre_lightning.relations.sources import load_relations, plain_source, prepare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -194,7 +194,7 @@ class RelationDataModule(LightningDataModule):
         """
         if self._candidates is None:
             place = (self._source, self.selection.columns, self.selection.options)
-            relations = leave_out(load_relations(self._names, *place), self.selection.exclude, *place)
+            relations = load_relations(self._names, *place, exclude=self.selection.exclude)
             relations = self.selection.choose(relations, self.seed)
             self._candidates, templates = choose_templates(relations, self.prompts.template)
             self._templates = {r.name: found for r, found in zip(self._candidates, templates, strict=True)}

@@ -9,17 +9,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.relations.formats import (
     FORMATS,
-    LARGEST_TABLE,
+    Opened,
     Row,
     Rows,
     has_table_suffix,
@@ -33,11 +31,7 @@ if TYPE_CHECKING:
 
 HUB_OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "token")
 """The options of `datasets.load_dataset` that apply to a data set of the Hub."""
-TIMEOUT = 10.0
-"""Seconds that the Hub may take to look up a data set."""
 
-Opened: TypeAlias = tuple[str, str, list[Rows]]
-"""The name of a source for errors, the name of its relation if it has no column of relations, and its rows."""
 _Split = TypeVar("_Split")
 
 _HUB_NAME = re.compile(r"(hf://datasets/)?([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([^\s@]+))?", re.ASCII)
@@ -46,7 +40,7 @@ _SAVED = ({"dataset_info.json", "state.json"}, {"dataset_dict.json"})
 
 def is_saved(folder: str | Path) -> bool:
     """Return whether a folder was written by `save_to_disk` of a `datasets.Dataset` or `datasets.DatasetDict`."""
-    return any(all((Path(folder) / name).is_file() for name in names) for names in _SAVED)
+    return any(all(os.path.isfile(os.path.join(folder, name)) for name in names) for names in _SAVED)
 
 
 def is_hub_name(name: str) -> bool:
@@ -60,10 +54,8 @@ def open_saved(folder: Path, split: Any = None) -> Opened:
     """Open a folder written by `save_to_disk`.
 
     Raises:
-        LREError: It is not such a folder, or it is broken.
+        LREError: It is broken.
     """
-    if not is_saved(folder):
-        raise LREError(f"the folder {str(folder)!r} was not written by save_to_disk of a data set")
     from datasets import load_from_disk
 
     try:
@@ -173,7 +165,7 @@ def fetch_hub(source: str, options: Mapping[str, Any]) -> tuple[Path, str]:
         The folder of the files, and the data set's name.
 
     Raises:
-        LREError: The Hub has no such data set, it is too large, or it cannot be downloaded.
+        LREError: The Hub has no such data set, or it cannot be downloaded.
     """
     missing = "" if source.startswith("hf://") else f"there is no file or folder {source!r} here, and "
     match = _HUB_NAME.fullmatch(source)
@@ -185,55 +177,38 @@ def fetch_hub(source: str, options: Mapping[str, Any]) -> tuple[Path, str]:
     name, revision, given = match[2], unquote(match[3]) if match[3] else None, options.get("revision")
     if revision and given and revision != given:
         raise LREError(f"{source!r} names the revision {revision!r}, and the options {given!r}: give one of them")
+    from huggingface_hub import is_offline_mode, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     try:
-        return _download(name, revision or given, options), name
-    except LREError as error:
-        raise LREError(f"{missing}{error}") from error
-
-
-def _download(name: str, revision: str | None, options: Mapping[str, Any]) -> Path:
-    from huggingface_hub import HfApi, is_offline_mode, snapshot_download
-
-    patterns, token = _patterns(options), options.get("token")
-    offline = "HF_HUB_OFFLINE is set" if is_offline_mode() else ""
-    if not offline:
-        try:
-            info = HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT, files_metadata=True, token=token)
-        except Exception as error:  # the Hub refuses, or cannot be reached
-            status = getattr(getattr(error, "response", None), "status_code", 0)
-            if isinstance(error, ValueError) or 400 <= status < 500:
-                raise LREError(_refusal(name, revision, error)) from error
-            offline = f"the Hugging Face Hub cannot be reached ({printable(first_line(error))})"
-        else:
-            files = [file for file in info.siblings or () if any(fnmatch(file.rfilename, p) for p in patterns)]
-            size = sum(file.size or 0 for file in files)
-            if size > LARGEST_TABLE:
-                raise LREError(
-                    f"the tables of the data set {name!r} of the Hub have {size} bytes, and may have {LARGEST_TABLE}: "
-                    "choose some by the option data_files"
-                )
-    try:
-        folder = snapshot_download(
+        folder = snapshot_download(  # which takes the files from the cache if the Hub cannot be reached
             name,
             repo_type="dataset",
-            revision=revision,
-            allow_patterns=["README.md", ".huggingface.yaml", *patterns],
-            token=token,
-            local_files_only=bool(offline),
+            revision=revision or given,
+            allow_patterns=["README.md", ".huggingface.yaml", *_patterns(options)],
+            token=options.get("token"),
         )
-    except Exception as error:
-        if offline:
-            raise LREError(
-                f"the data set {name!r} of the Hub is not in the cache, and {offline}: download it once where there is "
-                "a network, or save it to a folder and give that"
-            ) from error
-        raise LREError(
-            f"the data set {name!r} of the Hub cannot be downloaded: {printable(first_line(error))}; try again, the "
-            "files downloaded so far are kept"
-        ) from error
-    if offline and not is_offline_mode():
-        print(f"The Hugging Face Hub cannot be reached: {name} is read from the cache.", file=sys.stderr)
-    return Path(folder)
+        return Path(folder), name
+    except RevisionNotFoundError:
+        reason = f"the data set {name!r} of the Hub has no revision {revision or given!r}"
+    except GatedRepoError:
+        reason = f"the data set {name!r} of the Hub is gated: request access on its page and run `hf auth login`"
+    except RepositoryNotFoundError:
+        reason = f"the Hub has no data set {name!r}: check the name, or run `hf auth login` if it is private"
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if is_offline_mode() else printable(first_line(error.__cause__ or error))
+        reason = (
+            f"the data set {name!r} of the Hub is not in the cache, and the Hub cannot be reached ({why}): download it "
+            "once where there is a network, or save it to a folder and give that"
+        )
+    except Exception as error:  # whatever else goes wrong on the way
+        reason = f"the data set {name!r} of the Hub cannot be downloaded: {printable(first_line(error))}; try again"
+    raise LREError(missing + reason)
 
 
 def _patterns(options: Mapping[str, Any]) -> list[str]:
@@ -245,15 +220,3 @@ def _patterns(options: Mapping[str, Any]) -> list[str]:
     parts = given.values() if isinstance(given, Mapping) else [given]
     patterns = [str(pattern) for part in parts for pattern in ([part] if isinstance(part, str) else part)]
     return [folder + form for pattern in patterns for form in (pattern, pattern.replace("**/", ""))]
-
-
-def _refusal(name: str, revision: str | None, error: Exception) -> str:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    if isinstance(error, GatedRepoError):
-        return f"the data set {name!r} of the Hub is gated: request access on its page and run `hf auth login`"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"the Hub has no data set {name!r}: check the name, or run `hf auth login` if it is private"
-    if isinstance(error, RevisionNotFoundError):
-        return f"the data set {name!r} of the Hub has no revision {revision!r}"
-    return f"the Hub refused the data set {name!r}: {printable(first_line(error))}"

@@ -49,6 +49,10 @@ class Rows:
     read: Callable[[Sequence[str]], Iterator[Row]]
 
 
+Opened: TypeAlias = tuple[str, str, list[Rows]]
+"""The name of a source for errors, the name of its relation if it has no column of relations, and its rows."""
+
+
 def has_table_suffix(name: str | Path) -> bool:
     """Return whether a file's name has the suffix of a table."""
     return _suffix(name) in FORMATS
@@ -58,11 +62,21 @@ def _suffix(name: str | Path) -> str:
     return Path(str(name).lower().removesuffix(".gz")).suffix
 
 
+def open_file(path: Path) -> Opened:
+    """Open a file by its suffix.
+
+    Raises:
+        LREError: The file cannot be read.
+    """
+    stem = Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
+    return str(path), printable(stem), [open_rows(path, str(path))]
+
+
 def open_rows(path: Path, place: str, delimiter: str | None = None) -> Rows:
     """Open a file by its suffix.
 
     Args:
-        path: The file.
+        path: The file, which is in one of the `FORMATS` or JSON.
         place: Its name for errors.
         delimiter: The delimiter of a ``.csv`` file, ``","`` by default.
 
@@ -71,11 +85,10 @@ def open_rows(path: Path, place: str, delimiter: str | None = None) -> Rows:
     """
     check_file(path, place, LARGEST_TABLE)
     suffix = _suffix(path)
-    found = _json if suffix == ".json" else FORMATS.get(suffix)
-    if found is None:
-        raise LREError(f"{place!r} is not a table: its name must end in {', '.join(FORMATS)}")
     with readable(place):
-        return _csv(path, place, delimiter) if suffix == ".csv" and delimiter else found(path, place)
+        if suffix == ".csv" and delimiter:
+            return _csv(path, place, delimiter)
+        return (FORMATS | {".json": _json})[suffix](path, place)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Likely mistakes in the texts and samples of a relation, and the repair of those that are certain.
 
 A valid relation may still have a literal escape where a letter was meant, a name in two Unicode forms, or a subject
-with two objects. `find_problems` reports all of these; `repair` repairs the kinds in `REPAIRS`.
+with two objects. `find_problems` reports all of these, and `repair` repairs the certain ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from html.entities import html5
 from typing import Literal, NamedTuple, TypeAlias
 
-from lre_lightning.errors import LREError
 from lre_lightning.relations.relation import SLOT, Relation, Sample
 from lre_lightning.storage.plain import shown
 
@@ -33,9 +32,6 @@ Kind: TypeAlias = Literal[
 ]
 Part: TypeAlias = Literal["prompt_templates", "prompt_templates_zs", "samples"]
 
-REPAIRS: tuple[Kind, ...] = ("escape", "mojibake", "white space", "unicode form", "duplicate")
-"""The kinds that `repair` repairs, in its order."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -43,7 +39,7 @@ class Problem:
 
     Attributes:
         relation: The relation's name.
-        kind: One of `REPAIRS`, or one that needs a human decision.
+        kind: The kind of the mistake.
         part: The list that it is in, by its name in files.
         where: The index in that list.
         what: A sentence with the values.
@@ -64,7 +60,7 @@ class Problem:
 def find_problems(relation: Relation) -> list[Problem]:
     r"""Find likely mistakes in a relation: first those in each text, then those of samples.
 
-    These kinds are in `REPAIRS`:
+    These kinds can be repaired:
 
     - ``"escape"``: a literal escape such as ``\u00e9``, ``\xe9`` or ``&eacute;`` instead of a character. Escapes of
       control characters (also ``\n``, ``\r`` and ``\t``), braces and halves of surrogate pairs are not repairable, and
@@ -91,36 +87,27 @@ def find_problems(relation: Relation) -> list[Problem]:
     return [*_of_texts(relation), *_of_samples(relation), *_of_prompts(relation)]
 
 
-def repair(relation: Relation, kinds: Iterable[Kind] | None = None) -> Relation:
+def repair(relation: Relation) -> Relation:
     """Repair the certain mistakes in the templates and samples of a relation.
 
     Args:
         relation: The relation, which is not changed.
-        kinds: Some of `REPAIRS`, in any order; all by default.
 
     Returns:
-        A relation in which `find_problems` finds nothing repairable of these kinds. If a repair uncovers another
-        mistake, as when ``&amp;eacute;`` becomes ``&eacute;``, that is repaired too.
-
-    Raises:
-        LREError: There is no repair of a kind.
+        A relation in which `find_problems` finds nothing repairable. If a repair uncovers another mistake, as when
+        ``&amp;eacute;`` becomes ``&eacute;``, that is repaired too.
 
     >>> capitals = Relation("capital", "factual", ("{} is",), (), "", "", False, (Sample("Colombia ", "BogotÃ¡"),))
     >>> repair(capitals).samples
     (Sample(subject='Colombia', object='Bogotá'),)
     """
-    chosen = list(REPAIRS if kinds is None else kinds)
-    for kind in chosen:
-        if kind not in REPAIRS:
-            raise LREError(f"there is no repair of {kind!r}, only of {', '.join(REPAIRS)}")
-    steps = [step for kind, step in _STEPS.items() if kind in chosen]
-    of_templates = [step for kind, step in _TEMPLATE_STEPS.items() if kind in chosen]
-    samples = tuple(Sample(_mended(s.subject, steps), _mended(s.object, steps)) for s in relation.samples)
+    steps, of_templates = _STEPS.values(), _TEMPLATE_STEPS.values()
+    samples = [Sample(_mended(s.subject, steps), _mended(s.object, steps)) for s in relation.samples]
     return replace(
         relation,
         prompt_templates=tuple(_mended(template, of_templates) for template in relation.prompt_templates),
         zero_shot_templates=tuple(_mended(template, of_templates) for template in relation.zero_shot_templates),
-        samples=tuple(dict.fromkeys(samples)) if "duplicate" in chosen else samples,
+        samples=tuple(dict.fromkeys(samples)),
     )
 
 
@@ -222,26 +209,25 @@ _DESCRIPTIONS: dict[Kind, str] = {
 class _Text(NamedTuple):
     part: Part
     where: int
-    key: str
+    name: str
     text: str
 
-    @property
-    def name(self) -> str:
-        return f"{self.part}[{self.where}]{self.key}"
+
+def _templates(relation: Relation) -> Iterator[_Text]:
+    lists: dict[Part, tuple[str, ...]] = {
+        "prompt_templates": relation.prompt_templates,
+        "prompt_templates_zs": relation.zero_shot_templates,
+    }
+    for part, templates in lists.items():
+        for number, template in enumerate(templates):
+            yield _Text(part, number, f"{part}[{number}]", template)
 
 
 def _texts(relation: Relation) -> Iterator[_Text]:
     yield from _templates(relation)
     for number, sample in enumerate(relation.samples):
-        yield _Text("samples", number, ".subject", sample.subject)
-        yield _Text("samples", number, ".object", sample.object)
-
-
-def _templates(relation: Relation) -> Iterator[_Text]:
-    for number, template in enumerate(relation.prompt_templates):
-        yield _Text("prompt_templates", number, "", template)
-    for number, template in enumerate(relation.zero_shot_templates):
-        yield _Text("prompt_templates_zs", number, "", template)
+        yield _Text("samples", number, f"samples[{number}].subject", sample.subject)
+        yield _Text("samples", number, f"samples[{number}].object", sample.object)
 
 
 def _of_texts(relation: Relation) -> Iterator[Problem]:
@@ -296,13 +282,12 @@ def _of_prompts(relation: Relation) -> Iterator[Problem]:
             yield Problem(relation.name, "object in prompt", place.part, place.where, what, repairable=False)
     phrases = _phrases(relation.templates)
     for number, sample in enumerate(relation.samples):
-        subject = sample.subject.casefold()
+        subject, given = sample.subject.casefold(), shown(sample.subject)
         if phrases and phrases.search(subject):
-            what = f"samples[{number}].subject is {shown(sample.subject)}, which contains words of a template"
+            what = f"samples[{number}].subject is {given}, which contains words of a template"
             yield Problem(relation.name, "template in subject", "samples", number, what, repairable=False)
         if _has(subject, sample.object.casefold()):
-            subject_, object_ = shown(sample.subject), shown(sample.object)
-            what = f"samples[{number}].subject is {subject_}, which contains its object {object_}"
+            what = f"samples[{number}].subject is {given}, which contains its object {shown(sample.object)}"
             yield Problem(relation.name, "object in prompt", "samples", number, what, repairable=False)
 
 

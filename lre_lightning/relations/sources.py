@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
@@ -31,6 +31,8 @@ from lre_lightning.relations.relation import Relation
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
+
+    from lre_lightning.relations.formats import Opened
 
 RELATIONS_DIR_VARIABLE = "LRE_RELATIONS_DIR"
 PAPER = "paper"
@@ -46,6 +48,7 @@ def load_relations(
     source: Source | None = None,
     columns: Mapping[str, str] | None = None,
     options: Mapping[str, Any] | None = None,
+    exclude: Sequence[str] = (),
 ) -> tuple[Relation, ...]:
     """Load relations by name, category or path.
 
@@ -56,51 +59,35 @@ def load_relations(
         source: Where names and categories are looked up; see this module.
         columns: The names of a table's columns by field, as in ``{"subject": "head", "object": "tail"}``.
         options: Arguments of `datasets.load_dataset` for a data set, such as ``{"split": "train"}``.
+        exclude: Names of relations to leave out, of those selected or at least in the source.
 
     Returns:
         The distinct relations in the order of `selection`; those of a source or a category in the order of the source.
 
     Raises:
-        LREError: A name is unknown, the source is missing or has no relation, a file is invalid, or two different
-            relations have the same name.
+        LREError: A name is unknown, the source is missing or has no relation, a file is invalid, two different
+            relations have the same name, or all are excluded.
     """
     library = _Library(source, columns, options)
-    if selection is None:
-        return _distinct(library.entries)
-    items = [selection] if isinstance(selection, str) else list(selection)
-    if not items:
+    items = [selection] if isinstance(selection, str) else selection
+    if items is not None and not items:
         raise LREError(
             "the selection of relations is empty: name a relation, a category or a path, or give None for all"
         )
-    return _distinct(entry for item in items for entry in library.find(item))
-
-
-def leave_out(
-    relations: Sequence[Relation],
-    names: Sequence[str],
-    source: Source | None = None,
-    columns: Mapping[str, str] | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> tuple[Relation, ...]:
-    """Return the relations whose names are not among some; case, spaces and underscores are ignored.
-
-    Args:
-        relations: The relations to choose from.
-        names: Names of relations that are among `relations` or at least in the source.
-        source: As in `load_relations`.
-        columns: As in `load_relations`.
-        options: As in `load_relations`.
-
-    Raises:
-        LREError: A name is unknown, or no relation is left.
-    """
-    unwanted = {_normalise(name): name for name in names}
-    library = _Library(source, columns, options)
-    for key in unwanted.keys() - {_normalise(relation.name) for relation in relations}:
-        library.find(unwanted[key])
-    left = tuple(relation for relation in relations if _normalise(relation.name) not in unwanted)
+    entries = library.entries if items is None else [entry for item in items for entry in library.find(item)]
+    chosen: dict[str, Entry] = {}
+    for place, relation in entries:
+        first_place, first = chosen.setdefault(_normalise(relation.name), (place, relation))
+        if first != relation:
+            raise LREError(
+                f"two different relations are named {relation.name!r}: {first_place} and {place}; rename one of them"
+            )
+    for name in exclude:
+        if _normalise(name) not in chosen:
+            library.find(name)
+    left = tuple(relation for key, (_, relation) in chosen.items() if key not in map(_normalise, exclude))
     if not left:
-        raise LREError(f"all of the {len(relations)} relations are left out: exclude fewer")
+        raise LREError(f"all of the {len(chosen)} relations are excluded: exclude fewer")
     return left
 
 
@@ -126,26 +113,41 @@ def read_source(
         return [entry for part in source for entry in read_source(part, columns, options)]
     from lre_lightning.relations import json_files, tables
 
-    if source == DEMO:
-        path = RELATIONS_DIR
-    elif source == PAPER:
-        from lre_lightning.relations.paper import fetch_paper_relations
+    opened = _open(source, options or {})
+    if not isinstance(opened, Path):
+        return [(opened[0], relation) for relation in tables.read_rows(*opened, columns or {})]
+    if columns:
+        raise LREError(f"columns is for tables and data sets, and {str(opened)!r} is neither: leave it out")
+    if os.path.isfile(opened):
+        return [(str(opened), relation) for relation in json_files.read_json(opened)]
+    return [(str(place), relation) for place, relation in json_files.read_folder(opened)]
 
-        path = fetch_paper_relations()
-    else:
-        table: Any = source
-        if isinstance(source, str | Path):
-            path = _expanded(source)
-            table = path if os.path.exists(path) else str(source)  # unlike Path.exists, for any string
-        if not isinstance(source, str | Path) or tables.is_table(table):
-            place = str(table) if isinstance(source, str | Path) else "a data set in memory"
-            return [(place, relation) for relation in tables.read_table(table, columns, options)]
-    for name, given in (("columns", columns), ("source_options", options)):
-        if given:
-            raise LREError(f"{name} is for tables and data sets, and {str(path)!r} is neither: leave it out")
-    if os.path.isfile(path):
-        return [(str(path), relation) for relation in json_files.read_json(path)]
-    return [(str(place), relation) for place, relation in json_files.read_folder(path)]
+
+def _open(source: Any, options: Mapping[str, Any]) -> Opened | Path:
+    """Open a table or a data set, or return the path of JSON files."""
+    from lre_lightning.relations import data_sets, formats
+
+    def check(allowed: Sequence[str]) -> None:
+        for key in options:
+            if key not in allowed:
+                place = repr(str(source)) if isinstance(source, str | Path) else "a data set in memory"
+                right = f"it may have {', '.join(allowed)}" if allowed else "leave it out"
+                raise LREError(f"{place} takes no option {key!r}: {right}")
+
+    if not isinstance(source, str | Path):
+        check(["split"])
+        return data_sets.open_loaded(source, **options)
+    path = _path(source)
+    if _is_on_hub(source, path):
+        check(data_sets.HUB_OPTIONS)
+        return data_sets.open_hub(str(source), options)
+    if data_sets.is_saved(path):
+        check(["split"])
+        return data_sets.open_saved(path, **options)
+    check([])
+    if formats.has_table_suffix(path) and not os.path.isdir(path):
+        return formats.open_file(path)
+    return path
 
 
 def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> None:
@@ -162,11 +164,7 @@ def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> 
     if isinstance(source, list | tuple):
         for part in source:
             prepare(part, options)
-    elif source == PAPER:
-        from lre_lightning.relations.paper import fetch_paper_relations
-
-        fetch_paper_relations()
-    elif isinstance(source, str) and _is_hub_name(source):
+    elif isinstance(source, str) and _is_on_hub(source, _path(source)):  # which downloads the paper's relations
         from lre_lightning.relations.data_sets import fetch_hub
 
         fetch_hub(source, options or {})
@@ -191,31 +189,45 @@ def plain_source(source: Source | None) -> Any:
         return None if None in parts else parts
     if not isinstance(source, str | Path):
         return None
-    if source in (DEMO, PAPER) or str(source).startswith("hf://"):
-        return str(source)
-    path = _expanded(source)
+    if source in (DEMO, PAPER):
+        return source
+    path = _path(source)
     if path == RELATIONS_DIR:
         return DEMO
-    return str(source) if _is_hub_name(str(source)) else os.path.abspath(path)
-
-
-def _is_hub_name(source: str) -> bool:
-    """Return whether a source is a data set of the Hub, and not a file or a folder, which may be missing."""
-    from lre_lightning.relations import data_sets
-
-    return not os.path.exists(_expanded(source)) and data_sets.is_hub_name(source)
+    return str(source) if _is_on_hub(source, path) else os.path.abspath(path)
 
 
 def is_path(item: str) -> bool:
     """Return whether an item of a selection is written as a path, not as a name or a category."""
-    return item.startswith((".", "~")) or "/" in item or os.sep in item or is_file_name(item)
-
-
-def is_file_name(item: str) -> bool:
-    """Return whether a name has the suffix of a file of relations."""
     from lre_lightning.relations.formats import has_table_suffix
 
-    return item.endswith(".json") or has_table_suffix(item)
+    is_file_name = item.endswith(".json") or has_table_suffix(item)
+    return is_file_name or item.startswith((".", "~")) or "/" in item or os.sep in item
+
+
+def _is_on_hub(source: str | Path, path: Path) -> bool:
+    """Return whether a source is a data set of the Hub, and not a file or a folder, which may be missing."""
+    from lre_lightning.relations import data_sets
+
+    return not os.path.exists(path) and data_sets.is_hub_name(str(source))
+
+
+def _path(source: str | Path) -> Path:
+    """Return the path of a source.
+
+    Raises:
+        LREError: There is no user whose home folder is meant by ``~``, or the paper's relations cannot be downloaded.
+    """
+    if source == DEMO:
+        return RELATIONS_DIR
+    if source == PAPER:
+        from lre_lightning.relations.paper import fetch_paper_relations
+
+        return fetch_paper_relations()
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise LREError(f"no such file or folder of relations: {str(source)!r} ({error})") from error
 
 
 class _Library:
@@ -234,7 +246,7 @@ class _Library:
         if not isinstance(item, str):
             raise LREError(f"relations must be selected by strings, got {item!r}")
         written_as_path = is_path(item)
-        if written_as_path and os.path.exists(_expanded(item)):
+        if written_as_path and os.path.exists(_path(item)):
             return read_source(item, self.columns, self.options)
         key = _normalise(item)
         named = [(place, r) for place, r in self.entries if key in (_normalise(r.name), _normalise(Path(place).stem))]
@@ -259,26 +271,3 @@ class _Library:
 
 def _normalise(name: str) -> str:
     return " ".join(name.replace("_", " ").casefold().split())
-
-
-def _expanded(path: str | Path) -> Path:
-    """Return a path with ``~`` replaced by the home folder.
-
-    Raises:
-        LREError: There is no such user.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise LREError(f"no such file or folder of relations: {str(path)!r} ({error})") from error
-
-
-def _distinct(entries: Iterable[Entry]) -> tuple[Relation, ...]:
-    chosen: dict[str, Entry] = {}
-    for place, relation in entries:
-        first_place, first = chosen.setdefault(_normalise(relation.name), (place, relation))
-        if first != relation:
-            raise LREError(
-                f"two different relations are named {relation.name!r}: {first_place} and {place}; rename one of them"
-            )
-    return tuple(relation for _, relation in chosen.values())

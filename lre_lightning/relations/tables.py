@@ -22,29 +22,15 @@ A table that has no `subject` and `object` but `samples` has one relation per ro
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.data_sets import (
-    HUB_OPTIONS,
-    Opened,
-    is_hub_name,
-    is_saved,
-    open_hub,
-    open_loaded,
-    open_saved,
-)
-from lre_lightning.relations.formats import Rows, has_table_suffix, open_rows, readable
+from lre_lightning.relations.formats import Rows, readable
 from lre_lightning.relations.relation import Relation
 from lre_lightning.relations.schema import MOST, InvalidRelation, Problem, check_relation
-from lre_lightning.storage.plain import printable, shown
-
-if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
+from lre_lightning.storage.plain import shown
 
 MOST_ROWS = 10_000_000
 """Rows that a table may have, or all tables of a data set together."""
@@ -70,36 +56,30 @@ _TEMPLATES = {"template": "prompt_templates", "zero_shot_template": "prompt_temp
 _NESTED = ("name", "prompt_templates", "prompt_templates_zs", "properties", "samples")
 
 
-def read_table(
-    source: str | Path | Dataset | DatasetDict,
-    columns: Mapping[str, str] | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> list[Relation]:
+def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str, str]) -> list[Relation]:
     """Read the relations of a table or a data set.
 
     Args:
-        source: A file of one of the formats in `lre_lightning.relations.formats`; a folder written by
-            `datasets.Dataset.save_to_disk`; ``hf://datasets/ORG/NAME[@REVISION]`` or ``ORG/NAME``; a data set.
+        place: Its name, for errors.
+        name: The name of its relation, if it has no column of relations.
+        parts: Its rows.
         columns: The names of columns by field, as in ``{"subject": "head", "object": "tail"}``. Other fields are in
             the columns that this module's docstring names.
-        options: ``split``, such as ``"train"`` or ``"train+test"``, and for a data set of the Hub the others of
-            `HUB_OPTIONS`, which mean what they do in `datasets.load_dataset`. Its files must have one of the formats
-            above or be ``.json`` files; no code is run.
 
     Returns:
         The relations in the order of their first rows, with their samples in the order of the rows.
 
     Raises:
-        LREError: There is no such table, column, field, option or split, it is too large, or values are not text, are
-            empty or contradict each other; the message lists all problems with their lines or rows.
+        LREError: There is no such column or field, there are too many rows, or values are not text, are empty or
+            contradict each other; the message lists all problems with their lines or rows.
 
     >>> from datasets import Dataset
+    >>> from lre_lightning.relations.data_sets import open_loaded
     >>> table = Dataset.from_dict({"head": ["Canada", "France"], "tail": ["Ottawa", "Paris"]})
-    >>> [relation] = read_table(table, columns={"subject": "head", "object": "tail"})
+    >>> [relation] = read_rows(*open_loaded(table), columns={"subject": "head", "object": "tail"})
     >>> relation.name, relation.samples[0]
     ('dataset', Sample(subject='Canada', object='Ottawa'))
     """
-    columns = dict(columns or {})
     for key, column in columns.items():
         if key not in FIELDS:
             nearest = difflib.get_close_matches(str(key), FIELDS, 1)
@@ -107,40 +87,7 @@ def read_table(
             raise LREError(f"columns has {key!r}, which is not a field: {hint}The fields are {', '.join(FIELDS)}")
         if not isinstance(column, str):
             raise LREError(f"columns must give the name of a column for {key!r}, not {shown(column)}")
-    return _Reader(*_open(source, dict(options or {})), columns).read()
-
-
-def is_table(source: str | Path) -> bool:
-    """Return whether `read_table` reads a path, or a name that is not a path.
-
-    >>> is_table("capitals.csv"), is_table("ORG/NAME"), is_table("hf://datasets/ORG/NAME"), is_table("capitals.json")
-    (True, True, True, False)
-    """
-    if os.path.isdir(source):
-        return is_saved(source)
-    return has_table_suffix(source) or (isinstance(source, str) and not os.path.exists(source) and is_hub_name(source))
-
-
-def _open(source: Any, options: Mapping[str, Any]) -> Opened:
-    def check(kind: str, allowed: Sequence[str]) -> None:
-        for key in options:
-            if key not in allowed:
-                right = f"it may have {', '.join(allowed)}" if allowed else "leave it out"
-                raise LREError(f"{kind} takes no option {key!r}: {right}")
-
-    if not isinstance(source, str | Path):
-        check("a data set in memory", ["split"])
-        return open_loaded(source, **options)
-    path = Path(source)
-    if os.path.isdir(path):
-        check("a folder", ["split"])
-        return open_saved(path, **options)
-    if not str(source).startswith("hf://") and (has_table_suffix(path) or os.path.exists(path)):
-        check("a file", [])
-        name = path.with_suffix("") if path.name.lower().endswith(".gz") else path
-        return str(path), printable(name.stem), [open_rows(path, str(path))]
-    check("a data set of the Hub", HUB_OPTIONS)
-    return open_hub(str(source), options)
+    return _Reader(place, name, parts, columns).read()
 
 
 @dataclass(slots=True)

@@ -112,7 +112,7 @@ def test_options_of_tables_for_what_is_none(sources):
     for source in (sources["folder"], sources["both.json"], "demo"):
         with pytest.raises(LREError, match="columns is for tables and data sets"):
             load_relations(source=source, columns={"subject": "head"})
-        with pytest.raises(LREError, match="source_options is for tables and data sets"):
+        with pytest.raises(LREError, match="takes no option 'split': leave it out"):
             load_relations(source=source, options={"split": "train"})
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,11 +21,15 @@ from lre_lightning.relations import tables
 from lre_lightning.relations.json_files import read_folder
 from lre_lightning.relations.relation import Sample
 from lre_lightning.relations.schema import InvalidRelation
-from lre_lightning.relations.tables import is_table, read_table
+from lre_lightning.relations.sources import read_source
 
 PLAIN = ("subject", "object", "relation", "category", "domain", "range", "template", "zero_shot_template", "symmetric")
 OTHER = ("head", "tail", "rel", "kind", "from what", "to,what", 'the "template"', "zs\n", "both ways")
 MAPPING = dict(zip(PLAIN, OTHER, strict=True))
+
+
+def read_table(source, columns=None, options=None):
+    return [relation for _, relation in read_source(source, columns, options)]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,6 @@ def of(*pairs):
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_table_of_samples_gives_the_relations_of_the_json_files(bundled, tmp_path, name):
     source = WRITERS[name](list(rows_of(bundled)), tmp_path / name)
-    assert not isinstance(source, Path) or is_table(source)
     assert read_table(source) == bundled
 
 
@@ -449,25 +451,18 @@ def test_a_source_that_is_not_a_table_is_refused(tmp_path, read):
         (tmp_path / "saved" / file).write_text("{")
     os.mkfifo(tmp_path / "pipe.csv")
     for source, message in [
-        (tmp_path / "folder", "was not written by save_to_disk of a data set"),
-        (tmp_path / "facts.txt", "its name must end in .csv, .tsv"),
+        (tmp_path / "folder", "folder' has no relation in it"),
+        (tmp_path / "facts.txt", "facts.txt is not a JSON file in UTF-8"),
         (tmp_path / "none.csv", "No such file"),
         (tmp_path / "pipe.csv", "it is not an ordinary file"),
         (tmp_path / "saved", "saved' cannot be read: "),
-        ("facts", "there is no file or folder 'facts' here, and 'facts' is not the name of a data set of the Hub"),
+        ("facts", "no such file or folder of relations: 'facts'"),
         ("hf://datasets/a/b/c.csv", "is not the name of a data set of the Hub"),
         (IterableDataset.from_generator(lambda: iter([])), "not from a IterableDataset"),
         (7, "not from 7"),
     ]:
         with pytest.raises(LREError, match=message):
             read_table(source)
-    assert not is_table(tmp_path / "folder")
-    assert not is_table(tmp_path / "facts.txt")
-    assert not is_table("capital")
-    assert not is_table("relations/capital.json")
-    assert not is_table("./a/b")
-    assert is_table("a/b")
-    assert is_table(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(
