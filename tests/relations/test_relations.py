@@ -13,23 +13,17 @@ from lre_lightning.relations.sources import load_relations
 
 CAPITALS = {
     "name": "country capital city",
-    "prompt_templates": ["The capital city of {} is", "{}'s capital is"],
-    "prompt_templates_zs": ["What is the capital of {}? It is"],
-    "samples": [
-        {"subject": "France", "object": "Paris"},
-        {"subject": "日本", "object": "東京"},
-        {"subject": "Frankreich", "object": "Paris"},
-        {"subject": "Cafe\u0301 ", "object": "Café"},
-    ],
+    "prompt_templates": ["The capital city of {} is"],
+    "samples": [{"subject": "France", "object": "Paris"}],
 }
 with_papers_relations = pytest.mark.skipif(
     not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set"
 )
 
 
-def write(path, data, **changes):
+def write(path, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data | changes), encoding="utf-8")
+    path.write_text(json.dumps(CAPITALS | changes), encoding="utf-8")
 
 
 @pytest.fixture
@@ -38,8 +32,8 @@ def library(tmp_path, monkeypatch):
     folder = tmp_path / "library"
     for category, names in {"factual": ["city in country", "country capital city"], "bias": ["name gender"]}.items():
         for name in names:
-            write(folder / category / f"{name.replace(' ', '_')}.json", CAPITALS, name=name)
-    write(folder / "bias" / "degree_gender.json", CAPITALS, name="univ degree gender")
+            write(folder / category / f"{name.replace(' ', '_')}.json", name=name)
+    write(folder / "bias" / "degree_gender.json", name="univ degree gender")
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     return folder
 
@@ -91,7 +85,7 @@ def test_relations_are_selected_by_path(library, tmp_path, monkeypatch):
     assert names(load_relations("bias/name_gender.json", tmp_path / "not looked at")) == ["name gender"]
     assert names(load_relations(str(library / "factual"), tmp_path)) == ["city in country", "country capital city"]
     assert len(load_relations(["./", "factual", str(library)], library)) == 4
-    write(library / "extra" / "deep" / "er.json", CAPITALS, name="deeper")
+    write(library / "extra" / "deep" / "er.json", name="deeper")
     assert names(load_relations("extra", library / "factual")) == ["deeper"]
 
 
@@ -135,12 +129,10 @@ def test_missing_and_empty_folders_are_refused(library, tmp_path):
 
 
 def test_two_different_relations_may_not_share_a_name(library):
-    write(library / "more" / "again.json", CAPITALS, name="Name_Gender")
+    write(library / "more" / "again.json", name="Name_Gender")
     with pytest.raises(LREError, match=r"two different relations are named .*name_gender\.json.*again\.json"):
         load_relations(None, library)
-    write(
-        library / "more" / "again.json", CAPITALS, name="name gender", properties={"relation_type": "bias"}
-    )  # the same one
+    write(library / "more" / "again.json", name="name gender", properties={"relation_type": "bias"})  # the same one
     assert len(load_relations(None, library)) == 4
 
 
