@@ -13,7 +13,8 @@ from lre_lightning.relations.sources import load_relations
 
 CAPITALS = {
     "name": "country capital city",
-    "prompt_templates": ["The capital city of {} is"],
+    "prompt_templates": ["The capital city of {} is", "{}'s capital is"],
+    "prompt_templates_zs": ["What is the capital of {}? It is"],
     "samples": [{"subject": "France", "object": "Paris"}],
 }
 with_papers_relations = pytest.mark.skipif(
