@@ -24,6 +24,7 @@ from lre_lightning.metrics.recall import KS, token_ranks
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.source import PromptSource
+from lre_lightning.prompts.trials import Trial
 from lre_lightning.scoring.states import PromptStates
 
 LM, LENS, OTHER_LENS = "LM", "attribute lens", "lens of another relation"
@@ -120,8 +121,8 @@ def latent_knowledge(
     scored = [index for index, key in enumerate(keys) if key in lres]
     if not scored:
         raise LREError(
-            f"there is no LRE of any relation and trial of the prompts: {len(lres)} are given, the first of which is "
-            f"{next(iter(lres), None)!r}, and prompts are of {keys[0]!r} to {keys[-1]!r}"
+            f"no LRE has the relation and trial of a prompt: the prompts are of {keys[0]} to {keys[-1]}, and the "
+            f"{len(lres)} LREs of {', '.join(map(str, [*lres][:3])) or 'nothing'}"
         )
     console = Console(stderr=True)
     title = f"Latent knowledge, {data.distraction}"
@@ -141,20 +142,12 @@ def _count_trial(
 ) -> LatentKnowledge:
     trial = data.trial(index)
     relation = trial.relation
-    lenses = {LENS: lres[relation.name, trial.number].to(lm.device)}
-    origin, train = lenses[LENS].origin, tuple((sample.subject, sample.object) for sample in trial.train)
-    if (origin.train, origin.template) != (train, relation.template):
-        raise LREError(
-            f"the LRE of {origin.relation!r}, trial {origin.trial}, was estimated from other prompts than the "
-            "datamodule draws: give it the relations, template, n_shot and seed of the fit"
-        )
     others = [name for name, number in lres if number == trial.number and name != relation.name]
     seed = f"{data.seed}\x1f{relation.name}\x1f{trial.number}\x1f"
     other = min(others, key=lambda name: hashlib.sha256((seed + name).encode()).digest(), default=None)
-    if other is not None:
-        lenses[OTHER_LENS] = lres[other, trial.number].to(lm.device)
-    for lre in lenses.values():
-        lre.check_model(lm)
+    lenses = {LENS: lres[relation.name, trial.number]} | ({OTHER_LENS: lres[other, trial.number]} if other else {})
+    _check_lenses(lm, trial, lenses)
+    lenses = {reader: lre.to(lm.device) for reader, lre in lenses.items()}
 
     objects: list[int] = []  # first tokens of the true objects
     ranks = {reader: [torch.empty(0, 2, dtype=torch.long)] for reader in (LM, *lenses)}  # of true and false objects
@@ -187,6 +180,18 @@ def _count_trial(
         false_found={reader: tuple(false for _, false in rows) for reader, rows in counts.items()},
         most_frequent=tuple(sum(count for _, count in Counter(objects).most_common(k)) for k in ks),
     )
+
+
+def _check_lenses(lm: LanguageModel, trial: Trial, lenses: Mapping[str, LRE]) -> None:
+    """Refuse LREs of another LM, or one that may have been estimated from test samples or with another template."""
+    for lre in lenses.values():
+        lre.check_model(lm)
+    origin, train = lenses[LENS].origin, tuple((sample.subject, sample.object) for sample in trial.train)
+    if (origin.train, origin.template) != (train, trial.relation.template):
+        raise LREError(
+            f"the LRE of {origin.relation!r}, trial {origin.trial}, was estimated from other prompts than the "
+            "datamodule draws: give it the relations, template, n_shot and seed of the fit"
+        )
 
 
 def _ranks(lm: LanguageModel, hidden: Tensor, tokens: Tensor) -> Tensor:

@@ -156,9 +156,11 @@ def test_decoding_a_few_rows_at_a_time_gives_the_same(toy_folder, monkeypatch):
 def test_lres_of_other_trials_prompts_or_lms_are_refused(toy_folder):
     lm, data = copying_toy(), toy_data(toy_folder)
     lres = toy_lres(lm, data, {"thing colour": projection(OWN)})
-    with pytest.raises(LREError, match=r"no LRE of any relation and trial .*: 0 are given"):
+    with pytest.raises(LREError, match=r"\('thing colour', 0\) to \('thing colour', 1\), and the 0 LREs of nothing"):
         latent_knowledge(lm, data, {})
-    with pytest.raises(LREError, match=r"1 are given, the first of which is \('thing', 0\)"):
+    with pytest.raises(
+        LREError, match=r"no LRE has the relation and trial of a prompt: .* and the 1 LREs of \('thing', 0\)"
+    ):
         latent_knowledge(lm, data, {("thing", 0): lres["thing colour", 0]})
     for options in ({"seed": 1}, {"n_shot": 4}, {"template": "colour {}"}):
         with pytest.raises(LREError, match="trial 0, was estimated from other prompts than the datamodule draws"):
