@@ -14,11 +14,11 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
-from lre_lightning.callbacks import RelationLog, RelationProgressBar
+from lre_lightning.callbacks import RelationLog, RelationProgressBar, ResultsTable
 from lre_lightning.callbacks.log import log_to_console, relation_line
 from lre_lightning.callbacks.progress import FitProgress
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.record import TrialRecord, read_records
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.training.test_module import GRID, data_of, trainer_of
@@ -327,6 +327,18 @@ def test_the_console_has_the_lines_if_it_is_told_to(tmp_path, capsys):
     finally:
         log_to_console(False)
         logging.getLogger("lre_lightning").setLevel(level)
+
+
+def test_the_files_of_results_grow_by_one_record_per_trial(tmp_path):
+    lines = []
+
+    class Reader(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            assert read_records([tmp_path]) == list(pl_module.records.values())
+            lines.append(len((tmp_path / "fit_results.csv").read_text().splitlines()))
+
+    fit_other(tmp_path, ResultsTable(), Reader())
+    assert lines == [2, 3, 4, 5]  # with the header
 
 
 # The bar.
