@@ -1,12 +1,9 @@
-"""Fits and validates on several processes, with the strategy that is named; run by tests/test_devices.py.
-
-    python -m tests.helpers.fit_on_devices FOLDER STRATEGY {demo|toy|both} WORLD_SIZE [WORLD_SIZE ...]
+"""A fit and a validation on several processes, run by tests/runs/test_devices.py in a child of the launcher.
 
 Each fit has a folder of its own, with its results, its LREs, and the samples that each process was served.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import lightning as L
@@ -25,13 +22,14 @@ DEMO = {
     "source": "demo",
     "n_shot": 5,
     "trials": 1,
-    "loader": {"batch_size": 16},
+    "loader": {"batch_size": 4},
+    "selection": {"max_samples": 20},
 }
 TOY = {"n_shot": 2, "trials": 2, "loader": {"batch_size": 4}}
 
 
 class Served(Callback):
-    """Notes which samples this process is served."""
+    """Notes the samples that this process is served."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,17 +47,14 @@ class Served(Callback):
         self.note("test", trainer, batch)
 
 
-def trainer_of(root: Path, strategy: str, devices: int) -> L.Trainer:
-    more = [BetaTuning("faithfulness")] if root.name.startswith("demo") else []
-    if root.name in ("demo1", "demo2"):  # drawing takes its time
-        more.append(AttributeLens(["The capital of Italy is", "one", "two"], top_k=2, dirpath=str(root / "lenses")))
+def trainer_of(root: Path, strategy: str, devices: int, callbacks: list[Callback]) -> L.Trainer:
     return L.Trainer(
         default_root_dir=root,
         accelerator="cpu",
         devices=devices,
         strategy=DDPStrategy(start_method="fork") if strategy == "object" else strategy,
         logger=TensorBoardLogger(root),
-        callbacks=[ResultsTable(), Served(root), *more],
+        callbacks=[ResultsTable(), Served(root), *callbacks],
         enable_progress_bar=False,
         enable_checkpointing=False,
         num_sanity_val_steps=0,
@@ -69,22 +64,21 @@ def trainer_of(root: Path, strategy: str, devices: int) -> L.Trainer:
     )
 
 
-def fit(folder: Path, strategy: str, lm: str, devices: int) -> None:
+def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
+    """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`."""
+    root, toy = Path(root), Path(toy)
+    callbacks = []
     if lm == "demo":
-        module, data = LREModule("demo", fitting={"baselines": True, "line_integrals": 5}), RelationDataModule(**DEMO)
+        fitting = {"baselines": True, "line_integrals": 3}
+        module = LREModule("demo", layers=[1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting)
+        data = RelationDataModule(**DEMO)
+        lens = AttributeLens(["The capital of Italy is", "one", "two"], top_k=2, dirpath=str(root / "lenses"))
+        callbacks = [BetaTuning("faithfulness"), lens]
     else:
-        module = LREModule(str(folder / "model"), ranks=[1, WIDTH], fitting={"baselines": True, "line_integrals": 2})
-        data = RelationDataModule(str(folder / "model"), source=str(folder / "relations"), **TOY)
-    root = folder / strategy / f"{lm}{devices}"
-    root.mkdir(parents=True)
-    used = strategy if devices > 1 else "auto"
-    trainer_of(root, used, devices).fit(module, datamodule=data)
+        module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting={"baselines": True, "line_integrals": 2})
+        data = RelationDataModule(str(toy / "model"), source=str(toy / "relations"), **TOY)
+    root.mkdir(parents=True, exist_ok=True)
+    trainer_of(root, strategy, devices, callbacks).fit(module, datamodule=data)
     torch.save(module.state_dict(), root / "state.pt")
-    trainer_of(root, used, devices).validate(module, datamodule=data, verbose=False)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for world_size in map(int, sys.argv[4:]):
-        for name in ("demo", "toy") if sys.argv[3] == "both" else (sys.argv[3],):
-            fit(Path(sys.argv[1]), sys.argv[2], name, world_size)
+    if strategy != "ddp_spawn":  # whose processes take long to start
+        trainer_of(root, strategy, devices, callbacks).validate(module, datamodule=data, verbose=False)

@@ -1,74 +1,60 @@
-"""The same numbers from one process and from several, with every strategy that Lightning starts them by."""
+"""The same numbers from one process and from several, however they are started."""
 
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from filelock import FileLock
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
-from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import TrialRecord, read_records
-from lre_lightning.runs.processes import Processes, check_strategy, without_wrapper
+from lre_lightning.records.record import read_records
 from tests.helpers.toy import relation_json, write_toy_model
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-SIZES = (1, 2, 3, 4)
+FITS = {"demo1": "auto", "demo2": "ddp_fork", "toy1": "auto", "toy2": "object", "toy4": "ddp_fork"}
+"""The strategies of the fits by LM and number of processes; "object" is a strategy that is not given by name."""
 
 
-def run(args, **environment):
-    """Run Python; its output if it ends well."""
-    given = {"capture_output": True, "text": True, "timeout": 280, "env": ENVIRONMENT | environment, "cwd": ROOT}
-    result = subprocess.run([sys.executable, *map(str, args)], check=False, **given)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result.stdout
+def fit_code(root, folder, lm, strategy, devices):
+    call = f"fit({str(root)!r}, {str(folder)!r}, {lm!r}, {strategy!r}, {devices})"
+    return f"from tests.helpers.fit_on_devices import fit; {call}"
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory, worker_id):
-    """The toy, with a relation that has fewer test samples than there are processes, and fits on one to four.
+def folder(launch, tmp_path_factory, worker_id):
+    """The toy, with a relation that has fewer test samples than there are processes, and the fits.
 
     All of pytest's own processes share it, and the first one makes it.
     """
     base = tmp_path_factory.getbasetemp()
     root = (base if worker_id == "master" else base.parent) / "devices"
     with FileLock(f"{root}.lock"):
-        if not (root / "made").exists():
+        if not root.exists():
             write_toy_model(root / "model")
             (root / "relations").mkdir()
             for name, count in (("few", 5), ("more", 14)):
                 (root / "relations" / f"{name}.json").write_text(json.dumps(relation_json(name, count=count)))
-            run(["-m", "tests.helpers.fit_on_devices", root, "ddp_fork", "both", *SIZES])
-            (root / "made").touch()
+            started = [
+                launch.start(root / f"cwd_{name}", code=fit_code(root / name, root, name[:-1], strategy, int(name[-1])))
+                for name, strategy in FITS.items()
+            ]
+            for ended in map(launch.wait, started):
+                assert ended.status == 0, ended.error
     return root
 
 
-@pytest.fixture(scope="session")
-def runs(folder):
-    """The folders of the fits on one to four processes."""
-    return folder / "ddp_fork"
-
-
-def counts_of(folder, file="fit_results.jsonl") -> list[TrialRecord]:
-    """The records without what is no count, and those numbers apart."""
-    records = [record.plain() for record in read_records([folder / file])]
+def counts_of(path):
+    """The counts of records, and apart from them the line integrals, which are not counts."""
+    records = [record.plain() for record in read_records([path])]
     return records, [record.pop("line_integrals") for record in records]
 
 
 def assert_same(folder, other):
-    """Two fits, on other numbers of processes, have the same LREs and the same counts."""
+    """Two fits, on different numbers of processes, have the same LREs and the same counts."""
     for file in ("fit_results.jsonl", "validate_results.jsonl"):
         if (other / file).exists():
-            (counts, integrals), (others, other_integrals) = counts_of(folder, file), counts_of(other, file)
+            (counts, integrals), (others, other_integrals) = counts_of(folder / file), counts_of(other / file)
             assert counts == others
             for one, two in zip(integrals, other_integrals, strict=True):
                 torch.testing.assert_close(torch.tensor(one), torch.tensor(two), rtol=1e-4, atol=1e-5)
@@ -83,65 +69,52 @@ def assert_same(folder, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES[1:])
-@pytest.mark.parametrize("lm", ["demo", "toy"])
-def test_the_numbers_are_those_of_one_process(runs, lm, size):
-    assert_same(runs / f"{lm}1", runs / f"{lm}{size}")
+@pytest.mark.parametrize(("one", "several"), [("demo1", "demo2"), ("toy1", "toy2"), ("toy1", "toy4")])
+def test_the_numbers_are_those_of_one_process(folder, one, several):
+    assert_same(folder / one, folder / several)
+    records = read_records([folder / several / "fit_results.jsonl"])
+    assert all(record.scored and record.causal_baselines and record.line_integrals for record in records)
+    assert sum(map(sum, records[0].causal)) > 0
 
 
 @pytest.mark.slow
-def test_all_relations_are_scored_and_measured(runs):
-    for lm in ("demo", "toy"):
-        records = read_records([runs / f"{lm}4" / "fit_results.jsonl"])
-        assert all(record.scored for record in records)
-        assert all(record.causal_baselines and record.line_integrals for record in records)
-        assert sum(map(sum, records[0].causal)) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("lm", ["demo", "toy"])
-def test_every_sample_is_served_once_and_copies_only_fill_up(runs, lm, size):
-    def served(stage, number):
+@pytest.mark.parametrize("name", FITS)
+def test_every_sample_is_served_once_and_copies_have_no_weight(folder, name):
+    def served(stage, name):
         lines = [
-            [json.loads(line) for line in (runs / f"{lm}{number}" / f"served_{stage}_{rank}.jsonl").open()]
-            for rank in range(number)
+            [json.loads(line) for line in (folder / name / f"served_{stage}_{index}.jsonl").open()]
+            for index in range(int(name[-1]))
         ]
-        weighted = sorted(tuple(line[:-1]) for rank in lines for line in rank if line[-1])
-        return weighted, [sum(line[0] == "train" for line in rank) for rank in lines]
+        weighted = sorted(tuple(line[:-1]) for process in lines for line in process if line[-1])
+        return weighted, [sum(line[0] == "train" for line in process) for process in lines]
 
     for stage in ("fit", "validate"):
-        found, train = served(stage, size)
-        assert found == served(stage, 1)[0]
+        found, train = served(stage, name)
+        assert found == served(stage, f"{name[:-1]}1")[0]
         assert len(found) == len(set(found))
         assert len(set(train)) == 1  # no process has fewer training prompts
 
 
 @pytest.mark.slow
-def test_callbacks_write_what_they_write_on_one_process(runs):
-    one, two = (torch.load(runs / f"demo{n}" / "state.pt", weights_only=True)["bank._extra_state"] for n in (1, 2))
+def test_callbacks_write_what_they_write_on_one_process(folder):
+    one, two = (torch.load(folder / f"demo{n}" / "state.pt", weights_only=True)["bank._extra_state"] for n in (1, 2))
     assert one["tuned"] is not None
     assert one["tuned"] == two["tuned"]
-    one, two = (json.loads((runs / f"demo{number}" / "lenses" / "lenses.json").read_text()) for number in (1, 2))
+    one, two = (json.loads((folder / f"demo{number}" / "lenses" / "lenses.json").read_text()) for number in (1, 2))
     assert len(one) == 9  # three texts, two relations and the logit lens
     for lens, other in zip(one, two, strict=True):
-        assert {name: value for name, value in lens.items() if name != "probabilities"} == {
-            name: value for name, value in other.items() if name != "probabilities"
-        }
+        assert lens | {"probabilities": None} == other | {"probabilities": None}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook", "object"])
-def test_other_ways_to_start_processes(runs, folder, strategy):
-    arguments = ["-m", "tests.helpers.fit_on_devices", folder, strategy, "toy", 2]
-    try:
-        run(arguments)
-    except AssertionError as error:  # a spawned process of torch that has ended its work may rarely end so
-        if "terminate called without an active exception" not in str(error):
-            raise
-        shutil.rmtree(folder / strategy)
-        run(arguments)
-    assert_same(runs / "toy1", folder / strategy / "toy2")
+def test_spawned_processes(launch, folder, tmp_path):
+    code = fit_code(tmp_path / "run", folder, "toy", "ddp_spawn", 2)
+    ended = launch(tmp_path, code=code)
+    if "terminate called without an active exception" in ended.error:  # rarely, by torch, when its work is done
+        shutil.rmtree(tmp_path / "run")
+        ended = launch(tmp_path, code=code)
+    assert ended.status == 0, ended.error
+    assert_same(folder / "toy1", tmp_path / "run")
 
 
 def command(folder, out, *options):
@@ -152,130 +125,77 @@ def command(folder, out, *options):
         "data.loader.batch_size": 4,
         "model.name_or_path": folder / "model",
         "model.ranks": "[1,16]",
-        "model.baselines": True,
-        "model.line_integrals": 2,
+        "model.fitting.baselines": True,
+        "model.fitting.line_integrals": 2,
         "trainer.default_root_dir": out,
         "trainer.accelerator": "cpu",
     }
-    return ["cli.py", "fit", *(f"--{name}={value}" for name, value in arguments.items()), *options]
+    return ["fit", *(f"--{name}={value}" for name, value in arguments.items()), *options]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--trainer.devices=2",), ("--trainer.devices=1", "--trainer.strategy=ddp")])
-def test_from_the_command_line(runs, folder, tmp_path, options):
-    printed = run(command(folder, tmp_path, *options))
-    assert printed.count("random guess") == 1  # one table
-    assert_same(runs / "toy1", tmp_path)
-
-
-@pytest.mark.slow
-def test_a_fit_goes_on_with_another_number_of_processes(runs, folder, tmp_path):
-    run(command(folder, tmp_path, "--trainer.devices=2", "--trainer.max_epochs=3"))
-    assert len(read_records([tmp_path])) == 3
-    run(command(folder, tmp_path, "--ckpt_path=last"))
-    assert_same(runs / "toy1", tmp_path)
+def test_a_fit_resumes_with_another_number_of_processes(launch, folder, tmp_path):
+    out = tmp_path / "run"
+    two, one = ["--trainer.devices=2", "--trainer.strategy=ddp_fork"], ["--trainer.devices=1", "--trainer.strategy=ddp"]
+    for options in ([*two, "--trainer.max_epochs=3"], [*one, "--ckpt_path=last"]):
+        ended = launch(tmp_path, args=command(folder, out, *options))
+        assert ended.status == 0, ended.error
+        assert ended.output.count("random guess") == 1  # one table
+        assert len(read_records([out])) == (3 if options[-1] == "--trainer.max_epochs=3" else 4)
+    assert_same(folder / "toy1", out)
 
 
 def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+        return str(found.getsockname()[1])
 
 
-def run_together(commands):
-    """Run processes side by side until all have ended; none may fail."""
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
-    processes = [subprocess.Popen([sys.executable, *map(str, args)], env=env, **given) for args, env in commands]
-    try:
-        printed = [process.communicate(timeout=250)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes), printed
-    return printed
+def torchrun(index, port):
+    """The environment of a process that torchrun has started, the only one of its node."""
+    node = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": f"{index}", "TORCHELASTIC_RUN_ID": "none"}
+    return node | {"RANK": f"{index}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-@pytest.mark.slow
-def test_two_nodes_by_torchrun(runs, folder, tmp_path):
-    port = free_port()
-    node = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
-    fit = command(folder, tmp_path, "--trainer.num_nodes=2")
-    printed = run_together(
-        ([*node, f"--master-port={port}", f"--node-rank={rank}", *fit], ENVIRONMENT) for rank in (0, 1)
-    )
-    assert ["random guess" in text for text in printed] == [True, False]
-    assert_same(runs / "toy1", tmp_path)
-
-
-@pytest.mark.slow
-def test_two_nodes_by_slurm(runs, folder, tmp_path):
+def slurm(index, port):
+    """The environment of a process that SLURM has started, the only one of its node."""
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
-    job |= {"SLURM_NNODES": "2", "SLURM_LOCALID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    job |= {"SLURM_NODELIST": "127.0.0.1"}
-    fit = command(folder, tmp_path, "--trainer.num_nodes=2", "--trainer.devices=1")
-    run_together((fit, ENVIRONMENT | job | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i)}) for i in (0, 1))
-    assert_same(runs / "toy1", tmp_path)
+    job |= {"SLURM_NNODES": "2", "SLURM_LOCALID": "0", "SLURM_NODELIST": "127.0.0.1"}
+    job |= {"SLURM_PROCID": f"{index}", "SLURM_NODEID": f"{index}"}
+    return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-DIFFERENT = """
-import os, sys
-from lre_lightning.cli import main
-if os.environ.get("LOCAL_RANK") == "1":
-    sys.argv = [argument.replace("{was}", "{now}") for argument in sys.argv]
-sys.exit(main())
-"""
+def run_on_two_nodes(launch, tmp_path, environment, commands):
+    port = free_port()
+    started = [
+        launch.start(tmp_path / f"node{index}", args=args, environment=environment(index, port))
+        for index, args in enumerate(commands)
+    ]
+    return [launch.wait(pid) for pid in started]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [torchrun, slurm])
+def test_two_nodes(launch, folder, tmp_path, environment):
+    fit = command(folder, tmp_path / "run", "--trainer.num_nodes=2", "--trainer.devices=1")
+    ended = run_on_two_nodes(launch, tmp_path, environment, [fit, fit])
+    assert [one.status for one in ended] == [0, 0], ended
+    assert ["random guess" in one.output for one in ended] == [True, False]
+    assert_same(folder / "toy1", tmp_path / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("was", "now", "message"),
+    ("option", "message"),
     [
-        ("data.n_shot=2", "data.n_shot=3", "the relations, or their draws, on 1 of 2 processes differ"),
-        ("path={folder}/model", "path={tmp_path}/other", "the weights of the LM on 1 of 2 processes differ"),
+        ("--data.n_shot=3", "the relations, or their "),
+        ("--model.name_or_path={other}", "the weights of the LM on 1 of 2 processes differ"),
     ],
 )
-def test_processes_that_differ_are_refused(folder, tmp_path, was, now, message):
-    write_toy_model(tmp_path / "other", seed=1)
-    script = tmp_path / "differing.py"
-    was, now = (text.format(folder=folder, tmp_path=tmp_path) for text in (was, now))
-    script.write_text(DIFFERENT.replace("{was}", was).replace("{now}", now))
-    _, *arguments = command(folder, tmp_path / "run", "--trainer.devices=2")
-    given = {"capture_output": True, "text": True, "timeout": 250, "env": ENVIRONMENT, "cwd": ROOT}
-    result = subprocess.run([sys.executable, script, *map(str, arguments)], check=False, **given)
-    assert result.returncode not in (0, None)
-    assert message in result.stderr
+def test_processes_that_differ_are_refused(launch, folder, tmp_path, option, message):
+    option = option.format(other=write_toy_model(tmp_path / "other", seed=1))
+    fit = command(folder, tmp_path / "run", "--trainer.num_nodes=2", "--trainer.devices=1")
+    ended = run_on_two_nodes(launch, tmp_path, torchrun, [fit, [*fit, option]])
+    assert [one.status for one in ended] == [2, 2], ended
+    assert all(message in one.error for one in ended)
     assert not list((tmp_path / "run").rglob("*.safetensors"))
-
-
-@pytest.mark.parametrize("strategy", [FSDPStrategy(), ModelParallelStrategy()])
-def test_strategies_that_shard_the_lm_are_refused(strategy):
-    with pytest.raises(LREError, match=f"{type(strategy).__name__} keeps a part of the LM's weights on each device"):
-        check_strategy(strategy)
-    check_strategy(DDPStrategy())
-    check_strategy(SingleDeviceStrategy("cpu"))
-
-
-def test_a_strategy_goes_on_to_wrap_other_modules():
-    wrapped = []
-
-    class Wrapping(DDPStrategy):
-        def configure_ddp(self):
-            wrapped.append(self.lightning_module)
-
-    ours, theirs = L.LightningModule(), L.LightningModule()
-    strategy = Wrapping()
-    without_wrapper(strategy, ours)
-    strategy.connect(ours)
-    strategy.configure_ddp()
-    assert wrapped == []
-    strategy.connect(theirs)
-    strategy.configure_ddp()
-    without_wrapper(strategy, ours)  # whose setup fails
-    strategy.configure_ddp()
-    assert wrapped == [theirs, theirs]
-
-
-def test_one_process_has_all_rows():
-    rows = torch.arange(6.0).reshape(3, 2)
-    assert torch.equal(Processes().rows(rows, [0, 1, 2], 3), rows)
-    assert Processes().rows(rows, [2, 0, 4], 5).tolist() == [[2, 3], [0, 0], [0, 1], [0, 0], [4, 5]]
