@@ -46,15 +46,13 @@ class Chapter:
 def chapters_of(models: Sequence[ModelResults]) -> list[Chapter]:
     """Return a chapter per LM and, if there are several, one that compares them."""
     names = analysis.names_of(models)
-    folders = [""] if len(models) == 1 else folders_of(names)
+    if len(models) == 1:
+        return [Chapter(names[0], "", (*_sections(models[0]), dataset(models)), _facts(models[0].main))]
     chapters = [
         Chapter(name, folder, _sections(model), _facts(model.main))
-        for name, folder, model in zip(names, folders, models, strict=True)
+        for name, folder, model in zip(names, folders_of(names), models, strict=True)
     ]
-    if len(models) > 1:
-        return [*chapters, Chapter("Comparison", "", (*comparison(models), dataset(models)))]
-    only = chapters[0]
-    return [Chapter(only.title, "", (*only.sections, dataset(models)), only.facts)]
+    return [*chapters, Chapter("Comparison", "", (*comparison(models), dataset(models)))]
 
 
 def _sections(model: ModelResults) -> tuple[Section, ...]:

@@ -24,44 +24,34 @@ if TYPE_CHECKING:
 def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     """Return the main scores of several LMs, and their agreement (appendix "models")."""
     by_name = dict(zip(analysis.names_of(models), (model.main for model in models), strict=True))
+    found = {name: analysis.per_relation(records, analysis.faithfulness) for name, records in by_name.items()}
+
+    def row(name: str, records: Sequence[TrialRecord]) -> Row:
+        scored = analysis.categories(analysis.counted(records))
+        return (name, records[0].n_shot, len(scored), *analysis.both_scores(records), analysis.agreement(records))
+
+    def pair(one: str, other: str) -> Row:
+        r = analysis.correlation(found[one], found[other], ranks=True)
+        return (one, other, r, len({*found[one]} & {*found[other]}))
+
     overview = Table(
         "models",
         "LRE performance on different LMs, and the correlation (Pearson's R) of faithfulness and causality. Means and "
         "standard deviations over the relations that were scored.",
         ("LM", "n", "relations scored", *SCORES, "R"),
-        tuple(
-            (
-                name,
-                records[0].n_shot,
-                len(analysis.categories(analysis.counted(records))),
-                *analysis.both_scores(records),
-                analysis.agreement(records),
-            )
-            for name, records in by_name.items()
-        ),
+        tuple(itertools.starmap(row, by_name.items())),
     )
-    found = {name: analysis.per_relation(records, analysis.faithfulness) for name, records in by_name.items()}
     agreement = Table(
         "model_agreement",
         "Spearman's rank correlation of faithfulness over relations between LMs, over the relations that both have.",
         ("LM", "other LM", "Spearman's R", "relations"),
-        tuple(
-            (
-                one,
-                other,
-                analysis.correlation(found[one], found[other], ranks=True),
-                len({*found[one]} & {*found[other]}),
-            )
-            for one, other in itertools.combinations(by_name, 2)
-        ),
+        tuple(itertools.starmap(pair, itertools.combinations(by_name, 2))),
     )
     by_category = picture_of(plot_categories, models, name="models_by_category")
-    by_relation = picture_of(plot_models_by_relation, models)
-    scatter = picture_of(plot_model_agreement, models)
     return (
         Section("LMs by category", (by_category,), (overview,)),
-        Section("LMs by relation", (by_relation,)),
-        Section("Agreement of LMs", (scatter,), (agreement,)),
+        Section("LMs by relation", (picture_of(plot_models_by_relation, models),)),
+        Section("Agreement of LMs", (picture_of(plot_model_agreement, models),), (agreement,)),
     )
 
 
@@ -136,14 +126,11 @@ def plot_known(models: Sequence[ModelResults]) -> Figure:
     figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")
     for axes, model, known in zip(panels, models, found, strict=True):
         scored = analysis.categories(analysis.counted(model.main))
-        series = (
-            Series("scored", LOOKS["faithfulness"], {name: known[name] for name in known if name in scored}),
-            Series(
-                "not scored",
-                Style("#BBBBBB", hatch="////"),
-                {name: known[name] for name in known if name not in scored},
-            ),
-        )
+        looks = (("scored", LOOKS["faithfulness"]), ("not scored", Style("#BBBBBB", hatch="////")))
+        series = [
+            Series(label, look, {name: known[name] for name in known if (name in scored) == (label == "scored")})
+            for label, look in looks
+        ]
         plotting.bars(axes, names, series, 0, 0.7)
     plotting.legend(figure, panels)
     return figure

@@ -140,7 +140,6 @@ def _on_baselines(records: Sequence[TrialRecord]) -> list[Row]:
     higher, everywhere = "the mean over relations is higher", "in every category"
     faithful, causal = partial(_means, records, analysis.faithfulness), partial(_means, records, analysis.causality)
     edits = analysis.causality_methods()
-    unembedding = "LRE edits are better than the unembedding's row of o'"
     return [
         _row("LRE is better than a random guess", "on all relations", higher, *faithful(analysis.random_guess)),
         *(
@@ -155,8 +154,10 @@ def _on_baselines(records: Sequence[TrialRecord]) -> list[Row]:
             *causal(edits["oracle"], close),
             holds=close,
         ),
-        _row(unembedding, everywhere, higher, *causal(edits["unembedding"])),
-        _row("LRE edits are better than o'", everywhere, higher, *causal(edits["object"])),
+        *(
+            _row(f"LRE edits are better than {name}", everywhere, higher, *causal(edits[method]))
+            for method, name in {"unembedding": "the unembedding's row of o'", "object": "o'"}.items()
+        ),
     ]
 
 

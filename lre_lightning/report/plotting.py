@@ -270,7 +270,6 @@ def curve(axes: Axes, points: Mapping[float, float], look: Style, label: str) ->
     if points:
         x, y, every = list(points), list(points.values()), math.ceil(len(points) / 16)
         axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
-        axes.lines[-1].set_linewidth(1.5)
 
 
 def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bool = False) -> None:
@@ -297,9 +296,10 @@ def spread_curve(axes: Axes, scores: Mapping[float, Spread], look: Style, label:
         axes.fill_between(list(scores), low, high, color=look.colour, alpha=alpha, linewidth=0)
 
 
-def of_relation(sweep: Sweep, relation: str) -> dict[float, Spread]:
-    """Return one relation's scores at the points of an axis where it has one."""
-    return {place: scores[relation] for place, scores in sweep.items() if relation in scores}
+def relation_curve(axes: Axes, sweep: Sweep, relation: str, look: Style, label: str, alpha: float = 0) -> None:
+    """Plot one relation's means along an axis as `spread_curve` does, at the points where it has one."""
+    found = {place: scores[relation] for place, scores in sweep.items() if relation in scores}
+    spread_curve(axes, found, look, label, alpha)
 
 
 def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], kinds: Mapping[str, str], filled: set[str]) -> None:

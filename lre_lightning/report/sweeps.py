@@ -55,7 +55,7 @@ def plot_layer_grid(
         plotting.mean_curve(panels[0], _sweep(analysis.on_most(records, "layers"), score), look, label)
         by_layer = _sweep(records, score)
         for axes, name in zip(panels[1:], names, strict=True):
-            plotting.spread_curve(axes, plotting.of_relation(by_layer, name), look, label)
+            plotting.relation_curve(axes, by_layer, name, look, label)
     plotting.legend(figure, panels)
     return figure
 
@@ -112,7 +112,7 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     figure, panels = plotting.layer_grid(names, analysis.layers_of(records), "mean over trials")
     for axes, name in zip(panels, names, strict=True):
         for label, sweep in sweeps.items():
-            plotting.spread_curve(axes, plotting.of_relation(sweep, name), LOOKS[label], label, alpha=0.2)
+            plotting.relation_curve(axes, sweep, name, LOOKS[label], label, alpha=0.2)
         record = scored[name]
         if record.layer is not None:
             axes.axvline(place_of(record.layer), color=plotting.GREY, linewidth=1, zorder=1, label="chosen layer")
