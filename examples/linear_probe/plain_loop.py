@@ -1,4 +1,4 @@
-"""The probe of `probe.py` in a loop of one's own."""
+"""The probe of `probe.py` without a Trainer."""
 
 import torch
 from probe import LinearProbe, arguments
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     optimizer = probe.configure_optimizers()
     loader = data.train_dataloader()
     for epoch in range(options.epochs):
-        loader.sampler.set_epoch(epoch)  # another order of the batches
+        loader.sampler.set_epoch(epoch)  # a new order of the batches
         for number, batch in enumerate(loader):
             optimizer.zero_grad()
             probe.training_step(batch.to(device), number).backward()

@@ -16,12 +16,12 @@ from lre_lightning.demo import MODEL_DIR
 
 
 class LinearProbe(L.LightningModule):
-    """Which object does the hidden state of the subject's last token belong to?
+    """A classifier of objects from the hidden state of the subject's last token.
 
     Args:
-        model: Name or folder of the LM, which stays as it is.
-        objects: Number of objects.
-        layer: Index into the LM's ``hidden_states``; 0 is the embedding.
+        model: The name or folder of the LM, which is not trained.
+        objects: The number of objects.
+        layer: The index into the LM's ``hidden_states``; 0 is the embedding.
     """
 
     def __init__(self, model: str, objects: int, layer: int = 3) -> None:
@@ -32,7 +32,7 @@ class LinearProbe(L.LightningModule):
         self.accuracy = MulticlassAccuracy(objects, average="micro")
 
     def forward(self, batch: RelationBatch) -> Tensor:
-        """Logits of the objects, ``(batch, objects)``."""
+        """Return the logits of the objects, ``(batch, objects)``."""
         with torch.no_grad():
             found = self.lm(
                 batch.input_ids,
@@ -44,27 +44,27 @@ class LinearProbe(L.LightningModule):
         return self.probe(found.hidden_states[self.layer][rows, batch.subject_position])
 
     def training_step(self, batch: RelationBatch, batch_idx: int) -> Tensor:
-        """Cross-entropy; prompts of weight 0 are there because every process needs equally many batches."""
+        """Return the cross-entropy. Prompts of weight 0 only give every process equally many batches."""
         losses = functional.cross_entropy(self(batch), batch.object, reduction="none")
         return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
-        """Count right answers."""
+        """Count correct answers."""
         own = batch.weight > 0
         self.accuracy.update(self(batch)[own], batch.object[own])
         self.log("accuracy", self.accuracy, batch_size=len(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam on the probe alone."""
+        """Return Adam for the probe alone."""
         return torch.optim.Adam(self.probe.parameters(), lr=0.01)
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(MODEL_DIR), help="name or folder of an LM")
     parser.add_argument("--relation", default="person sport")
-    parser.add_argument("--source", default="demo", help="where relations come from")
+    parser.add_argument("--source", default="demo", help="source of the relation")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--devices", type=int, default=1)
     return parser.parse_args()

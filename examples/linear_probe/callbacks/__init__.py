@@ -4,7 +4,7 @@ import lightning as L
 
 
 class PrintAccuracy(L.Callback):
-    """Say at the end how often the probe was right."""
+    """Print the accuracy of the probe at the end."""
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print once, for all devices."""

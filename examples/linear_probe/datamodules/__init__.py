@@ -1,16 +1,16 @@
-"""This project's data: facts of one relation, asked for without examples, in left-padded batches."""
+"""This project's data: samples of one relation, asked for without examples, in left-padded batches."""
 
 from lre_lightning.datamodules import Loader, Prompts, RelationDataModule
 
 
 def facts(model: str, relation: str, source: str | None = None, train: int = 64) -> RelationDataModule:
-    """Prompts of one relation.
+    """Return prompts of one relation.
 
     Args:
-        model: Name or folder of the LM, whose tokenizer is used.
-        relation: The relation's name.
-        source: Where it comes from.
-        train: How many subjects to train on, drawn evenly over the objects; the others are for validation.
+        model: The name or folder of the LM whose tokenizer is used.
+        relation: The name of the relation.
+        source: The source of the relation.
+        train: The number of subjects to train on, drawn evenly over the objects; the others are for validation.
     """
     return RelationDataModule(
         model,
