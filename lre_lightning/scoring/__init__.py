@@ -1,1 +1,1 @@
-"""What one trial measures: faithfulness, causality, baselines and line integrals."""
+"""Everything that is measured in one trial: faithfulness, causality, baselines and line integrals."""

@@ -122,7 +122,7 @@ class ByHand:
         return self.state(self.test[subject], layer) + (right[:rank].T / values[:rank]) @ left[:, :rank].T @ difference
 
     def inserted(self, name, target, layer):
-        """What a baseline of causality puts in place of s."""
+        """The state that a baseline of causality inserts in place of s."""
         if name == "oracle":
             return self.state(self.test[target], layer)
         return self.rows[self.objects[target]] if name == "unembedding" else self.output(self.test[target])
