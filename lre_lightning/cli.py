@@ -14,7 +14,7 @@ from lightning.pytorch.cli import ArgsType
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lre_lightning.commands.command_line import COMMANDS, LRECommandLine
+from lre_lightning.commands.command_line import COMMANDS, LRECommandLine, given_command
 from lre_lightning.errors import LREError
 from lre_lightning.runs.processes import RankZeroError, process_index
 from lre_lightning.runs.stopping import Stop, command_line
@@ -83,12 +83,10 @@ def main(args: ArgsType = None) -> int:
 
 def next_command(args: ArgsType) -> str | None:
     """Return the command that resumes what was stopped; None if there is nothing to resume."""
-    if not isinstance(args, list | None):
+    name = given_command(args)
+    if not isinstance(args, list | None) or name is None or not COMMANDS[name].resumable:
         return None
-    names = [argument for argument in (sys.argv[1:] if args is None else args) if argument in COMMANDS]
-    if not names or not COMMANDS[names[0]].resumable:
-        return None
-    return command_line(args, resume=names[0] == "fit")
+    return command_line(args, resume=name == "fit")
 
 
 def message_of(error: BaseException) -> str | None:

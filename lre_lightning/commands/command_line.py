@@ -87,6 +87,7 @@ class LRECommandLine(LightningCLI):
 
     def __init__(self, args: ArgsType = None, stop: Stop | None = None) -> None:
         self.stop = stop or Stop()
+        self._args = args
         super().__init__(
             LREModule,
             RelationDataModule,
@@ -121,15 +122,18 @@ class LRECommandLine(LightningCLI):
         return {name: set() for name in COMMANDS}
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Add all subcommands, but the arguments of the given one only: collecting them takes as long as parsing."""
+        given = given_command(self._args)
         self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
         added = parser.add_subcommands()
         for name, command in COMMANDS.items():
             description = type(command).__doc__ or ""
             options: dict[str, Any] = {"prog": f"lre {name}", "description": description}
             subparser = self.init_parser(**options) if command.needs_lm else LightningArgumentParser(**options)
-            if command.needs_lm:
-                self._add_arguments(subparser)
-            command.add_arguments(subparser)
+            if name == given or (name == Fit.name and given == Evaluate.name):  # an evaluation consists of fits
+                if command.needs_lm:
+                    self._add_arguments(subparser)
+                command.add_arguments(subparser)
             self._subcommand_parsers[name] = subparser
             added.add_subcommand(name, subparser, help=description.splitlines()[0])
 
@@ -146,7 +150,6 @@ class LRECommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and let the subcommand check the options and take others from a checkpoint."""
-        self._args = args
         self._parse()
         self.command.check(self)
 
@@ -169,15 +172,14 @@ class LRECommandLine(LightningCLI):
             for section, kind in SECTIONS.items()
             for name, value in flatten(kind, found[section]).items()
         }
-        name = self.config["subcommand"]
-        parser, checking = self._subcommand_parsers[name], self._subcommand_parsers[Validate.name]
-        checking.exit_on_error = False
+        parser = self._subcommand_parsers[self.config["subcommand"]]
+        parser.exit_on_error = False
         try:
-            checking.parse_object(found)  # checks the types, which `set_defaults` does not
+            parser.parse_object(found)  # checks the types, which `set_defaults` does not
         except ArgumentError as error:
             raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
         finally:
-            checking.exit_on_error = True
+            parser.exit_on_error = True
         for key, value in flat.items():
             if value is None and parser.get_default(key) is not None:
                 raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
@@ -279,6 +281,14 @@ class LRECommandLine(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         COMMANDS[subcommand].run(self)
+
+
+def given_command(args: ArgsType) -> str | None:
+    """Return the name of the subcommand in the arguments of the command line; None if there is none."""
+    if isinstance(args, list | None):
+        return next((argument for argument in (sys.argv[1:] if args is None else args) if argument in COMMANDS), None)
+    name: str | None = args.get("subcommand")
+    return name
 
 
 def named_configs(args: Sequence[str]) -> list[str]:
