@@ -1,8 +1,13 @@
 """The command line as a user meets it: the main job, and one clear error for each mistake."""
 
 import csv
+import io
 import json
+import shutil
 import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -60,52 +65,69 @@ def table_of(output):
     return [" ".join(line.split()) for line in output.splitlines() if line.startswith(" ") and "colour" in line]
 
 
-def test_fit_then_validate_last_prints_the_same_numbers(run, folders, tmp_path):
-    status, output, _ = run("fit", *options(folders))
-    table = table_of(output)
-    assert status == 0
+@pytest.fixture(scope="module")
+def fitted(folders, tmp_path_factory):
+    """Return what one fit printed, its warnings, and the trials in the checkpoint at each epoch's start."""
+    folder = tmp_path_factory.mktemp("fitted")
+    counts, start = [], LREModule.on_train_epoch_start
+
+    def count_trials(module):
+        state = torch.load(folder / "lre_runs/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        counts.append(len(state["bank._extra_state"]["records"]))
+        start(module)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["lre"])
+        patch.delenv("LRE_RELATIONS_DIR", raising=False)
+        patch.setattr(LREModule, "on_train_epoch_start", count_trials)
+        output, error = io.StringIO(), io.StringIO()
+        with redirect_stdout(output), redirect_stderr(error):
+            assert main(["fit", *QUICK, *options(folders, "--ckpt_path=last")]) == 0
+    return Fitted(folder, output.getvalue(), error.getvalue(), [str(warning.message) for warning in caught], counts)
+
+
+@dataclass
+class Fitted:
+    folder: Path
+    output: str
+    error: str
+    warnings: list[str]
+    counts: list[int]
+
+
+@pytest.fixture
+def finished(fitted, run, tmp_path):
+    """Copy the finished fit to the current folder."""
+    shutil.copytree(fitted.folder / "lre_runs", tmp_path / "lre_runs")
+    return fitted
+
+
+def test_fit_prints_a_table_without_noise(fitted):
+    table = table_of(fitted.output)
     assert len(table) == 3
     assert "1.00 ± 0.00" in table[0]
     assert "not scored" in table[2]
-    assert "Not scored, because the LM knows too few of their facts: wrong colour." in output
-    status, output, error = run("validate", "--ckpt_path=last")
-    assert (status, table_of(output)) == (0, table), error
-    run_folder = tmp_path / "lre_runs"
-    assert (run_folder / "checkpoints" / "last.ckpt").exists()
+    assert "Not scored, because the LM knows too few of their facts: wrong colour." in fitted.output
+    assert "No checkpoint in lre_runs/checkpoints yet" in fitted.output
+    printed = (fitted.output + fitted.error).splitlines()
+    assert not [line for line in printed if "arning" in line or "Tip" in line or "💡" in line]
+    assert fitted.warnings == []
+
+
+def test_fit_writes_results_figures_lres_and_scalars(fitted):
+    run_folder = fitted.folder / "lre_runs"
     assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 6
-    assert len(rows(read_records([run_folder]))) == 4 * (2 + 1) * 2  # pairs, layers, one beta and one rank
+    assert len(rows(read_records([run_folder]))) == 4 * (2 + 1) * 2  # trials, layers, one beta and one rank
     assert {path.name for path in (run_folder / "figures").iterdir()} == {"layers.png", "relations.png"}
     assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()
-    versions = sorted((run_folder / "lightning_logs").iterdir())
-    config = yaml.safe_load((versions[0] / "config.yaml").read_text())
+    (version,) = (run_folder / "lightning_logs").iterdir()
+    config = yaml.safe_load((version / "config.yaml").read_text())
     assert config["model"]["beta"] == 1.0
-    scalars = read_scalars(versions[0])
+    scalars = read_scalars(version)
     assert scalars["faithfulness/thing colour"] == [1.0, 1.0]
     assert scalars["known/wrong colour"] == [0.0, 0.0]
-
-
-def test_a_run_that_was_moved_is_validated_from_its_checkpoint(run, folders):
-    _, output, _ = run("fit", *options(folders))
-    Path("lre_runs").rename("moved")
-    status, again, error = run("validate", "--ckpt_path=moved/checkpoints/last.ckpt")
-    assert (status, table_of(again)) == (0, table_of(output)), error
-
-
-def test_baselines_templates_and_choices_from_the_command_line(run, folders):
-    choices = "--model.fitting.choices={'thing colour': {'layer': 1, 'rank': 3}}"
-    more = ["--data.prompts.template={}", choices, "--model.fitting.baselines=true", "--model.fitting.line_integrals=2"]
-    status, output, error = run("fit", *options(folders, *more))
-    assert status == 0, error
-    found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
-    chosen, searched = found["thing colour", 1], found["half colour", 1]
-    assert (chosen.layers, chosen.layer, chosen.rank, chosen.ranks) == (("emb", 1), 1, 3, (3, 16))
-    assert (searched.layers, searched.ranks) == (("emb", 0, 1), (16,))
-    assert chosen.template == "{}"
-    assert chosen.template_index is None
-    assert chosen.faithful_baselines["identity"] == (20, 20)
-    assert len(chosen.line_integrals) == 2
-    status, again, error = run("validate", "--ckpt_path=last")
-    assert (status, table_of(again)) == (0, table_of(output)), error
 
 
 def read_scalars(folder):
@@ -117,8 +139,28 @@ def read_scalars(folder):
     return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_explicit_options_win_over_those_of_the_checkpoint(run, folders):
-    run("fit", *options(folders))
+def test_a_checkpoint_is_written_after_every_trial(fitted):
+    assert fitted.counts == [0, 1, 2, 3, 4, 5]
+    assert [path.name for path in (fitted.folder / "lre_runs/checkpoints").iterdir()] == ["last.ckpt"]
+
+
+def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finished):
+    status, output, error = run("validate", "--ckpt_path=last")
+    assert (status, table_of(output)) == (0, table_of(finished.output)), error
+    Path("lre_runs").rename("moved")
+    status, output, error = run("validate", "--ckpt_path=moved/checkpoints/last.ckpt")
+    assert (status, table_of(output)) == (0, table_of(finished.output)), error
+
+
+def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders, finished):
+    results = Path("lre_runs/fit_results.csv")
+    before = results.read_text()
+    status, output, error = run("fit", *options(folders, "--ckpt_path=last"))
+    assert (status, table_of(output)) == (0, table_of(finished.output)), error
+    assert results.read_text() == before
+
+
+def test_explicit_options_override_those_of_the_checkpoint(run, finished):
     status, output, _ = run("validate", "--ckpt_path=last", "--data.relations=[thing_colour]", "--data.trials=1")
     assert status == 0
     assert len(table_of(output)) == 1
@@ -126,43 +168,28 @@ def test_explicit_options_win_over_those_of_the_checkpoint(run, folders):
     assert "±" not in output
 
 
-def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders):
-    _, output, _ = run("fit", *options(folders))
-    results = Path("lre_runs/fit_results.csv")
-    before = results.read_text()
-    status, again, error = run("fit", *options(folders, "--ckpt_path=last"))
+def test_checkpoints_that_do_not_fit(run, finished, tmp_path):
+    last = Path("lre_runs/checkpoints/last.ckpt")
+    other = write_toy_model(tmp_path / "other", seed=1)
+    assert_one_error(run("validate", "--ckpt_path=last", f"--model.name_or_path={other}"), "was estimated from", other)
+    last.write_bytes(last.read_bytes()[:1000])
+    assert_one_error(run("validate", "--ckpt_path=last"), "last.ckpt", "cannot be read")
+
+
+def test_baselines_templates_and_choices_from_the_command_line(run, folders):
+    choices = "--model.fitting.choices={'thing colour': {'layer': 1, 'rank': 3}}"
+    more = ["--data.prompts.template={}", choices, "--model.fitting.baselines=true", "--model.fitting.line_integrals=2"]
+    status, output, error = run("fit", *options(folders, *more))
+    assert status == 0, error
+    found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
+    chosen, searched = found["thing colour", 1], found["half colour", 1]
+    assert (chosen.layers, chosen.layer, chosen.rank, chosen.ranks) == (("emb", 1), 1, 3, (3, 16))
+    assert (searched.layers, searched.ranks) == (("emb", 0, 1), (16,))
+    assert (chosen.template, chosen.template_index) == ("{}", None)
+    assert chosen.faithful_baselines["identity"] == (20, 20)
+    assert len(chosen.line_integrals) == 2
+    status, again, error = run("validate", "--ckpt_path=last")
     assert (status, table_of(again)) == (0, table_of(output)), error
-    assert results.read_text() == before
-
-
-def test_a_checkpoint_is_written_after_every_pair(run, folders, monkeypatch):
-    found = []
-    start = LREModule.on_train_epoch_start
-
-    def look(module):
-        checkpoint = Path("lre_runs/checkpoints/last.ckpt")
-        state = torch.load(checkpoint, weights_only=True)["state_dict"] if checkpoint.exists() else None
-        found.append(len(state["bank._extra_state"]["records"]) if state else 0)
-        start(module)
-
-    monkeypatch.setattr(LREModule, "on_train_epoch_start", look)
-    run("fit", *options(folders))
-    assert found == [0, 1, 2, 3, 4, 5]
-    assert [path.name for path in Path("lre_runs/checkpoints").iterdir()] == ["last.ckpt"]
-
-
-def test_last_without_a_checkpoint_yet(run, folders):
-    status, output, _ = run("fit", *options(folders, "--ckpt_path=last"))
-    assert status == 0
-    assert "No checkpoint in" in output
-    assert len(table_of(output)) == 3
-
-
-def test_no_warning_and_no_tip_is_printed(run, folders, recwarn):
-    _, output, error = run("fit", *options(folders))
-    noise = [line for line in (output + error).splitlines() if "arning" in line or "Tip" in line or "💡" in line]
-    assert not noise
-    assert [str(warning.message) for warning in recwarn.list] == []
 
 
 def write_relation(folder, change):
@@ -174,28 +201,9 @@ def write_relation(folder, change):
     return path
 
 
-def drop(key):
-    return lambda data: data.pop(key)
-
-
-def put(key, value):
-    return lambda data: data.__setitem__(key, value)
-
-
-RELATION_MISTAKES = {
-    "no samples key": (drop("samples"), "samples"),
-    "no templates": (drop("prompt_templates"), "prompt_templates"),
-    "no slot": (put("prompt_templates", ["the colour of it is"]), "{}"),
-    "empty subject": (put("samples", [{"subject": "", "object": "red"}]), "subject"),
-    "too few": (lambda data: data["samples"].__delitem__(slice(4, None)), "n_shot=4"),
-}
-
-
-@pytest.mark.parametrize("mistake", RELATION_MISTAKES)
-def test_mistakes_in_a_relation_file(run, folders, tmp_path, mistake):
-    change, named = RELATION_MISTAKES[mistake]
-    path = write_relation(tmp_path / "relations", change)
-    assert_one_error(run("fit", *options(folders, f"--data.relations=[{path}]")), named)
+def test_mistakes_in_a_relation_file(run, folders, tmp_path):
+    path = write_relation(tmp_path / "relations", lambda data: data.update(prompt_templates=["the colour of it is"]))
+    assert_one_error(run("fit", *options(folders, f"--data.relations=[{path}]")), "{}")
 
 
 def assert_one_error(result, *named):
@@ -265,17 +273,6 @@ def test_a_tokenizer_without_offsets(run, folders, tmp_path):
 def test_validate_with_nothing_to_validate(run, folders):
     assert_one_error(run("validate", *options(folders)), "there is no LRE to validate")
     assert_one_error(run("validate", *options(folders, "--ckpt_path=last")), "there is no checkpoint in")
-
-
-def test_checkpoints_that_do_not_fit(run, folders, tmp_path):
-    run("fit", *options(folders))
-    last = Path("lre_runs/checkpoints/last.ckpt")
-    other = write_toy_model(tmp_path / "other", seed=1)
-    assert_one_error(run("validate", "--ckpt_path=last", f"--model.name_or_path={other}"), "was estimated from", other)
-    whole = last.read_bytes()
-    for size in (0, 100, len(whole) // 2):
-        last.write_bytes(whole[:size])
-        assert_one_error(run("validate", "--ckpt_path=last"), "last.ckpt", "cannot be read")
 
 
 def test_unknown_options_are_argparse_errors(run, folders):

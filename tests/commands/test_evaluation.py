@@ -1,7 +1,6 @@
 """The whole evaluation from the command line: its fits, its report, killed and resumed, shared out and merged."""
 
 import json
-import shutil
 import signal
 import sys
 
@@ -17,10 +16,12 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import read_records
 from lre_lightning.training.module import LREModule
 from tests.helpers.launcher import Launcher
+from tests.helpers.options import nested
 from tests.helpers.toy import relation_json, write_toy_model
 
 SMALL = ["--data.n_shot=3", "--data.trials=2", "--model.betas=[0, 1, 2]", "--model.ranks=[4, 16]"]
-QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
+QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+MAIN_ALONE = ["--n_shots=[]", "--templates=false", "--bare=false"]
 FITS = ["main", "n1", "n2", "template1", "bare"]
 
 
@@ -106,61 +107,51 @@ def test_ends_in_a_report(evaluated):
     assert list((evaluated / "report" / "tables").glob("*.tex"))
 
 
-def test_a_second_call_changes_nothing(evaluated, folders, tmp_path, monkeypatch):
+def test_a_second_call_changes_nothing_and_takes_no_other_options(evaluated, folders, monkeypatch, capsys):
     before = {path: path.read_bytes() for path in evaluated.rglob("*") if path.suffix in (".jsonl", ".csv", ".tex")}
     assert run(monkeypatch, *command(folders, evaluated)) == 0
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_another_option_is_not_mixed_into_a_finished_evaluation(evaluated, folders, monkeypatch, capsys):
     assert run(monkeypatch, *command(folders, evaluated, "--data.seed=1")) == 2
     assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("fit", "pairs"), [("main", 1), ("n2", 11)])
-def test_an_evaluation_that_is_killed_goes_on(launch, evaluated, folders, tmp_path, fit, pairs):
-    """Killed without warning in the second pair of one of its fits."""
+def test_an_evaluation_that_is_killed_resumes(launch, evaluated, folders, tmp_path):
+    """Killed without warning in the second trial of its third fit."""
     root = tmp_path / "run"
     args = command(folders, root)
     where = "lre_lightning.training.module:LREModule.on_validation_start"
-    assert launch(tmp_path, args=args, signum=signal.SIGKILL, where=where, turn=pairs).status == -signal.SIGKILL
-    assert len(read_records([root / fit])) == 1
+    killed = launch(tmp_path, args=args, signum=signal.SIGKILL, where=where, turn=11)
+    assert killed.status == -signal.SIGKILL, killed.error
+    assert len(read_records([root / "n2"])) == 1
     ended = launch(tmp_path, args=args)
     assert ended.status == 0, ended.error
-    assert ended.pairs[0] == 1
+    assert ended.trials[0] == 1
     for name in FITS:
         for file in ("fit_results.jsonl", "fit_results.csv"):
             assert (root / name / file).read_bytes() == (evaluated / name / file).read_bytes()
 
 
-def test_relations_shared_out_over_jobs_merge_into_one_report(evaluated, folders, tmp_path, monkeypatch):
+def test_relations_split_over_jobs_merge_into_one_report(evaluated, folders, tmp_path, monkeypatch):
     jobs = [tmp_path / "a", tmp_path / "b"]
     for root, names in zip(jobs, ("[thing colour, wrong colour]", "[half colour]"), strict=True):
-        assert run(monkeypatch, *command(folders, root, f"--data.relations={names}")) == 0
+        assert run(monkeypatch, *command(folders, root, f"--data.relations={names}", *MAIN_ALONE)) == 0
+        assert [path.parent.name for path in root.rglob("fit_results.jsonl")] == ["main"]
     assert run(monkeypatch, "report", *jobs, "--out", tmp_path / "merged") == 0
-    for table in sorted((evaluated / "report" / "tables").glob("*.csv")):
+    assert run(monkeypatch, "report", evaluated / "main", "--out", tmp_path / "whole") == 0
+    tables = sorted((tmp_path / "whole" / "tables").glob("*.csv"))
+    assert tables
+    for table in tables:
         assert (tmp_path / "merged" / "tables" / table.name).read_text() == table.read_text(), table.name
 
 
-def test_each_fit_can_be_run_again_by_its_own_config(evaluated, folders, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "run"
-    arguments = [a for a in command(folders, root, "--n_shots=[2]") if a != "--trainer.logger=false"]
-    assert run(monkeypatch, *arguments) == 0
-    (config,) = (root / "n2").rglob("config.yaml")
+def test_each_fit_can_be_run_again_by_its_own_config(evaluated, tmp_path, monkeypatch):
+    config = evaluated / "n2" / "lightning_logs" / "version_0" / "config.yaml"
     assert yaml.safe_load(config.read_text())["data"]["n_shot"] == 2
-    before = read_records([root / "n2"])
-    shutil.rmtree(root / "n2" / "checkpoints")
-    assert run(monkeypatch, "fit", "--config", config) == 0
-    assert read_records([root / "n2"]) == before
+    assert run(monkeypatch, "fit", "--config", config, f"--trainer.default_root_dir={tmp_path / 'again'}") == 0
+    assert read_records([tmp_path / "again"]) == read_records([evaluated / "n2"])
 
 
-def test_what_to_vary_can_be_chosen(folders, tmp_path, monkeypatch):
-    assert run(monkeypatch, *command(folders, tmp_path, "--n_shots=[]", "--templates=false", "--bare=false")) == 0
-    assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
-
-
-def test_what_the_main_fit_leaves_out_or_does_not_report_the_others_do_not_either(folders, tmp_path, monkeypatch):
+def test_the_other_fits_leave_out_what_the_main_fit_leaves_out(folders, tmp_path, monkeypatch):
     options = [
         "--n_shots=[2]",
         "--templates=false",
@@ -174,7 +165,7 @@ def test_what_the_main_fit_leaves_out_or_does_not_report_the_others_do_not_eithe
         assert {(record.trial, record.reported) for record in records} == {(0, False), (1, True)}
 
 
-def test_nothing_to_vary_where_the_lm_knows_nothing(folders, tmp_path, monkeypatch):
+def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path, monkeypatch):
     assert run(monkeypatch, *command(folders, tmp_path, "--data.relations=[wrong colour]")) == 0
     assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
     assert "not scored" in (tmp_path / "report" / "index.html").read_text()
@@ -225,8 +216,6 @@ def test_from_python(folders, tmp_path):
     data = RelationDataModule(model, source=relations, n_shot=3, trials=1)
     records = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
     assert {(record.n_shot, record.template_index) for record in records} == {(3, 0), (1, 0), (3, None)}
-    again = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
-    assert again == records
     with pytest.raises(LREError, match="n must be a whole number of at least 1, got 'x'"):
         evaluate(module, data, make_trainer, n_shots=["x"])
 
@@ -267,7 +256,7 @@ def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, t
 
     def count(**options):
         asked = []
-        data = RelationDataModule(model, "thing colour", relations, **{"n_shot": 3, "trials": 1} | options)
+        data = RelationDataModule(model, "thing colour", relations, **nested(**({"n_shot": 3, "trials": 1} | options)))
         data.val_dataloader = lambda pairs: asked.append(pairs) or RelationDataModule.val_dataloader(data, pairs)
         (record,) = count_known(lm, data, path)
         assert record.train == tuple((s.subject, s.object) for s in data.trial(0).train)

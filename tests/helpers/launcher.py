@@ -6,7 +6,6 @@ or the id of a process to wait for, and answers each with a line: that id, or ho
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -186,34 +185,25 @@ def serve(model: str, relations: str) -> None:
 
 
 def warm_up(model: str, relations: str) -> None:
-    """Do here, once, what every child would do again: imports, the parser of the command line, loading an LM."""
+    """Do here, once, what every child would do again: imports, and loading an LM."""
     import torch
 
     from lre_lightning.callbacks import ResultsFigures
-    from lre_lightning.cli import LRECommandLine
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.models.language_model import LanguageModel
 
-    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.report.page", "pydantic"):
+    for name in (
+        "torch._dynamo",
+        "torch.utils.tensorboard",
+        "lre_lightning.cli",
+        "lre_lightning.report.page",
+        "pydantic",
+    ):
         importlib.import_module(name)
     torch.set_num_threads(1)
     LanguageModel.from_pretrained(model)
     RelationDataModule(model, source=relations).setup()
     ResultsFigures.on_fit_end = lambda *_: None
-    made = LRECommandLine.__new__(LRECommandLine)
-    setup = LRECommandLine.setup_parser
-
-    def parsed(self: LRECommandLine, *args: object) -> None:
-        if not vars(made):
-            setup(self, *args)
-            vars(made).update(vars(self))
-            raise InterruptedError
-        for name in ("parser", "_subcommand_parsers", "_subcommand_method_arguments"):
-            setattr(self, name, getattr(made, name))
-
-    LRECommandLine.setup_parser = parsed
-    with contextlib.suppress(InterruptedError):
-        LRECommandLine(["fit"])
 
 
 FILES = ("begun.txt", "operations.txt", "output.txt", "error.txt")
