@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.relations.formats import (
-    FORMATS,
-    Opened,
-    Row,
-    Rows,
-    has_table_suffix,
-    open_rows,
-    rows_of_batches,
-)
+from lre_lightning.relations.formats import FORMATS, Opened, Row, Rows, has_table_suffix, open_rows, rows_of_batches
 from lre_lightning.storage.plain import printable, shown
 
 if TYPE_CHECKING:
@@ -86,16 +78,14 @@ def open_loaded(loaded: Any, place: str = "the data set", name: str = "dataset",
 
 def _rows(dataset: Dataset, place: str) -> Rows:
     def rows(names: Sequence[str]) -> Iterator[Row]:
-        label_of = [getattr(dataset.features[name], "int2str", None) for name in names]
+        labels = [(i, getattr(dataset.features[name], "int2str", None)) for i, name in enumerate(names)]
         batches = dataset.select_columns(list(names)).with_format("arrow").iter(batch_size=10_000)
-        for number, cells in rows_of_batches(batches, names):
-            yield (
-                number,
-                [
-                    cell if label is None else None if cell is None or cell < 0 else label(cell)
-                    for label, cell in zip(label_of, cells, strict=True)
-                ],
-            )
+        for number, row in rows_of_batches(batches, names):
+            cells = list(row)
+            for i, label in labels:
+                if label is not None and cells[i] is not None:
+                    cells[i] = label(cells[i]) if cells[i] >= 0 else None
+            yield number, cells
 
     return Rows(place, "row", dataset.column_names, rows)
 
@@ -167,7 +157,7 @@ def fetch_hub(source: str, options: Mapping[str, Any]) -> tuple[Path, str]:
     Raises:
         LREError: The Hub has no such data set, or it cannot be downloaded.
     """
-    missing = "" if source.startswith("hf://") else f"there is no file or folder {source!r} here, and "
+    missing = "" if source.startswith("hf://") else f"there is no file or folder {source!r}, and "
     match = _HUB_NAME.fullmatch(source)
     if not match or not (match[1] or "/" in match[2]):
         raise LREError(

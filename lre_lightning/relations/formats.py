@@ -88,7 +88,9 @@ def open_rows(path: Path, place: str, delimiter: str | None = None) -> Rows:
     with readable(place):
         if suffix == ".csv" and delimiter:
             return _csv(path, place, delimiter)
-        return (FORMATS | {".json": _json})[suffix](path, place)
+        if suffix not in (*FORMATS, ".json"):
+            raise ValueError(f"its name must end in {', '.join(FORMATS)}")
+        return _json(path, place) if suffix == ".json" else FORMATS[suffix](path, place)
 
 
 @contextmanager

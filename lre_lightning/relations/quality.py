@@ -63,7 +63,7 @@ def find_problems(relation: Relation) -> list[Problem]:
     These kinds can be repaired:
 
     - ``"escape"``: a literal escape such as ``\u00e9``, ``\xe9`` or ``&eacute;`` instead of a character. Escapes of
-      control characters (also ``\n``, ``\r`` and ``\t``), braces and halves of surrogate pairs are not repairable, and
+      control characters (also ``\n``, ``\r`` and ``\t``), braces and unpaired surrogates are not repairable, and
       neither is one that would leave a blank text.
     - ``"mojibake"``: UTF-8 decoded as Latin-1 or Windows-1252, as in ``BogotÃ¡``, as ftfy detects it.
     - ``"white space"``: white space at the ends, or repeated. In templates, line breaks are intended.
@@ -178,13 +178,8 @@ def _decode_mojibake(text: str) -> str:
         return text
     import ftfy
 
-    fixed = ftfy.fix_encoding(
-        text,
-        restore_byte_a0=False,
-        replace_lossy_sequences=False,
-        decode_inconsistent_utf8=False,
-        fix_c1_controls=False,
-    )
+    steps = ("restore_byte_a0", "replace_lossy_sequences", "decode_inconsistent_utf8", "fix_c1_controls")
+    fixed = ftfy.fix_encoding(text, None, **dict.fromkeys(steps, False))  # these steps would guess
     return fixed if _is_allowed("".join(set(fixed) - set(text))) else text
 
 

@@ -158,7 +158,7 @@ def test_configurations_and_files_of_a_data_set_are_chosen(hub):
         (
             "toy/other",
             {},
-            "there is no file or folder 'toy/other' here, and the Hub has no data set 'toy/other': check",
+            "there is no file or folder 'toy/other', and the Hub has no data set 'toy/other': check",
         ),
         ("hf://datasets/toy/other", {}, "the Hub has no data set 'toy/other': check the name"),
         ("hf://datasets/toy/good@v9", {}, "the data set 'toy/good' of the Hub has no revision 'v9'"),
