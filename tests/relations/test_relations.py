@@ -81,6 +81,15 @@ def test_relations_are_selected_by_name_or_category(library, selection, expected
     assert names(load_relations(selection, library)) == expected
 
 
+def test_relations_are_excluded_by_name(library):
+    bias = load_relations("bias", library, exclude=["Name_Gender", "city in country"])
+    assert names(bias) == ["univ degree gender"]
+    with pytest.raises(LREError, match="no relation, category or path 'nmae gender': did you mean 'name gender'"):
+        load_relations("bias", library, exclude=["nmae gender"])
+    with pytest.raises(LREError, match="all of the 1 relations are excluded"):
+        load_relations("name gender", library, exclude=["name gender"])
+
+
 def test_relations_are_selected_by_path(library, tmp_path, monkeypatch):
     monkeypatch.chdir(library)
     assert names(load_relations("bias/name_gender.json", tmp_path / "not looked at")) == ["name gender"]
