@@ -21,7 +21,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def gpt2():
-    """The real GPT-2 tokenizer, where there is one."""
+    """Return the real GPT-2 tokenizer, if there is one."""
     folder = os.environ.get("LRE_TOKENIZERS_DIR")
     if not folder:
         pytest.skip("LRE_TOKENIZERS_DIR is not set")
@@ -50,7 +50,7 @@ def qwen():
 
 
 def around(front, back=""):
-    """A post-processor that puts special tokens around the text."""
+    """Return a post-processor that puts special tokens around the text."""
     return lambda tokenizer: processors.TemplateProcessing(
         single=f"{front} $A {back}".strip(),
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (front, back) if token],
@@ -100,7 +100,7 @@ def wordpiece():
 
 
 def tiktoken(bos=None):
-    """Llama 3, GPT-4o: a split of its own before the bytes, whole words looked up first, special tokens added later."""
+    """Llama 3, GPT-4o: an own split before the bytes, whole words looked up first, special tokens added later."""
     contractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     words = [rf"[^\r\n\p{{L}}\p{{N}}]?{start}{end}{contractions}?" for start, end in
@@ -122,12 +122,12 @@ def tiktoken(bos=None):
 
 
 def one_piece(bos=True, joined=False):
-    """Gemma: a text is one piece, in which its normalizer has left no space to split at; no dummy prefix."""
+    """Gemma: a text is one piece, since the normalizer leaves no space to split at; no dummy prefix."""
     fast = sentencepiece(legacy=True)
     tokenizer = fast.backend_tokenizer
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    if joined:  # tokens of several words, as no SentencePiece model has them unless it is asked to
+    if joined:  # tokens of several words, which SentencePiece models have only on request
         special = ["<unk>", START, END, *BYTES]
         tokenizer.train_from_iterator(
             CORPUS, trainers.BpeTrainer(vocab_size=500, special_tokens=special, max_token_length=9)
@@ -154,13 +154,13 @@ def unigram_with_bytes(prepend, bos=None):
 
 
 def with_added(fast, **options):
-    """Words and signs added to a vocabulary after it was trained, as a fine-tuned model's are."""
+    """Add words and signs to a trained vocabulary, as fine-tuned models have them."""
     fast.add_tokens([AddedToken(word, **options) for word in ("York City", "ris", "北京", "<work>", "\n\n", " the")])
     return fast
 
 
 def wordpiece_uncased():
-    """BERT, uncased: small letters without accents, so that the tokens stand for other characters than the text's."""
+    """BERT, uncased: tokens stand for other characters than those of the text."""
     fast = wordpiece()
     fast.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=True)
     return fast
@@ -175,7 +175,7 @@ def characters():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=START, unk_token="<unk>")
 
 
-# Those whose tokens, decoded one after another, give the text back to the letter.
+# Their tokens, decoded one after another, give exactly the text.
 LOSSLESS = {
     "gpt2": gpt2,
     "byte-level": byte_level,
@@ -206,7 +206,7 @@ LOSSLESS = {
     "added, one piece": lambda: with_added(one_piece(), normalized=True),
 }
 OTHERS = {"unigram": unigram, "wordpiece": wordpiece, "characters": characters}
-# Those whose tokens, decoded, give other letters or spaces than those of the text.
+# Their tokens, decoded, give other letters or spaces than those of the text.
 CHANGING = {
     "wordpiece, uncased": wordpiece_uncased,
     "added, left stripped": lambda: with_added(byte_level(), lstrip=True),

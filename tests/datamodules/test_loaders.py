@@ -1,0 +1,38 @@
+"""The split of prompts into batches and processes."""
+
+import pytest
+
+from lre_lightning.datamodules.loaders import split_test, split_train
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_training_prompts_are_split_evenly(n, count):
+    processes = [split_train(4, n, 2, process, count) for process in range(count)]
+    assert len({tuple(len(portion.samples) for portion in portions) for portions in processes}) == 1
+    together = [portion for portions in processes for portion in portions]
+    split = [pair for portion in together for pair in zip(portion.samples, portion.weights, strict=True)]
+    assert sorted(sample for sample, weight in split if weight == 1) == list(range(n))
+    assert {weight for _, weight in split} <= {0.0, 1.0}
+    assert len(split) - n < count
+    assert {portion.index for portion in together} == {4}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16])
+def test_every_test_prompt_goes_to_one_process(count):
+    samples = {2: [4, 3, 2, 1, 0], 0: [0], 7: range(4)}
+    processes = [split_test(samples, 2, process, count) for process in range(count)]
+    own = [[portion for portion in portions if all(portion.weights)] for portions in processes]
+    split = [(portion.index, i) for portions in own for portion in portions for i in portion.samples]
+    assert sorted(split) == sorted((index, i) for index, order in samples.items() for i in order)
+    for portions in own:
+        assert all(len(portion.samples) == len(portion.weights) <= 2 for portion in portions)
+        for index, order in samples.items():
+            mine = sum(len(portion.samples) for portion in portions if portion.index == index)
+            assert abs(mine - len(order) / count) < 1
+
+
+def test_no_process_is_without_a_batch():
+    processes = [split_test({3: [1, 0]}, 4, process, 4) for process in range(4)]
+    assert sorted(portion.weights for (portion,) in processes) == [(0.0,), (0.0,), (1.0,), (1.0,)]
+    assert split_test({}, 4, 1, 2) == []  # after the last trial no process has one
