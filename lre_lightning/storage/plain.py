@@ -1,4 +1,7 @@
-"""Checks of plain data read from files: strings, numbers, lists and objects, all of bounded size."""
+"""Checks of plain data read from files: strings, numbers, lists and objects, all of bounded size.
+
+Each check returns the value it is given, or raises an `LREError` that calls it `what`.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,7 @@ CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
 
 def text(value: object, what: str, longest: int = LONGEST_TEXT) -> str:
-    """Check a string that is to be shown and written: it has no control characters other than white space.
-
-    Args:
-        value: The value that a file has.
-        what: Its name, for the error.
-        longest: The largest number of characters.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a string of at most `longest` characters, without control characters other than white space."""
     if not isinstance(value, str):
         raise LREError(f"{what} must be a string, not {shown(value)}")
     if len(value) > longest:
@@ -39,44 +33,28 @@ def text(value: object, what: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def whole(value: object, what: str, least: int = 0, most: int = LARGEST) -> int:
-    """Check a whole number of `least` to `most`, both included; true and false are not numbers.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a whole number of `least` to `most`, both included; true and false are not numbers."""
     if type(value) is not int or not least <= value <= most:
         raise LREError(f"{what} must be a whole number of {least} to {most}, not {shown(value)}")
     return value
 
 
 def number(value: object, what: str, largest: float = 1e6) -> float:
-    """Check a finite number of -`largest` to `largest`; true and false are not numbers.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a finite number of -`largest` to `largest`; true and false are not numbers."""
     if type(value) not in (int, float) or not -largest <= value <= largest:  # type: ignore[operator]
         raise LREError(f"{what} must be a number of -{largest:g} to {largest:g}, not {shown(value)}")
     return float(value)  # type: ignore[arg-type]
 
 
 def truth(value: object, what: str) -> bool:
-    """Check a truth value.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a truth value."""
     if not isinstance(value, bool):
         raise LREError(f"{what} must be true or false, not {shown(value)}")
     return value
 
 
 def listing(value: object, what: str, longest: int = MOST_NODES) -> list[Any] | tuple[Any, ...]:
-    """Check a list or a tuple of at most `longest` entries.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a list or a tuple of at most `longest` entries."""
     if not isinstance(value, list | tuple):
         raise LREError(f"{what} must be a list, not {shown(value)}")
     if len(value) > longest:
@@ -85,22 +63,14 @@ def listing(value: object, what: str, longest: int = MOST_NODES) -> list[Any] | 
 
 
 def mapping(value: object, what: str) -> dict[str, Any]:
-    """Check a dictionary whose keys are strings.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a dictionary whose keys are strings."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise LREError(f"{what} must be an object with names for keys, not {shown(value)}")
     return value
 
 
 def check_plain(value: object, what: str, most: int = MOST_NODES) -> None:
-    """Check that a value consists of strings, numbers, true, false, None, lists and objects: at most `most` of them.
-
-    Raises:
-        LREError: It does not.
-    """
+    """Check that a value consists of strings, numbers, true, false, None, lists and objects: at most `most` of them."""
     level, nodes = [value], 0
     for _ in range(DEEPEST):
         below: list[object] = []

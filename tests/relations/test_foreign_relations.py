@@ -13,7 +13,7 @@ from lre_lightning.relations.json_files import read_json
 from lre_lightning.relations.relation import SLOT, check_template
 from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
-from tests.helpers.hostile import PLAIN, SPOILS, changed, little_memory, outcome, recipes, spoiled, tried
+from tests.helpers.hostile import PLAIN, changed, little_memory, outcome, recipes, tried
 from tests.helpers.toy import relation_json, toy_tokenizer
 
 
@@ -46,14 +46,6 @@ def test_any_relation_file_is_a_relation_whose_prompts_can_be_made_or_an_error(t
     if relation:
         json.dumps(relation.name, ensure_ascii=False).encode()
         used(relation)
-
-
-@given(spoil=SPOILS)
-@tried(60)
-def test_any_bytes_are_a_relation_or_an_error(tmp_path, spoil):
-    path = tmp_path / "x.json"
-    path.write_bytes(spoiled(json.dumps(RELATION).encode(), *spoil))
-    outcome(load_relation, path)
 
 
 @given(template=st.one_of(st.text(max_size=20), st.text("{}!:0.[]_a s", max_size=12)), subject=st.text(max_size=10))
