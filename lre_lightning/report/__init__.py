@@ -1,1 +1,1 @@
-"""From the records of runs to the paper's numbers, tables and figures, and a page that holds them. No LM is needed."""
+"""Statistics, tables, figures, findings and the page of a report, made from the records of runs without an LM."""

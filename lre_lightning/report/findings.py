@@ -18,7 +18,7 @@ DROP = 0.2
 """Distance of the last layer below the peak from which faithfulness counts as dropping."""
 
 Criterion = Callable[[float, float], bool]
-"""Whether a value meets a criterion, given what it is compared with."""
+"""A test of a value, given what it is compared with."""
 
 
 def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -> Table:

@@ -89,9 +89,9 @@ def text(name: str, width: int = 34) -> str:
     return textwrap.fill(legal, width).replace("$", r"\$")
 
 
-def number_of(count: int, noun: str = "relation") -> str:
-    """Return a count with its noun, such as ``"1 relation"`` or ``"47 relations"``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def number_of(count: int) -> str:
+    """Return a number of relations in words, such as ``"1 relation"`` or ``"47 relations"``."""
+    return f"{count} relation{'' if count == 1 else 's'}"
 
 
 def best_first(relations: Iterable[str], scores: Mapping[str, Spread]) -> list[str]:

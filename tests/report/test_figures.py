@@ -501,30 +501,33 @@ def check_layout(figure):
     assert 7.9 < figure.get_figwidth() < 11.1
 
 
-OF_RECORDS = (
+ONE_OF_EACH_LAYOUT = (
     relations.plot_relations,
     relations.plot_scatter,
     relations.plot_underestimation,
-    baselines.plot_faithfulness_baselines,
     partial(baselines.plot_faithfulness_baselines, zero_shot=True),
-    baselines.plot_causality_baselines,
     baselines.plot_baselines_by_relation,
     baselines.plot_causality_by_layer,
+    sweeps.plot_beta,
+    lambda records: sweeps.plot_n({1: records, 8: records}),
+)
+OF_RECORDS = (
+    *ONE_OF_EACH_LAYOUT,
+    baselines.plot_faithfulness_baselines,
+    baselines.plot_causality_baselines,
     sweeps.plot_layers,
     sweeps.plot_layers_by_relation,
     sweeps.plot_ranks,
-    sweeps.plot_beta,
-    lambda records: sweeps.plot_n({1: records, 8: records}),
     lambda records: sweeps.plot_mode_switch(records, records),
 )
 OF_MODELS = (relations.plot_categories, comparison.plot_models_by_relation, comparison.plot_known)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 4, 6, 7, 11, 12])
-def test_with_all_relations_of_the_paper_no_texts_overlap_or_are_cut(number):
-    figure = OF_RECORDS[number](dataset("EleutherAI/gpt-j-6b", 0))
+@pytest.mark.parametrize("plot", ONE_OF_EACH_LAYOUT)
+def test_with_all_relations_of_the_paper_no_texts_overlap_or_are_cut(plot):
+    figure = plot(dataset("EleutherAI/gpt-j-6b", 0))
     check_layout(figure)
-    assert number != 7 or len(figure.axes) == 48
+    assert len(figure.axes) in (1, 2, 5, 1 + len(NAMES))
 
 
 def test_with_all_relations_and_two_models_no_texts_overlap_or_are_cut():

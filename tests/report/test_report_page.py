@@ -184,7 +184,7 @@ def test_a_short_note_says_how_to_measure_what_is_missing(tmp_path, fast):
     notes = [note for note in found.texts["p"] if "not measured" in note]
     assert all(option in note for option, note in zip(MISSING.values(), notes, strict=True))
     assert set(MISSING) < set(found.texts["h3"])
-    assert "There is no config.yaml beside these results." in found.texts["p"]
+    assert "There is no config.yaml next to these results." in found.texts["p"]
     names = {file.stem for file in (tmp_path / "out" / "figures").iterdir()}
     assert names == {"relations", "categories", "scatter_by_causality", "scatter_by_faithfulness", "known"}
     assert not (tmp_path / "out" / "tables" / "first_tokens.csv").exists()
