@@ -1,12 +1,9 @@
 """Callbacks on two processes: one log, one choice of beta, files written once, and errors that both processes get."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from lightning import LightningDataModule
 
 from lre_lightning.callbacks import AttributeLens
@@ -16,16 +13,12 @@ from tests.callbacks.test_beta_tuning import record, relations
 from tests.callbacks.test_progress import lines_of, stamped
 
 SCRIPT = """
-import sys, torch
-from pathlib import Path
 from lre_lightning.callbacks import BetaTuning, RelationLog
 from lre_lightning.callbacks.log import log_to_console
-from tests.callbacks.test_processes import TEXTS, Data, Module, PerProcess, trainer_of
-torch.set_num_threads(1)
+from tests.callbacks.test_two_processes import TEXTS, Data, Module, PerProcess, trainer_of
 log_to_console(True)
-root = Path(sys.argv[1])
-lenses = [PerProcess(TEXTS, dirpath=str(root / name)) for name in ("lenses", "file/deep")]
-trainer = trainer_of(root, [RelationLog(), BetaTuning(), *lenses], devices=2, strategy="ddp_fork", max_epochs=4)
+lenses = [PerProcess(TEXTS, dirpath=name) for name in ("lenses", "file/deep")]
+trainer = trainer_of(".", [RelationLog(), BetaTuning(), *lenses], devices=2, strategy="ddp_fork", max_epochs=4)
 trainer.fit(Module(), datamodule=Data())
 """
 
@@ -68,16 +61,14 @@ class Data(LightningDataModule):
         return Foreign.train_dataloader(self)
 
 
-@pytest.mark.slow
-def test_two_processes_agree_write_once_and_fail_together(tmp_path):
+def test_two_processes_agree_write_once_and_fail_together(launch, tmp_path):
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
+    ended = launch(tmp_path, code=SCRIPT)
+    assert ended.status == 0, ended.error
     lines = lines_of(tmp_path)
     assert [line.split(" ")[0] for line in lines] == ["fit", *["relation"] * 4, "fit"]
     assert "devices 2 x cpu" in lines[0]
-    assert stamped(result.stderr) == stamped((tmp_path / "fit.log").read_text())
+    assert stamped(ended.error) == stamped((tmp_path / "fit.log").read_text())
     for process in (0, 1):
         assert (tmp_path / f"betas{process}").read_text() == repr(dict.fromkeys("abcd", 1.0))
         message = (tmp_path / f"error{process}").read_text()
