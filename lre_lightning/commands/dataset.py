@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ from lre_lightning.storage.locks import FolderLock
 if TYPE_CHECKING:
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.datamodules import RelationDataModule
-    from lre_lightning.report.tables import Table
 
 
 class Dataset(Command):
@@ -39,6 +37,7 @@ class Dataset(Command):
     def run(self, line: LRECommandLine) -> None:
         from lre_lightning.report.analysis import by_model
         from lre_lightning.report.comparison import dataset_tables
+        from lre_lightning.report.console import show_tables
 
         if not line.trainer.is_global_zero:
             return
@@ -82,14 +81,3 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
                 write_records(done.values(), path)
         records.append(done[record.key])
     return records
-
-
-def show_tables(tables: Iterable[Table], folder: Path) -> None:
-    """Print tables, and write them to a folder as CSV and LaTeX."""
-    from lre_lightning.report.console import print_table
-    from lre_lightning.report.tables import write_table
-
-    for table in tables:
-        print_table(table)
-        write_table(table, folder)
-    print(f"As CSV and LaTeX: {folder}")

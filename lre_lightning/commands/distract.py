@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
-from lre_lightning.commands.dataset import show_tables
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.runs.checkpoints import read_checkpoint
 
@@ -36,6 +35,7 @@ class Distract(FromCheckpoint):
     def run(self, line: LRECommandLine) -> None:
         from lre_lightning.datamodules import DistractionDataModule
         from lre_lightning.lens.distraction import latent_knowledge
+        from lre_lightning.report.console import show_tables
         from lre_lightning.report.distraction import distraction_table
 
         if not line.trainer.is_global_zero:

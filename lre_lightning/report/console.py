@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from lre_lightning.records.summary import RelationSummary
-from lre_lightning.report.tables import Table, cell_text, to_text
+from lre_lightning.report.tables import Table, cell_text, to_text, write_table
 
 
 def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
@@ -48,12 +49,15 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
         console.print(f"Not scored, because the LM knows too few of their facts: {', '.join(unscored)}.")
 
 
-def print_table(table: Table) -> None:
-    """Print a table below its caption, never cut to the terminal's width."""
-    printed = RichTable(box=box.SIMPLE_HEAD)
-    for number, column in enumerate(table.columns):
-        printed.add_column(column, justify="left" if table.is_text(number) else "right", no_wrap=True)
-    for row in to_text(table):
-        printed.add_row(*row)
-    Console(markup=False, emoji=False, highlight=False).print(f"\n{table.caption}")
-    wide_console(printed).print(printed)
+def show_tables(tables: Iterable[Table], folder: Path) -> None:
+    """Print tables below their captions, never cut to the terminal's width, and write them as CSV and LaTeX."""
+    for table in tables:
+        printed = RichTable(box=box.SIMPLE_HEAD)
+        for number, column in enumerate(table.columns):
+            printed.add_column(column, justify="left" if table.is_text(number) else "right", no_wrap=True)
+        for row in to_text(table):
+            printed.add_row(*row)
+        Console(markup=False, emoji=False, highlight=False).print(f"\n{table.caption}")
+        wide_console(printed).print(printed)
+        write_table(table, folder / table.name)
+    print(f"As CSV and LaTeX: {folder}")

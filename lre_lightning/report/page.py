@@ -22,7 +22,7 @@ from lre_lightning.records.record import read_records, result_files
 from lre_lightning.report import analysis
 from lre_lightning.report.chapters import Chapter, anchor, chapters_of
 from lre_lightning.report.sections import Picture
-from lre_lightning.report.tables import Table, to_csv, to_latex, to_text
+from lre_lightning.report.tables import Table, to_text, write_table
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.templates import load_template
 
@@ -117,9 +117,7 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
             write_whole(folder / "figures" / f"{path}.png", figure.png)
     for chapter in chapters:
         for table in (table for section in chapter.sections for table in section.tables if table.rows):
-            path = path_of(chapter, table)
-            write_whole(folder / "tables" / f"{path}.csv", to_csv(table))
-            write_whole(folder / "tables" / f"{path}.tex", to_latex(table, f"{chapter.folder}-".removeprefix("-")))
+            write_table(table, folder / "tables" / path_of(chapter, table), f"{chapter.folder}-".removeprefix("-"))
     write_whole(folder / "index.html", page)
     return folder / "index.html"
 

@@ -153,7 +153,7 @@ def _declared(character: str) -> str:
     return rf"\ifcsname {name}\else\expandafter\gdef\csname {name}{{{{[}}U+{ord(character):04X}{{]}}}}\fi"
 
 
-def write_table(table: Table, folder: Path) -> None:
-    """Write a table to a folder as CSV and LaTeX."""
-    for ending, text in (("csv", to_csv(table)), ("tex", to_latex(table))):
-        write_whole(folder / f"{table.name}.{ending}", text)
+def write_table(table: Table, path: Path, prefix: str = "") -> None:
+    """Write a table as CSV and LaTeX to the files of a path, which is given without suffix."""
+    write_whole(Path(f"{path}.csv"), to_csv(table))
+    write_whole(Path(f"{path}.tex"), to_latex(table, prefix))
