@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from importlib import resources
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.tokens import sentence, visible
-from lre_lightning.storage.templates import load_template
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from lre_lightning.lens.lens import Lens
 
 COLOURS, DARK_COLOURS = "magma_r", "magma"
 """Perceptually uniform: more likely is darker on a white page, and lighter on a black one."""
@@ -39,6 +44,15 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
     return load_template("lre_lightning.lens", "lens.html.j2", **functions).render(
         title=title, sections=sections, inks=inks_of(COLOURS), dark_inks=inks_of(DARK_COLOURS)
     )
+
+
+def load_template(package: str, name: str, **functions: Any) -> Template:
+    """Load an HTML template of a package; it escapes values, can call `functions`, and undefined names are errors."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(functions)
+    return environment.from_string(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def title_of(lens: Lens) -> str:

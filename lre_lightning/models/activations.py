@@ -22,10 +22,7 @@ from lre_lightning.models.hooks import overridden
 def one_slope_for_all_lanes(model: nn.Module, lanes: int, positions: int) -> Iterator[None]:
     """Compute activations of `(lanes, positions, width)` on the first lane alone within the context.
 
-    Args:
-        model: Its activations are found by their classes, those of transformers and torch.
-        lanes: Size of the batches that run within the context; their prompts must be equal.
-        positions: Number of tokens of each prompt.
+    The lanes must be equal. Activations are found by their classes, those of transformers and torch.
     """
 
     def shared(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -23,7 +23,7 @@ def hidden_of(output: Any) -> Tensor:
 
 @contextmanager
 def hooked(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
-    """Register a forward hook within the context."""
+    """Register a forward hook."""
     handle = module.register_forward_hook(hook)
     try:
         yield
@@ -33,12 +33,7 @@ def hooked(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Ite
 
 @contextmanager
 def replace(module: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Replace the hidden states h that a module returns by ``function(h)`` within the context.
-
-    Args:
-        module: The token embedding or a decoder block.
-        function: Maps hidden states `(batch, positions, hidden)` to hidden states of the same shape.
-    """
+    """Replace the hidden states h `(batch, positions, hidden)` that a module returns by ``function(h)``."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         hidden = function(hidden_of(output))
@@ -50,7 +45,7 @@ def replace(module: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator
 
 @contextmanager
 def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call ``function(h)`` on the hidden states h that a module returns within the context."""
+    """Call ``function(h)`` on the hidden states h that a module returns."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         function(hidden_of(output))
@@ -61,12 +56,7 @@ def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[N
 
 @contextmanager
 def skip(modules: Sequence[nn.Module], items: int | None) -> Iterator[None]:
-    """Let decoder blocks return the hidden states they are given within the context.
-
-    Args:
-        modules: The decoder blocks.
-        items: Length of the tuple that the architecture's blocks return; None if they return a tensor.
-    """
+    """Let decoder blocks return the hidden states they are given, in a tuple of `items` unless that is None."""
 
     def unchanged(hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Any:
         return hidden_states if items is None else (hidden_states, *[None] * (items - 1))
@@ -77,7 +67,7 @@ def skip(modules: Sequence[nn.Module], items: int | None) -> Iterator[None]:
 
 @contextmanager
 def overridden(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Let modules run other functions instead of their `forward` within the context."""
+    """Let modules run other functions instead of their `forward`."""
     before = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():

@@ -210,8 +210,7 @@ class LanguageModel(nn.Module):
                 f"token id {int(input_ids.max())} is out of range: {self.name} has {len(weight)} token embeddings; "
                 "make prompts with its own tokenizer"
             )
-        config: Any = getattr(self.model, "config", None)
-        longest = context_length(config.get_text_config() if hasattr(config, "get_text_config") else config)
+        longest = context_length(self.model)
         if longest is not None and input_ids.shape[-1] > longest:
             raise LREError(
                 f"a prompt of {input_ids.shape[-1]} tokens is too long: {self.name} is made for {longest}; lower n_shot"
@@ -222,14 +221,9 @@ class LanguageModel(nn.Module):
         return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
 
     def forward(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Run the LM up to the output of its last decoder block.
+        """Return the last block's output before the final norm, `(batch, positions, hidden)`.
 
-        Args:
-            input_ids: Token ids `(batch, positions)`, int64, padded on the right.
-            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it.
-
-        Returns:
-            Output of the last block before the final norm, `(batch, positions, hidden)`.
+        The arguments are those of `hidden_states`.
         """
         last = self.num_layers - 1
         return self.hidden_states(input_ids, [last], cache)[last]
@@ -242,7 +236,8 @@ class LanguageModel(nn.Module):
         Args:
             input_ids: Token ids `(batch, positions)`, int64, padded on the right.
             layers: The layers.
-            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it.
+            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it: hand it
+                `share_cache(cache)`.
 
         Returns:
             Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, on the device of their layer, with
@@ -256,44 +251,25 @@ class LanguageModel(nn.Module):
         return found
 
     def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Run the LM starting from the output of `layer`.
+        """Return what `forward` does if the LM runs from `layer` on, whose output is `hidden`.
 
         Args:
             layer: The layer.
             hidden: The hidden states at `layer`, `(batch, positions, hidden)`.
-            input_ids: The token ids `(batch, positions)`, int64, padded on the right.
-            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it.
-
-        Returns:
-            Output of the last block before the final norm, `(batch, positions, hidden)`.
+            input_ids: As in `hidden_states`.
+            cache: As in `hidden_states`.
         """
         below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
         with skip(below, self._tuple_length), replace(self.module_at(layer), lambda _: hidden):
             return self.forward(input_ids, cache)
 
     def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
-        """Compute the keys and values of a prefix, without a graph.
-
-        Args:
-            prefix_ids: Token ids `(positions,)`; there may be none.
-
-        Returns:
-            The cache of one prompt, or None for an empty prefix. Runs change the cache that they are given: hand
-            them `share_cache(cache)`.
-        """
+        """Return the keys and values of one prefix of token ids `(positions,)`, None if it is empty."""
         return self.extend_cache(None, prefix_ids[None]) if len(prefix_ids) else None
 
     @torch.no_grad()
     def extend_cache(self, cache: Cache | None, input_ids: Tensor) -> Cache:
-        """Compute the keys and values of prefixes that continue a shorter one, without a graph.
-
-        Args:
-            cache: The cache that `prefix_cache` returned; None if there is nothing before.
-            input_ids: The tokens that follow, `(prefixes, positions)`, int64.
-
-        Returns:
-            The cache of `prefixes` prompts, to be handed to runs by `share_cache`.
-        """
+        """Return the keys and values of prefixes: those of `cache`, if any, and token ids `(prefixes, positions)`."""
         if cache is None:
             grown: Cache = self._parts.backbone(input_ids=input_ids, use_cache=True).past_key_values
         else:

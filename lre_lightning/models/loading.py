@@ -72,11 +72,7 @@ class Loading:
 
 
 def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
-    """Load a causal LM with its unembedding.
-
-    Args:
-        name_or_path: Hub name or folder; ``"demo"`` is the bundled LM.
-        loading: The options.
+    """Load a causal LM with its unembedding from a hub name or a folder; ``"demo"`` is the bundled LM.
 
     Raises:
         LREError: If a device or a part is unknown, something is not installed, or no causal LM can be loaded.

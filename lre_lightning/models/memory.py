@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lre_lightning.errors import LREError
+from lre_lightning.models.hooks import hooked
 from lre_lightning.models.placement import weights_at_hand
 
 T = TypeVar("T")
@@ -47,13 +48,9 @@ def _container_memory() -> float:
 
 
 def busy_rows(device: torch.device, width: int, numbers: Mapping[str, int], least: int) -> int:
-    """Return how many rows at a time keep a device busy; more would only take memory.
+    """Return how many rows of `width` numbers keep a device busy, at least `least`; more would only take memory.
 
-    Args:
-        device: The device.
-        width: Numbers in a row.
-        numbers: How many numbers keep a device busy, by type of device; ``"other"`` is for types that are not named.
-        least: Fewest rows to return.
+    `numbers` says how many numbers keep a device busy, by type of device or ``"other"``.
     """
     return max(least, numbers[device.type if device.type in numbers else "other"] // width)
 
@@ -71,14 +68,9 @@ class ChunkSizes:
         self._largest: dict[str, int] = {}
 
     def run(self, what: str, wanted: int, work: Callable[[int], T]) -> T:
-        """Return ``work(chunk_size)``, where the chunk size is halved until memory suffices.
+        """Return ``work(chunk_size)``, where the chunk size is `wanted` and halved until memory suffices.
 
-        Later work of this kind starts with the size that was found. A warning is given once.
-
-        Args:
-            what: The kind of work, a plural noun for messages.
-            wanted: The chunk size to start with.
-            work: Does all of the work with the chunk size that it is given.
+        Later work of this kind, `what`, a plural noun, starts with the size that was found. A warning is given once.
 
         Raises:
             LREError: If memory does not even suffice for a chunk of one.
@@ -128,11 +120,8 @@ class _Reloaded:
 def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | None = None) -> Iterator[None]:
     """Keep the weights of offloaded modules out of graphs within the context: backward passes load them again.
 
-    Otherwise a graph through an LM that is larger than a device would hold the whole LM on it.
-
-    Args:
-        offloaded: The modules whose weights are loaded for each run.
-        note: Called with every tensor that a graph keeps.
+    Otherwise a graph through an LM that is larger than a device would hold the whole LM on it. `note` is called with
+    every tensor that a graph keeps.
     """
     running: list[nn.Module] = []
 
@@ -149,13 +138,10 @@ def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | 
     def restore(kept: Tensor | _Reloaded) -> Tensor:
         return kept.load() if isinstance(kept, _Reloaded) else kept
 
-    def end(*_: Any) -> None:
-        running.pop()
-
     with ExitStack() as stack:
         for module in offloaded:
             stack.callback(module.register_forward_pre_hook(lambda module, _: running.append(module)).remove)
-            stack.callback(module.register_forward_hook(end).remove)
+            stack.enter_context(hooked(module, lambda module, *_: running.remove(module)))
         if offloaded or note is not None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, restore))
         yield

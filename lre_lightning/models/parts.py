@@ -38,9 +38,6 @@ LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 """Effect of a config's numbers on the unembedding's output, in this order, in the families that use them."""
 
-CONTEXT_LENGTHS = ("max_position_embeddings", "max_seq_len")
-"""Names that configs give to the number of tokens the LM is made for."""
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -84,28 +81,23 @@ class Parts:
         return logits if self.logits is None else self.logits(logits)
 
 
-def context_length(config: Any) -> int | None:
+def context_length(model: nn.Module) -> int | None:
     """Return the number of tokens an LM is made for, None if its config does not say.
 
     LongRoPE changes all keys in prompts longer than the original context, which cached keys cannot follow. So what it
     adds to the context does not count.
     """
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
-    lengths = [getattr(config, name, None) for name in CONTEXT_LENGTHS]
+    lengths = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     lengths += [one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"]
     return min((int(length) for length in lengths if length), default=None)
 
 
 def find_parts(model: nn.Module) -> Parts:
-    """Find the decoder blocks and the decoder head of a model from its structure.
-
-    Args:
-        model: A causal LM with its unembedding, as `AutoModelForCausalLM` loads it.
-
-    Raises:
-        LREError: If the model is not a decoder-only LM with one stack of blocks and an unembedding.
-    """
+    """Find the decoder blocks and the decoder head of a model from its structure."""
     from transformers import PreTrainedModel
 
     name = type(model).__name__
@@ -195,11 +187,6 @@ def check_parts(model: nn.Module, parts: Parts) -> int | None:
 
     Returns:
         Length of the tuple that a block returns; None if it returns the hidden states alone.
-
-    Raises:
-        LREError: If its hidden states depend on later tokens, a suffix cannot be run on cached keys and values or from
-            one of its blocks on, its logits are not D of its last block's output, its vocabulary is quantized, or it
-            passes no gradients on.
     """
     name, ids = type(model).__name__, _probe_ids(parts)
     modules = [parts.embedding, *parts.blocks]
@@ -225,7 +212,7 @@ def check_parts(model: nn.Module, parts: Parts) -> int | None:
 
 
 def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
-    """Return True if two results of one computation are equal up to rounding, of which a higher root allows more."""
+    """Return True if two results are equal up to rounding; a higher root allows more."""
     tolerance = (64 * torch.finfo(found.dtype).eps) ** (1 / root)
     expected = expected.to(found)
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))

@@ -27,19 +27,12 @@ NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Prompts with equally many tokens before the subject's last one, and equally many from there on.
+    """Prompts with equally many tokens before the subject's last one, and equally many from there on."""
 
-    Attributes:
-        rows: Indices of the prompts in the batch, int64 `(prompts,)`.
-        cache: Keys and values of the tokens before the subject's last one; None if there are none.
-        suffix: The token ids from the subject's last one on, `(prompts, suffix)`.
-        states: The hidden states `(prompts, suffix, hidden)` of the prompts as they are, by layer.
-    """
-
-    rows: Tensor
-    cache: Cache | None
-    suffix: Tensor
-    states: dict[Layer, Tensor]
+    rows: Tensor  # indices of the prompts in the batch, int64 `(prompts,)`
+    cache: Cache | None  # keys and values of the tokens before the subject's last one
+    suffix: Tensor  # token ids from the subject's last one on, `(prompts, suffix)`
+    states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(prompts, suffix, hidden)`
 
 
 class PromptBatch:
@@ -86,7 +79,7 @@ class PromptBatch:
         return cls(batches[0].lm, ids, subject, last, batches[0])
 
     def select(self, rows: Tensor) -> PromptBatch:
-        """Return the prompts of `rows`, int64 `(chosen,)`; the tokens that the whole batch shares are not run again."""
+        """Return the prompts of `rows`, int64 `(chosen,)`; the tokens that the batch shares are not run again."""
         chosen, rows = copy.copy(self), rows.to(self._ids.device)
         chosen._ids, chosen._subject, chosen._last = self._ids[rows], self._subject[rows], self._last[rows]
         chosen.__dict__.pop("_groups", None)
@@ -147,8 +140,8 @@ class PromptBatch:
         """Run the prompts with s replaced and compute u^T F'(s), the gradient of u . o with respect to s.
 
         Args:
-            layer: The layer whose output at the subject's last token is replaced.
-            subject: The values that replace it, `(batch, variants, hidden)`, in any floating dtype.
+            layer: As in `patched`.
+            subject: As in `patched`.
             cotangent: u for every prompt, `(batch, hidden)`.
 
         Returns:

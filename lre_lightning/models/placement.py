@@ -27,11 +27,8 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 def expand_map(model: PreTrainedModel, places: Mapping[str, Place]) -> dict[str, Place]:
     """Return a device map without exceptions, such as one block of an LM on another device: accelerate takes none.
 
-    Tied weights go to one place: the first of theirs that is not the disk.
-
-    Args:
-        model: The LM, which needs no weights.
-        places: Places by the names of parts, ``""`` for the whole LM; the longest name that covers a weight decides.
+    Of the names in `places` (``""`` is the whole LM) the longest that covers a weight decides. Tied weights go to one
+    place: the first of theirs that is not the disk. The model needs no values.
 
     Raises:
         LREError: If the LM has no part of that name, or a weight has no place.
@@ -75,11 +72,7 @@ def _merge(module: nn.Module, path: str, wanted: Mapping[str, Place]) -> dict[st
 
 
 def check_loaded(model: nn.Module, name: str) -> None:
-    """Check that a model has its weights.
-
-    Raises:
-        LREError: If a weight is on the meta device, and no hook loads its values.
-    """
+    """Refuse a model with a weight on the meta device whose values no hook loads."""
     offloaded = [module for module in model.modules() if is_offloaded(module)]
     at_hand = {id(tensor) for module in offloaded for tensor in (*module.parameters(), *module.buffers())}
     for path, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):

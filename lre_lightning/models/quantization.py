@@ -27,13 +27,7 @@ def multiply_dequantized(model: nn.Module) -> bool:
 
     The 8-bit product of bitsandbytes rounds its inputs too, except columns with outliers anywhere in the batch, so that
     the result for a prompt would depend on the prompts beside it. Its 4-bit product passes no gradients on if it packs
-    the weights for the CPU.
-
-    Returns:
-        True if the model has such layers.
-
-    Raises:
-        LREError: If weights are packed already.
+    the weights for the CPU, and weights that are packed already are an error. Returns True if there are such layers.
     """
     library: Any = sys.modules.get("bitsandbytes")
     found = False

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from lre_lightning.errors import LREError
+from lre_lightning.lens.page import load_template
 from lre_lightning.records.record import read_records, result_files
 from lre_lightning.report import analysis
 from lre_lightning.report.chapters import Chapter, anchor, chapters_of
 from lre_lightning.report.sections import Picture
 from lre_lightning.report.tables import Table, to_text, write_table
 from lre_lightning.storage.files import write_whole
-from lre_lightning.storage.templates import load_template
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lre_lightning.models.caches import Joined, select_prefixes, share_cache
+from lre_lightning.models.caches import Joined
 from lre_lightning.models.language_model import LanguageModel
-from tests.helpers.tiny_models import VOCAB, tiny_model
+from tests.helpers.tiny_models import tiny_model
 
 RUNS, HEADS, BEFORE, OWN, WIDTH = 3, 4, 5, 2, 8
 POSITIONS = BEFORE + OWN
@@ -81,30 +81,39 @@ def test_a_join_looks_like_the_tensor_without_computing_it(shape, never_joined):
     assert Joined(torch.zeros(1, 2, 3, 4).bfloat16(), torch.zeros(2, 2, 3, 4).bfloat16()).dtype == torch.bfloat16
 
 
+def attend(*states, **options):
+    return functional.scaled_dot_product_attention(*states, **options)
+
+
+def queries(states):
+    return random(len(states), HEADS, 3, WIDTH, seed=5)
+
+
+def with_dropout(states):
+    torch.manual_seed(0)
+    return attend(queries(states), states, states, dropout_p=0.5)
+
+
 UNKNOWN = {
-    "pad": lambda states: functional.pad(states, (0, 1, 2, 0)),
     "sum": lambda states: states + 1,
-    "einsum": lambda states: torch.einsum("bhpw,bhqw->bhpq", states, states),
-    "baddbmm": lambda states: torch.baddbmm(
-        random(1), random(len(states) * HEADS, 2, WIDTH), states.reshape(-1, states.shape[-2], WIDTH).mT
-    ),
-    "cat": lambda states: torch.cat([states, states], 1),
     "keyword": lambda states: torch.stack(tensors=[states, states]),
     "last positions": lambda states: states[:, :, -3:],
     "a new axis at the end": lambda states: states[..., None],
     "a new axis at the front": lambda states: states[None, :, :, :, :],
     "other axes": lambda states: states.transpose(1, 2),
-    "permute": lambda states: states.permute(0, 2, 3, 1),
     "flattened heads": lambda states: states.reshape(len(states) * HEADS, -1, WIDTH),
     "width split": lambda states: states.view(len(states), HEADS, -1, WIDTH // 2, 2),
     "sizes left open": lambda states: states.expand(-1, -1, -1, -1),
     "on the left of a product": lambda states: states @ random(WIDTH, 3),
-    "product of two": lambda states: states @ states.transpose(-1, -2),
     "product with three axes": lambda states: random(HEADS, 2, WIDTH) @ states.transpose(-1, -2),
     "product of one row for all": lambda states: random(1, HEADS, 2, WIDTH) @ states.transpose(-1, -2),
-    "attention to values that are joined": lambda states: functional.scaled_dot_product_attention(
-        random(len(states), HEADS, 2, WIDTH), states.tensor() if isinstance(states, Joined) else states, states
+    "product by keyword": lambda states: torch.matmul(
+        input=random(len(states), HEADS, 2, WIDTH), other=states.transpose(2, 3)
     ),
+    "reshape by keyword": lambda states: states.reshape(shape=tuple(states.shape)),
+    "attention to other values": lambda states: attend(queries(states), states, random(*states.shape, seed=20)),
+    "attention by other keys": lambda states: attend(queries(states), random(*states.shape, seed=20), states),
+    "attention with dropout": with_dropout,
 }
 
 
@@ -183,6 +192,7 @@ ATTENTION = {  # number of queries, options
     "float masks": (3, {"attn_mask": masks(POSITIONS)["float"]}),
     "finite mask": (3, {"attn_mask": masks(POSITIONS)["finite"], "scale": 0.3}),
     "causal and scale": (POSITIONS, {"is_causal": True, "scale": 0.01}),
+    "a join of joins": (3, {"attn_mask": masks(POSITIONS + 3)["float"]}),
     "one group": (3, {"enable_gqa": True}),
     "two groups": (3, {"attn_mask": masks(POSITIONS)["bool"], "enable_gqa": True}),
 }
@@ -192,63 +202,20 @@ ATTENTION = {  # number of queries, options
 def test_attention_of_torch(name, never_joined):
     count, options = ATTENTION[name]
     heads = {"one group": 1, "two groups": 2}.get(name, HEADS)
-    keys, dense_keys, own_keys = pair(2, heads, heads=heads)
-    values, dense_values, own_values = pair(2, heads, heads=heads, seed=20)
+    nested = name == "a join of joins"
+    keys, dense_keys, own_keys = pair(2, heads, nested, heads)
+    values, dense_values, own_values = pair(2, heads, nested, heads, seed=20)
     query = random(2 * RUNS, HEADS, count, WIDTH, seed=5).requires_grad_(True)
-    attend = functional.scaled_dot_product_attention
     expected = attend(query, dense_keys, dense_values, **options)
     check(attend(query, keys, values, **options), expected, query, own_keys, own_values)
-
-
-def test_attention_of_torch_with_a_prefix_that_is_a_join(never_joined):
-    (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(nested=True), pair(nested=True, seed=20)
-    query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
-    options = {"attn_mask": masks(keys.shape[-2])["float"]}
-    expected = functional.scaled_dot_product_attention(query, dense_keys, dense_values, **options)
-    found = functional.scaled_dot_product_attention(query, keys, values, **options)
-    check(found, expected, query, own_keys, own_values)
-
-
-def test_attention_with_dropout_is_that_of_torch():
-    (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(2), pair(2, seed=20)
-    query, attend = random(2 * RUNS, HEADS, 3, WIDTH, seed=5), functional.scaled_dot_product_attention
-    outputs = []
-    for one, other in ((keys, values), (dense_keys, dense_values)):
-        torch.manual_seed(0)
-        outputs.append(attend(query, one, other, dropout_p=0.5))
-    check(*outputs, own_keys, own_values)
-    assert not torch.allclose(outputs[0], attend(query, dense_keys, dense_values))
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda states: torch.matmul(input=random(2 * RUNS, HEADS, 2, WIDTH), other=states.transpose(2, 3)),
-        lambda states: torch.reshape(states, shape=tuple(states.shape)) * states.reshape(shape=tuple(states.shape)),
-    ],
-    ids=["matmul", "reshape"],
-)
-def test_arguments_by_keyword(operation):
-    joined, dense, own = pair(2)
-    check(operation(joined.transpose(2, 3).transpose(2, 3)), operation(dense), own)
-
-
-@pytest.mark.parametrize("joined", ["keys", "values"])
-def test_attention_in_which_only_keys_or_only_values_are_joined(joined):
-    (keys, dense_keys, own_keys), (values, dense_values, own_values) = pair(2), pair(2, seed=20)
-    query = random(2 * RUNS, HEADS, 3, WIDTH, seed=5).requires_grad_(True)
-    chosen = (keys, dense_values) if joined == "keys" else (dense_keys, values)
-    expected = functional.scaled_dot_product_attention(query, dense_keys, dense_values)
-    check(functional.scaled_dot_product_attention(query, *chosen), expected, query, own_keys, own_values)
 
 
 def test_attention_in_half_precision_is_close_and_keeps_the_dtype():
     keys, values = (pair(2, seed=seed)[0].to(torch.bfloat16) for seed in (0, 20))
     query = random(2 * RUNS, HEADS, 3, WIDTH).bfloat16()
-    found = functional.scaled_dot_product_attention(query, keys, values)
+    found = attend(query, keys, values)
     assert found.dtype == torch.bfloat16
-    wide = (one.double() for one in (query, keys.tensor(), values.tensor()))
-    expected = functional.scaled_dot_product_attention(*wide)
+    expected = attend(*(one.double() for one in (query, keys.tensor(), values.tensor())))
     assert (found.double() - expected).norm() < 0.01 * expected.norm()
 
 
@@ -262,7 +229,7 @@ def test_a_graph_keeps_no_copies_of_the_prefix():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = functional.scaled_dot_product_attention(query, Joined(prefix, own), Joined(prefix, own))
+        output = attend(query, Joined(prefix, own), Joined(prefix, own))
     output.sum().backward()
     assert own.grad.any()
     assert query.grad.any()
@@ -270,37 +237,10 @@ def test_a_graph_keeps_no_copies_of_the_prefix():
     assert max(kept) <= prefix.untyped_storage().nbytes()
 
 
-# Caches
-
-CONTEXT = torch.arange(9) * 7 % VOCAB  # longer than the sliding window of 6
-MORE = torch.tensor([[3, 50, 8], [60, 61, 9]])
-
-
 def test_only_a_sliding_window_joins_what_grows():
     lm = LanguageModel(tiny_model("gemma3"))
-    grown = lm.extend_cache(lm.prefix_cache(CONTEXT), MORE)
+    context = lm.prefix_cache(torch.arange(9))  # longer than the window of 6
+    grown = lm.extend_cache(context, torch.tensor([[3, 50, 8], [60, 61, 9]]))
     assert [isinstance(layer.keys, Joined) for layer in grown.layers] == [False, False, True]
     assert [layer.keys.shape[-2] for layer in grown.layers] == [5, 5, 12]  # a window of 6 sees 5 before
     assert grown.layers[2].keys.prefix.shape[0] == 1
-
-
-def test_no_cache_is_shared_as_none():
-    assert share_cache(None) is None
-
-
-def test_prefixes_can_be_selected():
-    lm = LanguageModel(tiny_model("llama"))
-    context = lm.prefix_cache(CONTEXT)
-    several = lm.extend_cache(None, torch.cat([CONTEXT.expand(3, -1), torch.tensor([[1], [2], [3]])], 1))
-    for layer, other in zip(select_prefixes(several, slice(1, 3)).layers, several.layers, strict=True):
-        assert torch.equal(layer.keys, other.keys[1:3])
-        assert torch.equal(layer.values, other.values[1:3])
-        assert len(other.keys) == 3
-        assert not torch.equal(other.keys[0], other.keys[1])
-    for layer, other in zip(select_prefixes(context, slice(1, 3)).layers, context.layers, strict=True):
-        assert torch.equal(layer.keys, other.keys)  # one prefix serves all prompts
-    grown = lm.extend_cache(context, MORE)
-    for layer, other in zip(select_prefixes(grown, slice(1, 2)).layers, grown.layers, strict=True):
-        assert isinstance(layer.keys, Joined)
-        assert layer.keys.prefix is other.keys.prefix
-        assert torch.equal(layer.keys.tensor(), other.keys.tensor()[1:])

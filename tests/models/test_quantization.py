@@ -129,7 +129,7 @@ def test_weights_that_were_packed_for_the_cpu_are_refused(wide):
     del layer.forward
     with torch.no_grad():
         layer(torch.zeros(1, layer.in_features))
-    with pytest.raises(LREError, match=r"packed the 4-bit weights for the CPU .*: make the LanguageModel before"):
+    with pytest.raises(LREError, match=r"packed the 4-bit weights for the CPU .*: create the LanguageModel before"):
         LanguageModel(quantized)
 
 
