@@ -21,7 +21,7 @@ from unittest.mock import patch
 from benchmarks.common import table, timed
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.prompts.prompt import Prompt
-from lre_lightning.prompts.tokenization import Encoding, encode
+from lre_lightning.prompts.tokenization import Encoding, tokenize
 from lre_lightning.relations.json_files import write_relations
 from lre_lightning.relations.relation import Relation, Sample
 
@@ -104,8 +104,8 @@ def prompts_of(relations: list[Relation], tokenizer: str) -> tuple[float, list[P
 
 
 def encode_whole(tokenizer: PreTrainedTokenizerBase, head: str, tails: list[str]) -> list[Encoding]:
-    """Replace `encode_after`, but tokenize the head again for each tail."""
-    return encode(tokenizer, [head + tail for tail in tails])
+    """Replace `tokenize_after`, but tokenize the head again for each tail."""
+    return tokenize(tokenizer, [head + tail for tail in tails])
 
 
 def main() -> None:
@@ -122,7 +122,7 @@ def main() -> None:
 
     name = str(TOKENIZER) if TOKENIZER.is_dir() else "demo"
     seconds, found = prompts_of(relations[:20], name)
-    with patch("lre_lightning.prompts.prompt.encode_after", encode_whole):
+    with patch("lre_lightning.prompts.prompt.tokenize_after", encode_whole):
         whole, prompts = prompts_of(relations[:20], name)
     assert found == prompts, "prompts differ from those that are tokenized as a whole"
     rows = [

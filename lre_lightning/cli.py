@@ -55,7 +55,7 @@ def main(args: ArgsType = None) -> int:
 
     Returns:
         The exit status: 0; 2 after a user's mistake or a write that failed, which is printed as one line without a
-        traceback; 130 or 143 after Ctrl-C or SIGTERM, with a line that says how to go on.
+        traceback; 130 or 143 after Ctrl-C or SIGTERM, with a line that says how to resume.
     """
     quiet()
     command = next_command(args)

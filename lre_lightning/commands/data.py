@@ -17,7 +17,7 @@ from lre_lightning.commands.command import Command
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt
-from lre_lightning.prompts.tokenization import Encoding, encode
+from lre_lightning.prompts.tokenization import Encoding, tokenize
 from lre_lightning.prompts.trials import test_prompts
 from lre_lightning.relations.quality import Problem, find_problems
 from lre_lightning.relations.relation import Relation
@@ -33,7 +33,7 @@ BOUNDARY, LINE_END = "│", "↵"
 OPEN, CLOSE = "⟦", "⟧"
 SUBJECT = "bold reverse"
 MOST_GROUPS = 5
-"""How many groups of objects that share a first token are shown."""
+"""The number of groups of objects with the same first token that are shown."""
 
 
 class Data(Command):
@@ -65,12 +65,12 @@ class Data(Command):
 
 
 def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) -> None:
-    """Print the relations with their counts, and what else is asked for.
+    """Print the relations with their counts.
 
     Args:
         data: The relations, with a tokenizer.
-        prompts: How many prompts of each relation to show.
-        check: Whether to list what is odd in the data.
+        prompts: The number of prompts to show per relation.
+        check: Whether to list the problems of the data.
 
     Raises:
         LREError: The relations or the tokenizer cannot be used.
@@ -85,8 +85,13 @@ def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) 
     console = wide_console(table)
     console.soft_wrap = True
     console.print(table)
-    for line in _sums(found):
-        console.print(line)
+    samples = sum(len(relation.samples) for relation, _, _ in found)
+    first, objects = (sum(getattr(c, name) for _, c, _ in found) for name in ("unique_first_tokens", "range_size"))
+    count = f"{len(found)} relation" + ("" if len(found) == 1 else "s")
+    console.print(f"{count}, {samples} samples; {first} of {objects} objects have a first token of their own.")
+    kinds = Counter(problem.kind for _, _, problems in found for problem in problems)
+    if kinds:
+        console.print("Problems: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) + ".")
     if check:
         for relation, _, problems in found:
             for problem in problems:
@@ -97,7 +102,7 @@ def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) 
 
 
 def relations_table(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> Table:
-    """Build the table: one line a relation."""
+    """Build the table, with one row per relation."""
     table = Table(title="Relations", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category", "domain", "range", "function"):
         table.add_column(name, no_wrap=True)
@@ -123,7 +128,7 @@ def relations_table(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence
 
 
 def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Text:
-    """A prompt as the LM sees it: tokens between `BOUNDARY`, the subject's tokens between `OPEN` and `CLOSE`."""
+    """Return a prompt as the LM sees it: tokens separated by `BOUNDARY`, the subject's between `OPEN` and `CLOSE`."""
     start, end = prompt.subject_span
     pieces = token_texts(prompt, tokenizer)
     text = Text()
@@ -139,7 +144,7 @@ def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Text:
 
 
 def token_texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The characters of a prompt's text that each of its tokens stands for.
+    """Return the characters of a prompt's text that each of its tokens stands for.
 
     Characters between two tokens, such as a space that a tokenizer leaves out, belong to the second. A token that is
     not in the text, or is a part of a character, is shown as the tokenizer names it.
@@ -159,12 +164,12 @@ def token_texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]
 
 def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Encoding:
     try:
-        ((ids, offsets),) = encode(tokenizer, [prompt.text])
+        ((ids, offsets),) = tokenize(tokenizer, [prompt.text])
         if ids == list(prompt.input_ids[-len(ids) :]):
             return ids, offsets
     except LREError:
         pass  # a conversation, which has control tokens in it
-    (encoding,) = encode(tokenizer, [prompt.text], controls=True)
+    (encoding,) = tokenize(tokenizer, [prompt.text], controls=True)
     return encoding
 
 
@@ -183,15 +188,3 @@ def _print_prompts(
         console.print(prompt_text(prompt, data.tokenizer))
         tokens = [str(name) for name in data.tokenizer.convert_ids_to_tokens(list(prompt.object_tokens))]
         console.print(f"  -> {prompt.object!r}, tokens {BOUNDARY.join(tokens)}", style="dim")
-
-
-def _sums(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> list[str]:
-    samples = sum(len(relation.samples) for relation, _, _ in found)
-    first, objects = (sum(getattr(c, name) for _, c, _ in found) for name in ("unique_first_tokens", "range_size"))
-    kinds = Counter(problem.kind for _, _, problems in found for problem in problems)
-    lines = [
-        f"{len(found)} relations, {samples} samples; {first} of {objects} objects have a first token of their own."
-    ]
-    if kinds:
-        lines.append("Odd: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + ".")
-    return lines

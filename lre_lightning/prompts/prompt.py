@@ -16,7 +16,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.models.loading import locate
 from lre_lightning.prompts.chat import Conversation, Question
 from lre_lightning.prompts.options import LINES, Prompts
-from lre_lightning.prompts.tokenization import Encoding, Span, encode, encode_after
+from lre_lightning.prompts.tokenization import Encoding, Span, tokenize, tokenize_after
 from lre_lightning.relations.relation import SLOT, Relation, Sample, check_template
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def make_prompts(
     chat = Conversation(tokenizer, turns, options.system)
     questions = [chat.ask(fill(template, sample.subject), sample.object) for sample in samples]
     tails = [text.removeprefix(chat.head) for asked in questions for text in (asked.text, asked.answered)]
-    encodings = encode_after(tokenizer, chat.head, tails, controls=True)
+    encodings = tokenize_after(tokenizer, chat.head, tails, controls=True)
     prompts = []
     for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True):
         first = chat.controls.get(encoding[0][0]) if encoding[0] else None
@@ -175,9 +175,9 @@ def make_prompts_after(
         questions.append(Question(text, len(head), len(text), f"{text} {sample.object}", len(text) + 1))
     texts = [text for asked in questions for text in (asked.text, asked.answered)]
     if len(set(heads)) == 1:
-        encodings = encode_after(tokenizer, heads[0], [text.removeprefix(heads[0]) for text in texts])
+        encodings = tokenize_after(tokenizer, heads[0], [text.removeprefix(heads[0]) for text in texts])
     else:
-        encodings = encode(tokenizer, texts)
+        encodings = tokenize(tokenizer, texts)
     return [
         _prompt(template, sample, asked, lead, encoding, answered)
         for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True)
@@ -237,7 +237,7 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, .
     Raises:
         LREError: The tokenizer leaves nothing of the text.
     """
-    ((ids, _),) = encode(tokenizer, [text])
+    ((ids, _),) = tokenize(tokenizer, [text])
     if not ids:
         raise LREError(f"the text {text!r} has no token: give one with a word in it")
     return (start_token(tokenizer), *ids)

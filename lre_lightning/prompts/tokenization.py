@@ -31,7 +31,7 @@ SPACES = "▁Ġ"  # how tokenizers write a space
 _vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, str]" = WeakKeyDictionary()
 
 
-def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool = False) -> list[Encoding]:
+def tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool = False) -> list[Encoding]:
     """Tokenize whole texts, with nothing added.
 
     Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Where
@@ -51,7 +51,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls:
     return _corrected(tokenizer, texts, [(e.ids, e.offsets) for e in _tokenize(tokenizer, texts, controls)], controls)
 
 
-def encode_after(
+def tokenize_after(
     tokenizer: "PreTrainedTokenizerBase", head: str, tails: Sequence[str], controls: bool = False
 ) -> list[Encoding]:
     """Tokenize texts that all begin with the same head, which is tokenized only once.
@@ -74,13 +74,13 @@ def encode_after(
         tokenizer: A fast Hugging Face tokenizer.
         head: The common beginning, such as a context of several lines.
         tails: The rest of each text; equal tails are tokenized once.
-        controls: As in `encode`.
+        controls: As in `tokenize`.
 
     Returns:
-        The result of `encode` for ``head + tail``, for each tail.
+        The result of `tokenize` for ``head + tail``, for each tail.
 
     Raises:
-        LREError: As in `encode`.
+        LREError: As in `tokenize`.
     """
     distinct = list(dict.fromkeys(tails))
     seam = _find_seam(tokenizer, head, controls) if len(distinct) >= FEWEST else None

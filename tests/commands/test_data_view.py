@@ -70,7 +70,7 @@ def test_the_table_counts(capsys, tmp_path, tokenizer_dir):
     ]
     assert lines["thing colour"][2:7] == ["factual", "thing", "colour", "many-to-one", "24"]
     assert re.search(r"2 relations, 30 samples; [5-8] of 9 objects have a first token of their own\.", out)
-    assert "Odd: 1 white space, 1 object in prompt." in out
+    assert "Problems: 1 white space, 1 object in prompt." in out
 
 
 def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
@@ -84,7 +84,7 @@ def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
     mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())
     assert mended["samples"][3] == {"subject": "Tokyo", "object": "Japan"}
     assert mended["samples"][:3] == CITIES["samples"][:3]
-    assert "Odd: 1 object in prompt." in run(capsys, "--data.source", tmp_path / "mended", *options[2:])
+    assert "Problems: 1 object in prompt." in run(capsys, "--data.source", tmp_path / "mended", *options[2:])
 
 
 def test_prompts_as_the_model_sees_them(capsys, tmp_path, tokenizer_dir):

@@ -23,7 +23,7 @@ from lre_lightning.prompts.prompt import (
     pad_token,
     start_token,
 )
-from lre_lightning.prompts.tokenization import encode
+from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
@@ -116,7 +116,7 @@ def test_the_subjects_tokens_are_those_that_reach_into_it(name, question):
     template, sample, examples = question
     prompt = outcome(make_prompt, tokenizer, template, sample, examples)
     assume(isinstance(prompt, Prompt))
-    ((ids, spans),) = encode(tokenizer, [prompt.text])
+    ((ids, spans),) = tokenize(tokenizer, [prompt.text])
     assert prompt.input_ids[1:] == tuple(ids)
     (first, last), (start, stop) = prompt.subject_chars, prompt.subject_span
     assert prompt.text[first:last] == sample.subject.strip()

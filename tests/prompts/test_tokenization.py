@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.prompts.tokenization import encode, encode_after
+from lre_lightning.prompts.tokenization import tokenize, tokenize_after
 from tests.helpers import tokenizers_fixtures as tokenizers
 
 EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))
@@ -77,7 +77,7 @@ def test_tokens_after_a_head_are_those_of_the_whole_text(name, texts):
     tokenizer = tokenizers.make(name)
     head, tails = texts
     whole = outcome(encode, tokenizer, [head + tail for tail in tails])
-    assert outcome(encode_after, tokenizer, head, tails) == whole
+    assert outcome(tokenize_after, tokenizer, head, tails) == whole
 
 
 class Listening:
@@ -106,28 +106,28 @@ TOKENIZED_WHOLE = ("sentencepiece, one piece of joined words", "added, one piece
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in TOKENIZED_WHOLE])
 def test_a_head_is_tokenized_once(name):
     tokenizer = Listening(tokenizers.make(name))
-    after = encode_after(tokenizer, HEAD, TAILS)
+    after = tokenize_after(tokenizer, HEAD, TAILS)
     assert [text for text in tokenizer.given if text.startswith(HEAD)] == [HEAD]
     assert sum(map(len, tokenizer.given)) < sum(len(HEAD + tail) for tail in TAILS) / 2
-    assert after == encode(tokenizer, [HEAD + tail for tail in TAILS])
+    assert after == tokenize(tokenizer, [HEAD + tail for tail in TAILS])
 
 
 @pytest.mark.parametrize("name", ["byte-level", "characters", *TOKENIZED_WHOLE])
 def test_the_same_tail_is_tokenized_once(name):
     tokenizer = Listening(tokenizers.make(name))
-    encode_after(tokenizer, HEAD, TAILS)
+    tokenize_after(tokenizer, HEAD, TAILS)
     given = list(tokenizer.given)
     tokenizer.given.clear()
-    again = encode_after(tokenizer, HEAD, [*TAILS, *reversed(TAILS)])
+    again = tokenize_after(tokenizer, HEAD, [*TAILS, *reversed(TAILS)])
     assert tokenizer.given == given
-    assert again == encode(tokenizer, [HEAD + tail for tail in [*TAILS, *reversed(TAILS)]])
+    assert again == tokenize(tokenizer, [HEAD + tail for tail in [*TAILS, *reversed(TAILS)]])
 
 
 def test_nothing_to_tokenize():
     tokenizer = tokenizers.make("byte-level")
-    assert encode(tokenizer, []) == encode_after(tokenizer, HEAD, []) == []
+    assert tokenize(tokenizer, []) == tokenize_after(tokenizer, HEAD, []) == []
     for head, tails in ((HEAD, [""] * 5), ("", TAILS), ("", ["", "a"]), (HEAD, ["", *TAILS])):
-        assert encode_after(tokenizer, head, tails) == encode(tokenizer, [head + tail for tail in tails])
+        assert tokenize_after(tokenizer, head, tails) == tokenize(tokenizer, [head + tail for tail in tails])
 
 
 def change_normalizer(tokenizer):
@@ -145,10 +145,10 @@ CHANGES = {
 @pytest.mark.parametrize("make", [tokenizers.byte_level, tokenizers.sentencepiece, tokenizers.one_piece])
 def test_a_tokenizer_that_is_changed_between_two_calls(make, change):
     tokenizer = make()
-    before = encode_after(tokenizer, HEAD, TAILS)
+    before = tokenize_after(tokenizer, HEAD, TAILS)
     CHANGES[change](tokenizer)
-    after = encode_after(tokenizer, HEAD, TAILS)
-    assert after == encode(tokenizer, [HEAD + tail for tail in TAILS])
+    after = tokenize_after(tokenizer, HEAD, TAILS)
+    assert after == tokenize(tokenizer, [HEAD + tail for tail in TAILS])
     assert after != before
 
 
@@ -173,7 +173,7 @@ def test_splits_that_depend_on_a_far_place(make):
     tokenizer = make()
     for head in ("123456789" * 20, HEAD):
         tails = [*map(str, range(0, 100000, 4321)), *ASKED]
-        assert encode_after(tokenizer, head, tails) == encode(tokenizer, [head + tail for tail in tails])
+        assert tokenize_after(tokenizer, head, tails) == tokenize(tokenizer, [head + tail for tail in tails])
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,13 @@ def test_control_tokens_are_refused_wherever_they_are(head, tail):
     tokenizer = tokenizers.make("unigram")
     for tails in ([tail], [*ASKED, tail]):
         with pytest.raises(LREError, match="has '</s>' in it, which the tokenizer takes for a control token"):
-            encode_after(tokenizer, head, tails)
+            tokenize_after(tokenizer, head, tails)
 
 
 def test_bytes_of_unknown_characters_stand_for_one_each():
     """A Unigram model gives each byte the place of all unknown characters around it."""
     tokenizer = tokenizers.make("unigram, no dummy prefix")
     assert isinstance(tokenizer.backend_tokenizer.model, models.Unigram)
-    ((ids, spans),) = encode(tokenizer, ["is ?Ж\u0301😀!"])
+    ((ids, spans),) = tokenize(tokenizer, ["is ?Ж\u0301😀!"])
     assert tokenizer.convert_ids_to_tokens(ids)[2] == "<0x3F>"
     assert spans == [(0, 2), (2, 3), (3, 4), (4, 5), (4, 5), (5, 6), (5, 6), (6, 7), (7, 8)]
