@@ -76,7 +76,7 @@ def outcome(function, *inputs):
 def test_tokens_after_a_head_are_those_of_the_whole_text(name, texts):
     tokenizer = tokenizers.make(name)
     head, tails = texts
-    whole = outcome(encode, tokenizer, [head + tail for tail in tails])
+    whole = outcome(tokenize, tokenizer, [head + tail for tail in tails])
     assert outcome(tokenize_after, tokenizer, head, tails) == whole
 
 
