@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Command:
     """A subcommand: its arguments, its checks before an LM is loaded, and its work.
 
-    The first line of a subclass's docstring is its help; the docstring without that of its methods is its description.
+    The docstring of a subclass is the description that its help shows, and the first line the help of `lre --help`.
 
     Attributes:
         name: The name on the command line.
