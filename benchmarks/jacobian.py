@@ -24,7 +24,7 @@ from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 
 FLOOR_PROMPTS = 4
-"""How many times the floor of the first prompt is measured."""
+"""Number of measurements of the floor of the first prompt."""
 
 
 def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cache: bool) -> Tensor:

@@ -11,7 +11,7 @@ from lre_lightning.options import option
 from lre_lightning.prompts.batch import RelationBatch, Side
 
 Epoch: TypeAlias = Literal["trial", "all"]
-"""What an epoch of a fit serves: one trial, or all of them."""
+"""Trials that an epoch of a fit serves: one, or all of them."""
 
 
 @dataclass(frozen=True)

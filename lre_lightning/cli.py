@@ -90,7 +90,7 @@ def next_command(args: ArgsType) -> str | None:
 
 
 def message_of(error: BaseException) -> str | None:
-    """What to print of an exception; None where it is no mistake of the user's, nor a write that failed."""
+    """Return the message for an exception; None if it is neither a user's mistake nor a failed write."""
     if isinstance(error, LREError):
         return "\n".join(map(printable, getattr(error, "lines", (str(error),))))
     if isinstance(error, MisconfigurationException):

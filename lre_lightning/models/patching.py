@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
-"""How many numbers, patched prompts times width of the hidden states, keep a device busy."""
+"""Numbers (patched prompts times width of the hidden states) that keep a device busy."""
 
 
 @dataclass(frozen=True, eq=False)

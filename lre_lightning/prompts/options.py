@@ -11,7 +11,7 @@ from lre_lightning.options import option
 from lre_lightning.relations.relation import SLOT, Relation, check_template
 
 Sampling: TypeAlias = Literal["random", "balanced"]
-"""How training samples are drawn: each with the same chance, or as evenly as possible over the objects."""
+"""Ways to draw training samples: each with the same chance, or as evenly as possible over the objects."""
 
 TrainSample: TypeAlias = str | list[str]
 """A training sample named by its subject, or by its subject and object."""

@@ -1,4 +1,4 @@
-"""What scoring and training ask of a datamodule, so that they work with any that offers it."""
+"""Protocol of the datamodules that scoring and training work with."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class TrialRecord:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What distinguishes the record from those of other LMs, prompts, relations and trials."""
+        """The LM, prompts, relation and trial that distinguish the record from others."""
         prompts = self.n_shot, self.template_index, self.template, json.dumps(self.prompts, sort_keys=True)
         return self.model, *prompts, self.relation, self.trial
 

@@ -181,7 +181,7 @@ def file_of(key: TrialKey) -> Path:
 
 
 def _same(metadata: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two LREs differ at most in beta, which may be tuned after the file was written."""
+    """Compare two LREs except for beta, which may be tuned after the file was written."""
     first, second = (json.dumps(one | {"beta": None}, sort_keys=True) for one in (metadata, other))
     return first == second
 

@@ -26,7 +26,7 @@ class Choice(TypedDict):
 
 @dataclass(frozen=True)
 class Fitting:
-    """How a fit chooses layers and ranks, what else it measures, and where it writes LREs.
+    """Options of a fit: the choice of layers and ranks, further measurements, and the folder of LREs.
 
     Attributes:
         select_by: The score that chooses a relation's layer and rank: ``"causality"``, as in the paper, or

@@ -1,4 +1,4 @@
-"""What callbacks need from a LightningModule, so that they work with any that offers it."""
+"""Protocols of the LightningModules that callbacks work with."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What all trials of a fit or a validation have in common.
+    """Common parts of all trials of a fit or a validation.
 
     Attributes:
         lm: The LM.
