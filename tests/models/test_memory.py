@@ -17,12 +17,7 @@ from lre_lightning.models.patching import PromptBatch
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 
 PROMPT = torch.arange(14) * 11 % VOCAB
-CPU = torch.device("cpu")
-CPU_MESSAGE = (
-    "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-    "68719476736 bytes. Error code 12 (Cannot allocate memory)"
-)
-ERRORS = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"), RuntimeError(CPU_MESSAGE)]
+ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
 
 
 @contextmanager
@@ -36,7 +31,7 @@ def caught_warnings():
 class Work:
     """Work that fails on more than `fits` at a time."""
 
-    def __init__(self, fits, error=ERRORS[0]):
+    def __init__(self, fits, error=ERROR):
         self.fits, self.error, self.sizes = fits, error, []
 
     def __call__(self, size):
@@ -46,52 +41,27 @@ class Work:
         return f"done by {size}"
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["device", "CPU"])
-def test_chunks_are_halved_until_they_fit_and_that_is_remembered(error):
-    sizes, work = ChunkSizes(), Work(9, error)
+def test_chunks_are_halved_until_they_fit_and_that_is_remembered():
+    sizes, work = ChunkSizes(), Work(9)
     with caught_warnings() as caught:
         assert sizes.run("rows", 100, work) == "done by 7"
         assert work.sizes == [100, 50, 25, 13, 7]
-        assert sizes.run("rows", 100, work) == "done by 7"
-        assert sizes.run("rows", 100, work) == "done by 7"
-        assert work.sizes[5:] == [7, 7]
-    assert [str(warning.message) for warning in caught] == ["out of memory for 100 rows at a time: continuing with 7"]
-    assert caught[0].category is UserWarning
-
-
-def test_later_work_starts_from_the_smallest_size_so_far_and_one_warning_is_given():
-    sizes = ChunkSizes()
-    with caught_warnings() as caught:
-        assert sizes.run("rows", 16, Work(16)) == "done by 16"
-        assert not caught
-        assert sizes.run("rows", 16, Work(8)) == "done by 8"
         assert sizes.run("rows", 4, Work(8)) == "done by 4"  # a smaller wish is not remembered
-        assert sizes.run("rows", 16, Work(3)) == "done by 2"
-        assert sizes.run("rows", 16, Work(16)) == "done by 2"
-    assert len(caught) == 1
+        assert sizes.run("rows", 100, Work(3)) == "done by 2"
+        assert sizes.run("rows", 100, Work(100)) == "done by 2"
+        assert sizes.run("prompts", 16, Work(16)) == "done by 16"  # other work has a size of its own
+    (warning,) = caught
+    assert str(warning.message) == "out of memory for 100 rows at a time: continuing with 7"
+    assert warning.category is UserWarning
 
 
-def test_kinds_of_work_and_language_models_have_sizes_of_their_own():
-    sizes, other = ChunkSizes(), ChunkSizes()
-    with caught_warnings() as caught:
-        sizes.run("rows", 16, Work(4))
-        for unaffected in (sizes, other):
-            assert unaffected.run("prompts", 16, Work(16)) == "done by 16"
-        sizes.run("prompts", 16, Work(2))
-        assert sizes.run("rows", 16, Work(16)) == "done by 4"
-    assert [str(warning.message).split()[5] for warning in caught] == ["rows", "prompts"]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=["device", "CPU"])
-def test_memory_for_less_than_one_is_an_error(error):
-    work = Work(0, error)
-    with pytest.raises(LREError, match="out of memory, even for rows one at a time: load the LM in bfloat16") as raised:
+def test_memory_for_less_than_one_is_an_error():
+    work = Work(0)
+    message = r"out of memory, even for rows one at a time: load the LM in bfloat16 .*\(CUDA out of memory.*GiB.\)$"
+    with pytest.raises(LREError, match=message) as raised:
         ChunkSizes().run("rows", 5, work)
     assert work.sizes == [5, 3, 2, 1]
-    assert "device with more memory" in str(raised.value)
-    assert str(error).splitlines()[0] in str(raised.value)
-    assert raised.value.__cause__ is error
-    assert "\n" not in str(raised.value)
+    assert raised.value.__cause__ is ERROR
 
 
 @pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("x")])
@@ -125,18 +95,6 @@ def test_tensors_of_a_failed_attempt_are_freed_before_the_next():
         gc.enable()
 
 
-# Free memory
-
-
-def test_free_memory_of_the_cpu_is_what_the_system_reports(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
-    found, available, total = free_memory(CPU), psutil.virtual_memory().available, psutil.virtual_memory().total
-    assert isinstance(found, int)
-    assert 0 < found <= total
-    assert abs(found - available) < 0.2 * total  # other processes take and free memory meanwhile
-    assert free_memory(torch.device("meta")) is None
-
-
 @pytest.mark.parametrize(
     ("changes", "free"),
     [
@@ -144,10 +102,7 @@ def test_free_memory_of_the_cpu_is_what_the_system_reports(monkeypatch, tmp_path
         ({"memory.max": "2000"}, 800),  # the machine has less than the container may use
         ({"memory.stat": "anon 400"}, 300),
         ({"memory.max": "max"}, 800),
-        ({"memory.max": ""}, 800),
         ({"memory.max": None}, 800),
-        ({"memory.current": None}, 800),
-        ({"memory.stat": None}, 800),
     ],
     ids=str,
 )
@@ -158,10 +113,8 @@ def test_a_container_may_have_less_memory(monkeypatch, tmp_path, changes, free):
     for name, text in ({"memory.max": "1000", "memory.current": "700", "memory.stat": stat} | changes).items():
         if text is not None:
             (tmp_path / name).write_text(f"{text}\n")
-    assert free_memory(CPU) == free
-
-
-# Lanes
+    assert free_memory(torch.device("cpu")) == free
+    assert free_memory(torch.device("meta")) is None
 
 
 def lanes_of(monkeypatch, lm, **options):
@@ -178,12 +131,10 @@ def lanes_of(monkeypatch, lm, **options):
     return result, seen
 
 
-def check_equal(found, expected):
-    for layer in expected.jacobian:
-        torch.testing.assert_close(found.jacobian[layer], expected.jacobian[layer], rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(found.subject[layer], expected.subject[layer], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.object, expected.object, rtol=1e-9, atol=1e-9)
+def check_same(found, expected):
     assert expected.jacobian["emb"].any()
+    for name in ("jacobian", "subject", "object"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=1e-9)
 
 
 def test_lanes_follow_free_memory(monkeypatch):
@@ -192,13 +143,13 @@ def test_lanes_follow_free_memory(monkeypatch):
     monkeypatch.setattr(engine, "free_memory", lambda _: 0)
     result, seen = lanes_of(monkeypatch, lm)
     assert seen == [1]
-    check_equal(result, expected)
+    check_same(result, expected)
     (lane,) = lm.lane_bytes.values()
     for fit, lanes in ((2, 2), (5, 4), (11, 8), (16, 16)):  # sweeps are made equally large
         monkeypatch.setattr(engine, "free_memory", lambda _, fit=fit: 4 * lane * fit + 3 * lane)
         result, seen = lanes_of(monkeypatch, lm)
         assert seen == [lanes]
-        check_equal(result, expected)
+        check_same(result, expected)
     monkeypatch.setattr(engine, "free_memory", lambda _: 0)
     lm.chunk_size = 8
     assert lanes_of(monkeypatch, lm)[1] == [8]  # a given size is not changed
@@ -212,9 +163,8 @@ def test_the_most_lanes(monkeypatch, free, lanes):
     assert lanes_of(monkeypatch, lm, layers=[1])[1] == [lanes]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
-def test_a_lane_takes_more_with_a_longer_suffix_and_from_a_lower_layer(family):
-    lm = LanguageModel(tiny_model(family, torch.float32))
+def test_a_lane_takes_more_with_a_longer_suffix_and_from_a_lower_layer():
+    lm = LanguageModel(tiny_model("mixtral", torch.float32))
     for position, layer in ((13, "emb"), (11, "emb"), (4, "emb"), (4, 1)):
         prompt_jacobian(lm, PROMPT, position, [layer, 2])
     one, three, ten, higher = (
@@ -231,9 +181,6 @@ def test_a_lane_is_measured_once_for_suffixes_of_a_length(monkeypatch):
     for position in (9, 9, 8):
         prompt_jacobian(lm, PROMPT, position)
     assert len(measured) == len(lm.lane_bytes) == 2
-
-
-# Language models that run out of memory
 
 
 def limit_batches(monkeypatch, method, most):
@@ -257,7 +204,7 @@ def test_jacobians_continue_with_fewer_lanes(monkeypatch):
     sizes = limit_batches(monkeypatch, "hidden_states", 5)
     with caught_warnings() as caught:
         for _ in range(3):
-            check_equal(prompt_jacobian(lm, PROMPT, 9), expected)
+            check_same(prompt_jacobian(lm, PROMPT, 9), expected)
     assert sizes == [16, 8, 4, 4, 4]
     messages = [str(warning.message) for warning in caught]
     assert messages == ["out of memory for 16 rows of a Jacobian at a time: continuing with 4"]

@@ -224,11 +224,12 @@ def test_a_declared_architecture_has_logits_jacobians_and_patched_runs(own):
         ({"logits": lambda logits: logits}, "its logits are not its final norm and unembedding"),
         ({"head": []}, "its logits are not its final norm and unembedding"),
         ({"blocks": [nn.Linear(2, 2)]}, "its token embedding and 1 blocks do not run once"),
+        (None, "OwnLM is not supported: it is not a Hugging Face PreTrainedModel, so its parts must be declared"),
     ],
 )
-def test_wrong_declarations_are_refused(own, changes, message):
+def test_wrong_and_missing_declarations_are_refused(own, changes, message):
     with pytest.raises(LREError, match=message):
-        LanguageModel(own, parts=parts_of(own, **changes))
+        LanguageModel(own, parts=None if changes is None else parts_of(own, **changes))
 
 
 class ForgetfulBody(OwnBody):
@@ -255,10 +256,3 @@ def test_a_model_whose_suffixes_differ_from_whole_prompts_is_refused(own, body):
     own.body = body().double()
     with pytest.raises(LREError, match="the end of a prompt, run on cached keys and values, differs"):
         LanguageModel(own, parts=parts_of(own))
-
-
-def test_the_parts_of_an_unknown_model_must_be_declared(own):
-    with pytest.raises(
-        LREError, match="OwnLM is not supported: it is not a Hugging Face PreTrainedModel, so its parts"
-    ):
-        LanguageModel(own)

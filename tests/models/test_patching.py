@@ -9,21 +9,19 @@ from tests.helpers.tiny_models import WIDTH, tiny_model
 from tests.models.test_families import batch_of
 
 
-@pytest.mark.parametrize("prompts", [[[3, 4, 5], [6, 4, 5]], [[3, 4, 5]]], ids=["nothing shared", "one prompt"])
-def test_prompts_that_share_nothing_or_everything(prompts):
-    lm = LanguageModel(tiny_model("gpt2"))
-    _, output = batch_of(lm, prompts, [0] * len(prompts)).hidden_states([0])
-    with torch.no_grad():
-        torch.testing.assert_close(output, lm(torch.tensor(prompts))[:, -1])
-
-
-def test_subjects_may_share_their_first_tokens():
+@pytest.mark.parametrize(
+    ("prompts", "position"),
+    [([[3, 4, 5], [6, 4, 5]], 0), ([[3, 4, 5]], 0), ([[1, 2, 3, 4], [1, 2, 3, 4]], 2)],
+    ids=["nothing", "the first token is the subject", "the subject too"],
+)
+def test_prompts_that_share_nothing_or_everything(prompts, position):
     """Only tokens before every subject's last one are shared, so that s itself is never in the cache."""
     lm = LanguageModel(tiny_model("llama"))
-    prompts = [[1, 2, 3, 4], [1, 2, 3, 4]]
-    subject, _ = batch_of(lm, prompts, [2, 2]).hidden_states([1])
+    subject, output = batch_of(lm, prompts, [position] * len(prompts)).hidden_states([1])
     with torch.no_grad():
-        torch.testing.assert_close(subject[0, 0], lm.hidden_states(torch.tensor(prompts), [1])[1][0, 2])
+        expected = lm.hidden_states(torch.tensor(prompts), [1, 2])
+    torch.testing.assert_close(subject[:, 0], expected[1][:, position])
+    torch.testing.assert_close(output, expected[2][:, -1])
 
 
 def test_no_prompts():

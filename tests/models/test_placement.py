@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -62,9 +63,6 @@ def check_same(lm, plain, expected):
     assert (lm.dtype, lm.vocab_size) == (plain.dtype, plain.vocab_size)
 
 
-# The CPU and the disk
-
-
 class Saved(NamedTuple):
     """An LM in a folder, the same LM in one place with its results, and the names of its embedding and blocks."""
 
@@ -89,12 +87,9 @@ def saved(request, tmp_path_factory):
 MAPS = {
     "auto": lambda emb, blocks: "auto",
     "all on disk": lambda emb, blocks: "disk",
-    "two blocks on disk": lambda emb, blocks: {"": "cpu", blocks[1]: "disk", blocks[2]: "disk"},
-    "one block not on disk": lambda emb, blocks: {"": "disk", blocks[1]: "cpu"},
     "half a block on disk": lambda emb, blocks: {"": "cpu", f"{blocks[1]}.mlp": "disk"},
     "embedding on disk": lambda emb, blocks: {"": "cpu", emb: "disk"},
     "unembedding on disk": lambda emb, blocks: {"": "cpu", "lm_head": "disk"},
-    "embedding and unembedding on disk": lambda emb, blocks: {"": "cpu", emb: "disk", "lm_head": "disk"},
     "unembedding not on disk": lambda emb, blocks: {emb.split(".")[0]: "disk", "lm_head": "cpu"},
 }
 
@@ -121,9 +116,7 @@ def test_weights_that_exceed_max_memory_go_to_the_disk(saved):
 def test_weights_on_disk_are_read_in_the_lms_dtype(saved):
     plain = LanguageModel.from_pretrained(saved.folder, dtype="bfloat16")
     lm = LanguageModel.from_pretrained(saved.folder, dtype="bfloat16", device_map="disk")
-    prompt = torch.tensor(PROMPTS[:1])
-    assert torch.equal(lm.decode(lm(prompt)), plain.decode(plain(prompt)))
-    assert lm.fingerprint == plain.fingerprint
+    assert torch.equal(lm(torch.tensor(PROMPTS[:1])), plain(torch.tensor(PROMPTS[:1])))
     assert lm.dtype == torch.bfloat16
 
 
@@ -154,20 +147,13 @@ def test_a_model_that_accelerate_dispatched(saved):
     check_same(LanguageModel(load_checkpoint_and_dispatch(model, folder, places, dtype=torch.float64)), plain, expected)
 
 
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_a_model_that_accelerate_offloaded(saved, tmp_path, where):
-    folder, plain, expected, _, _ = saved
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    if where == "cpu":
-        cpu_offload(model, CPU)
-    else:
-        disk_offload(model, tmp_path / "offload", CPU)
-    lm = LanguageModel(model)
-    assert lm.offloaded
-    check_same(lm, plain, expected)
-
-
-# Graphs
+def test_a_model_that_accelerate_offloaded(saved, tmp_path):
+    for offload in (cpu_offload, partial(disk_offload, offload_dir=tmp_path / "offload")):
+        model = AutoModelForCausalLM.from_pretrained(saved.folder, dtype=torch.float64)
+        offload(model, execution_device=CPU)
+        lm = LanguageModel(model)
+        assert lm.offloaded
+        check_same(lm, saved.plain, saved.expected)
 
 
 def test_a_graph_does_not_keep_offloaded_weights(saved, monkeypatch):
@@ -204,32 +190,19 @@ def test_offloaded_weights_are_loaded_for_as_many_rows_as_fit(tmp_path, monkeypa
     assert lanes == {"cpu": 40, "disk": 80}
 
 
-# Moves and casts
-
-
-def test_an_lm_with_a_device_map_stays_where_it_is(saved):
+def test_an_lm_with_a_device_map_stays_where_it_is_and_cannot_be_cast(saved):
     lm = LanguageModel.from_pretrained(saved.folder, dtype="float64", device_map={"": "cpu", saved.blocks[1]: "disk"})
     before = {name: parameter.device.type for name, parameter in lm.named_parameters()}
     assert set(before.values()) == {"cpu", "meta"}
     for one in (lm, LREModule(lm)):
         one.cpu()
         one.to("meta")
-    assert {name: parameter.device.type for name, parameter in lm.named_parameters()} == before
-    assert torch.equal(lm(torch.tensor(PROMPTS[:1])), saved.plain(torch.tensor(PROMPTS[:1])))
-
-
-def test_an_lm_with_a_device_map_cannot_be_cast(saved):
-    lm = LanguageModel.from_pretrained(saved.folder, dtype="float64", device_map={"": "cpu", saved.blocks[1]: "disk"})
-    for one in (lm, LREModule(lm)):
-        with pytest.raises(
-            LREError, match="is quantized or on several devices, and cannot be cast: load it in that dtype"
-        ):
+        with pytest.raises(LREError, match="quantized or on several devices, and cannot be cast: load it in that"):
             one.half()
     lm.double()  # its own dtype
+    assert {name: parameter.device.type for name, parameter in lm.named_parameters()} == before
+    assert torch.equal(lm(torch.tensor(PROMPTS[:1])), saved.plain(torch.tensor(PROMPTS[:1])))
     assert LanguageModel.from_pretrained(saved.folder, device_map="cpu").bfloat16().dtype == torch.bfloat16
-
-
-# Invalid maps
 
 
 @pytest.mark.parametrize(
@@ -243,9 +216,7 @@ def test_an_lm_with_a_device_map_cannot_be_cast(saved):
             "device_map names 'model.layer.0', which the LM does not have: it has model.embed_tokens, model.layers, ",
         ),
         ({"device_map": {"model.layers": "cpu"}}, "device_map has no place for 'model.embed_tokens.weight'"),
-        ({"device_map": {}}, "device_map has no place for 'model.embed_tokens.weight'"),
         ({"max_memory": {"cpu": "much"}, "device_map": "auto"}, "`size` much is not in a valid format"),
-        ({"max_memory": {"7": "1GiB"}, "device_map": "auto"}, "Device 7 is not recognized"),
     ],
 )
 def test_invalid_device_maps_are_refused(tmp_path, options, message):
@@ -253,8 +224,6 @@ def test_invalid_device_maps_are_refused(tmp_path, options, message):
     with pytest.raises(LREError, match=message):
         LanguageModel.from_pretrained(str(tmp_path), **options)
 
-
-# Several devices
 
 SPLITS = {
     "gpt2": ["transformer.h.1", "transformer.h.2", "transformer.ln_f"],  # the tied unembedding is near
@@ -317,12 +286,9 @@ def test_split_devices_refuse_to_mix():
     """A control of the helper."""
     near, far = torch.ones(2), torch.ones(2)
     near.claimed, far.claimed = NEAR, FAR
-    with SplitDevices(), pytest.raises(RuntimeError, match="add mixes"):
-        near + far
-    with SplitDevices(), pytest.raises(RuntimeError, match="stack mixes"):
-        torch.stack([near, far])
     with SplitDevices():
         assert (near + far.to(NEAR)).device == NEAR
-        assert torch.zeros(2, device=FAR)[torch.tensor([0])].device == FAR
+        with pytest.raises(RuntimeError, match="add mixes"):
+            near + far
         with pytest.raises(RuntimeError, match="mixes"):
             near[torch.zeros(1, dtype=torch.long, device=FAR)]
