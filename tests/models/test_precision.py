@@ -10,7 +10,6 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE, Origin
-from lre_lightning.metrics import Causality, Faithfulness, causality
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
@@ -73,11 +72,8 @@ def large_gpt2(scale):
 def test_a_jacobian_too_large_for_float16_is_refused_with_advice():
     """It is large at the embedding and at block 0, since block 1 is scaled."""
     scale, prompt = 2.0**8, PROMPTS[0]
-    wide = prompt_jacobian(LanguageModel(large_gpt2(scale)), prompt, POSITION)
-    assert torch.isfinite(wide.jacobian[0]).all()
-    half = LanguageModel(large_gpt2(scale).bfloat16())
-    for layer in LAYERS:
-        assert torch.isfinite(prompt_jacobian(half, prompt, POSITION).jacobian[layer]).all()
+    wide = prompt_jacobian(LanguageModel(large_gpt2(scale).bfloat16()), prompt, POSITION)
+    assert all(torch.isfinite(wide.jacobian[layer]).all() for layer in LAYERS)
     narrow = LanguageModel(large_gpt2(scale).half(), name="large")
     assert all(torch.isfinite(parameter).all() for parameter in narrow.parameters())
     with pytest.raises(LREError) as raised:
@@ -87,7 +83,6 @@ def test_a_jacobian_too_large_for_float16_is_refused_with_advice():
     )
     with pytest.raises(LREError, match="the Jacobian at layer 0 of large is not finite in float16"):
         prompt_jacobian(narrow, prompt, POSITION, [0])
-    assert torch.isfinite(prompt_jacobian(LanguageModel(large_gpt2(1).half()), prompt, POSITION).jacobian[0]).all()
 
 
 def random_lre(dtype=torch.float32):
@@ -115,7 +110,7 @@ def test_lre_arithmetic_on_half_precision_states_is_float32(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_counts_are_integers_and_scores_float32(dtype):
+def test_answers_and_edits_are_token_ids(dtype):
     lm = LanguageModel(tiny_model("gpt2", dtype))
     runs = PromptBatch(lm, PROMPTS, torch.full((3,), POSITION), torch.full((3,), 13))
     subject, output = runs.hidden_states([0, 1])
@@ -124,14 +119,4 @@ def test_counts_are_integers_and_scores_float32(dtype):
     lres = [LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin("", "", "")) for layer in (0, 1)]
     answers = faithfulness_predictions(lm, lres, subject, [1.0, 2.0])
     edits = causality_predictions(runs, lres, subject, output.roll(1, 0) - output, [1, 4, 16])
-    predicted, relations = lm.predict(output), torch.zeros(3, dtype=torch.long)
-    assert answers.dtype == edits.dtype == predicted.dtype == torch.int64
-    for metric, ids in ((Faithfulness(1, (2, 2)), answers), (Causality(1, (2, 3)), edits)):
-        for moved in (metric, metric.to(dtype), metric.set_dtype(dtype)):
-            moved.reset()
-            moved.update(ids, predicted, relations)
-            assert moved.correct.dtype == moved.total.dtype == torch.int64
-            assert moved.compute().dtype == torch.float32
-    assert causality(edits, predicted).dtype == torch.float32
-    with pytest.raises(LREError, match="integer dtype"):
-        Faithfulness(1, (2, 2)).update(answers.to(dtype), predicted, relations)
+    assert answers.dtype == edits.dtype == lm.predict(output).dtype == torch.int64
