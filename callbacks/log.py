@@ -105,13 +105,7 @@ class RelationLog(Callback):
 
 
 def relation_line(progress: FitProgress, relation: int, records: Sequence[TrialRecord]) -> str:
-    """Return the line of a relation: what the fit found of it, and how long that took.
-
-    Args:
-        progress: The fit, after the relation's last trial.
-        relation: Index of the relation.
-        records: All records so far.
-    """
+    """Return the line of a relation, given by its index, after its last trial: its results, and the time it took."""
     name, times, left = progress.relations[relation], progress.times_of(relation), progress.left()
     own = [record for record in records if record.relation == name]
     trials = sum(index == relation for index, _ in progress.schedule)

@@ -133,13 +133,9 @@ def check_text(
 
 
 def _most_likely(lm: LanguageModel, lre: LRE | None, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens of D(LRE(h)) and their probabilities, `(layers, tokens, k)`, on the CPU.
+    """Return the most likely tokens of D(LRE(h)), or D(h), and their probabilities, `(layers, tokens, k)`, on the CPU.
 
-    Args:
-        lm: The LM.
-        lre: The LRE; None for the identity.
-        hidden: The hidden states h, `(layers, tokens, hidden)`.
-        top_k: Number of tokens.
+    The hidden states h are `(layers, tokens, hidden)`.
     """
     flat = hidden.flatten(0, 1)
     best, probabilities = [], []

@@ -30,10 +30,6 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
     The page needs nothing from outside, and the same grids give the same page. Consecutive grids of one text form a
     section.
 
-    Args:
-        lenses: The grids, of one text or several.
-        title: The page's title.
-
     Raises:
         LREError: If there is no grid.
     """

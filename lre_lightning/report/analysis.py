@@ -104,14 +104,9 @@ def faithfulness(
     method: str = "LRE",
     zero_shot: bool = False,
 ) -> float:
-    """Return the faithfulness of the LRE or of a baseline, NaN where it was not measured.
+    """Return the faithfulness of the LRE or of one of `FAITHFULNESS_BASELINES`, NaN where it was not measured.
 
-    Args:
-        record: The trial.
-        layer: A layer; the chosen one if None.
-        beta: A beta; the chosen one if None. Baselines have none.
-        method: ``"LRE"`` or one of `FAITHFULNESS_BASELINES`.
-        zero_shot: Read s in a prompt that consists of the subject alone.
+    Layer and beta are the chosen ones if None. With `zero_shot`, s is read in a prompt of the subject alone.
     """
     at = record.layer if layer is None else layer
     if at is None or at not in record.layers:
@@ -125,13 +120,9 @@ def faithfulness(
 
 
 def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None = None, method: str = "LRE") -> float:
-    """Return the causality of the LRE's edit or of a baseline, NaN where it was not measured.
+    """Return the causality of the LRE's edit or of one of `CAUSALITY_BASELINES`, NaN where it was not measured.
 
-    Args:
-        record: The trial.
-        layer: A layer; the chosen one if None.
-        rank: A rank; the chosen one if None. Baselines have none.
-        method: ``"LRE"`` or one of `CAUSALITY_BASELINES`.
+    Layer and rank are the chosen ones if None.
     """
     at, used = record.layer if layer is None else layer, record.rank if rank is None else rank
     if at is None or at not in record.layers:
@@ -156,11 +147,7 @@ def random_guess(record: TrialRecord) -> float:
 
 
 def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
-    """Return the faithfulness of the LRE and its baselines at the chosen layer (figure "faithfulness-baselines").
-
-    Args:
-        zero_shot: Read s in prompts that consist of the subject alone (figure "faith-baselines-prompting").
-    """
+    """Return the faithfulness of the LRE and its baselines at the chosen layer, as scores of a record."""
     return {
         "LRE": partial(faithfulness, zero_shot=zero_shot),
         "LRE at the embedding": partial(faithfulness, layer="emb", zero_shot=zero_shot),
@@ -171,6 +158,11 @@ def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
 def causality_methods() -> dict[str, Callable[..., float]]:
     """Return the causality of the LRE's edit and its baselines, each a function of a record and perhaps a layer."""
     return {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)}
+
+
+def methods() -> dict[str, Mapping[str, Callable[..., float]]]:
+    """Return the scores of the LRE and of its baselines by metric and method."""
+    return {"faithfulness": faithfulness_methods(), "causality": causality_methods()}
 
 
 def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
@@ -279,15 +271,9 @@ def agreement(records: Sequence[TrialRecord]) -> float | None:
 
 
 def correlation(one: Mapping[str, Spread], other: Mapping[str, Spread], ranks: bool = False) -> float | None:
-    """Return the correlation of two scores over the relations that have both.
+    """Return Pearson's, or by `ranks` Spearman's, correlation of two scores over the relations that have both.
 
-    Args:
-        one: Mean and deviation by relation.
-        other: Likewise.
-        ranks: Return Spearman's rank correlation instead of Pearson's.
-
-    Returns:
-        The coefficient; None with fewer than three relations, or where one of the scores does not vary.
+    It is None with fewer than three relations, or where one of the scores does not vary.
     """
     import torch
     from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
@@ -312,17 +298,11 @@ def known_facts(records: Iterable[TrialRecord]) -> dict[str, Spread]:
 
 
 def underestimation(records: Iterable[TrialRecord]) -> dict[str, Spread]:
-    """Return the ratio of change to estimate by relation, mean and deviation over pairs of subjects (table "line_int").
-
-    Pairs without a ratio are left out.
-    """
+    """Return the ratio of change to estimate by relation, over pairs of subjects that have one (table "line_int")."""
     return spreads((record.relation, ratio) for record in counted(records) for ratio in change_ratios(record))
 
 
 def change_ratios(record: TrialRecord) -> list[float]:
-    """Return the ratio of change to estimate for each pair of subjects that has one.
-
-    Pairs whose estimate is not positive, or so close to zero that the ratio is meaningless, have none.
-    """
+    """Return the ratio of change to estimate for each pair of subjects whose estimate is positive, not negligible."""
     ratios = [exact / estimate for exact, estimate in record.line_integrals if estimate > 0]
     return [ratio for ratio in ratios if abs(ratio) < LARGEST_RATIO]

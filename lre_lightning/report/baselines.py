@@ -87,15 +87,11 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
     return Section("Causality baselines", (bars, curves), (by_category, by_layer))
 
 
-def _methods() -> dict[str, Mapping[str, Score]]:
-    return {"faithfulness": analysis.faithfulness_methods(), "causality": analysis.causality_methods()}
-
-
 def _by_relation(records: Sequence[TrialRecord]) -> Section:
     """Figures "faithfulness-baselines" and "causality-baselines", by relation."""
     found = {
         f"{metric}: {name}": analysis.per_relation(records, score)
-        for metric, methods in _methods().items()
+        for metric, methods in analysis.methods().items()
         for name, score in methods.items()
     }
     measured = {name: scores for name, scores in found.items() if scores}
@@ -115,11 +111,6 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means and
     standard deviations over relations.
-
-    Args:
-        records: Records of one LM with baselines.
-        zero_shot: Add a bar to each, with s from prompts that consist of the subject alone
-            (fig:faith-baselines-prompting).
     """
     few, zero = analysis.faithfulness_methods(), analysis.faithfulness_methods(zero_shot=True)
     dark, light = LOOKS["faithfulness"], Style("#56B4E9", hatch="////")
@@ -177,7 +168,7 @@ def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
             Series(LABELS.get(name, name), plotting.style(index), analysis.per_relation(records, score))
             for index, (name, score) in enumerate(methods.items())
         ]
-        for metric, methods in _methods().items()
+        for metric, methods in analysis.methods().items()
     }
     plotting.need(any(one.scores for series in found.values() for one in series[1:]), "the records hold no baselines")
     kinds = analysis.categories(analysis.counted(records))

@@ -187,10 +187,11 @@ def _first_tokens(models: Sequence[ModelResults], sizes: Mapping[str, int]) -> T
     def summary(name: str, values: Iterable[float | None]) -> Row:
         return (name, None, *(cell for value in values for cell in (value, None)))
 
-    rows: list[Row] = []
-    for name in (name for name in measured if name not in unique):
-        cells = [(shown.get(name), found.get(name)) for shown, found in zip(percent, counts, strict=True)]
-        rows.append((name, sizes[name], *itertools.chain(*cells)))
+    rows: list[Row] = [
+        (name, sizes[name], *(kind.get(name) for pair in zip(percent, counts, strict=True) for kind in pair))
+        for name in measured
+        if name not in unique
+    ]
     if unique:
         collapsed = f"relations where all objects are uniquely identified ({len(unique)})"
         rows.append(summary(collapsed, [100.0] * len(models)))
@@ -199,11 +200,7 @@ def _first_tokens(models: Sequence[ModelResults], sizes: Mapping[str, int]) -> T
         "first_tokens",
         "Range (number of distinct objects) by relation, the percentage of objects that their first token identifies "
         "when tokenized for each LM, and the number of distinct first tokens.",
-        (
-            "relation",
-            "|range|",
-            *(head for name in analysis.names_of(models) for head in (f"{name} %", f"{name} tokens")),
-        ),
+        ("relation", "|range|", *(f"{name} {unit}" for name in analysis.names_of(models) for unit in ("%", "tokens"))),
         tuple(rows),
         totals=1,
         digits=1,

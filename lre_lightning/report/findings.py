@@ -22,12 +22,7 @@ Criterion = Callable[[float, float], bool]
 
 
 def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -> Table:
-    """Return the paper's findings and whether the results of an LM agree.
-
-    Args:
-        records: Records of one LM.
-        bare: Records with prompts without relation-specific text.
-    """
+    """Return the paper's findings and whether the results of an LM agree; `bare` are those with the template ``{}``."""
     return Table(
         "findings",
         f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Values are means over "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import platform
 import re
 import shlex
@@ -17,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from rich.console import Console
+from rich.progress import track
+
 from lre_lightning.errors import LREError
 from lre_lightning.lens.page import load_template
 from lre_lightning.records.record import read_records, result_files
@@ -24,16 +26,13 @@ from lre_lightning.report import analysis
 from lre_lightning.report.chapters import Chapter, anchor, chapters_of
 from lre_lightning.report.sections import Picture
 from lre_lightning.report.tables import Table, to_text, write_table
-from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
 PACKAGES = ("lre-lightning", "torch", "lightning", "transformers", "torchmetrics")
-LONG_TABLE = 20
-"""Number of rows from which a table is folded, unless it is the main one."""
-MAIN_TABLE = "hyperparameters"
 LARGE_SVG = 400_000
 """Number of characters from which a figure is on the page as a PNG, if that is smaller."""
 MATHEMATICS = re.compile(rb"font-family: 'cm\w+'")
@@ -87,22 +86,18 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
         given = ", ".join(map(repr, map(str, results))) or "nothing"
         raise LREError(f"there are no results in {given}: run lre fit first")
     folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LREError(f"cannot make the folder {str(folder)!r} for the report: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise LREError(f"cannot write to the folder {str(folder)!r}: give another one for the report")
+    check_writable(folder)
     chapters = chapters_of(models)
-    plotted = _plot_all(chapters)
+    wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)
+    plotted = {path: plot(picture) for path, picture in tracked}
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
     newest = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), tz=timezone.utc)
     template = load_template(
         "lre_lightning.report", "report.html.j2", to_text=to_text, inline=inline, anchor=anchor, path_of=path_of
     )
     page = template.render(
-        long_table=LONG_TABLE,
-        main_table=MAIN_TABLE,
         title=title or f"Linear relational embeddings of {', '.join(analysis.names_of(models))}",
         chapters=chapters,
         plotted=plotted,
@@ -153,17 +148,6 @@ def path_of(chapter: Chapter, item: Picture | Table) -> str:
     return f"{chapter.folder}/{item.name}".removeprefix("/")
 
 
-def _plot_all(chapters: Iterable[Chapter]) -> dict[str, Plotted]:
-    """Plot all figures, by their `path_of`, with a progress bar in a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)
-    return {path: plot(picture) for path, picture in tracked}
-
-
 def plot(picture: Picture) -> Plotted:
     """Return a figure as SVG and PNG, with the same bytes every time.
 
@@ -192,10 +176,7 @@ def plot(picture: Picture) -> Plotted:
 def inline(plotted: Plotted, alt: str, prefix: str) -> Markup:
     """Return a figure as an element of the page, from SVG, or from PNG if the SVG is large and the PNG smaller.
 
-    Args:
-        plotted: The figure.
-        alt: Description for readers who cannot see it.
-        prefix: Precedes its identifiers, which other figures of the page may have too.
+    The text `alt` describes it to readers who cannot see it; `prefix` keeps its identifiers apart from those of others.
     """
     from markupsafe import Markup
 

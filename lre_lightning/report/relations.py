@@ -56,7 +56,6 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     Means and standard deviations over trials; the mark is a random guess. Relations that were not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
-    plotting.need(scored, "no relation was scored")
     series = [Series(name, LOOKS[name], analysis.per_relation(records, score)) for name, score in SCORES.items()]
     kinds = analysis.categories(records)
     names = plotting.best_first(scored, series[0].scores)
@@ -142,10 +141,6 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
 
     Dots are filled where the LM knows 30 or more test samples, on average over trials. The relations farthest from the
     diagonal are named.
-
-    Args:
-        records: Records of one LM; after `reselect` by faithfulness the figure is the paper's fig:scatter_faith.
-        title: Text that precedes the correlation in the title.
     """
     faithful, causal = (analysis.per_relation(records, score) for score in SCORES.values())
     points = {name: (faithful[name][0], causal[name][0]) for name in faithful if name in causal}
@@ -237,9 +232,6 @@ def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     """Faithfulness and causality by relation and prompt template (compare table prompt_template).
 
     Means over trials, for the relations with several templates.
-
-    Args:
-        by_template: Records of one LM by the index of the relations' templates.
     """
     groups = sorted(by_template.items())
     found = {
@@ -252,5 +244,4 @@ def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     kinds = analysis.categories(record for _, records in groups for record in analysis.counted(records))
     counts = Counter(name for series in found["faithfulness"] for name in series.scores)
     several = {name: kind for name, kind in kinds.items() if counts[name] > 1}
-    plotting.need(several, "no relation was scored with several templates")
     return plotting.dotted_rows(found, plotting.best_first(several, found["faithfulness"][0].scores), several)

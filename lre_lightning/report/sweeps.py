@@ -93,7 +93,6 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
     kept = analysis.on_most(records, "layers")
-    plotting.need(kept, "no relation was scored")
     figure, axes = _mean_curves({name: _sweep(kept, score) for name, score in SCORES.items()})
     plotting.layer_axis(axes, kept[0].layers, 16)
     axes.set_xlabel("layer")
@@ -106,7 +105,6 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     Means over trials, with their deviations shaded; the lines are the chosen layer and the random guess.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
-    plotting.need(scored, "no relation was scored")
     names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
     sweeps = {name: _sweep(records, score) for name, score in SCORES.items()}
     figure, panels = plotting.layer_grid(names, analysis.layers_of(records), "mean over trials")
@@ -114,8 +112,8 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
         for label, sweep in sweeps.items():
             plotting.relation_curve(axes, sweep, name, LOOKS[label], label, alpha=0.2)
         record = scored[name]
-        if record.layer is not None:
-            axes.axvline(place_of(record.layer), color=plotting.GREY, linewidth=1, zorder=1, label="chosen layer")
+        assert record.layer is not None  # it was scored
+        axes.axvline(place_of(record.layer), color=plotting.GREY, linewidth=1, zorder=1, label="chosen layer")
         axes.axhline(record.random_guess, color="black", linewidth=1.2, linestyle=":", label=plotting.GUESS)
     plotting.legend(figure, panels)
     return figure
@@ -156,13 +154,8 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
 
     Later layers switch from enriching s to predicting the next token. Where the prompt ends with the subject, s at the
     last layer is o itself.
-
-    Args:
-        main: Records with the relations' own templates.
-        bare: Records with the template ``{}``.
     """
     series = _both(main, bare)
-    plotting.need(series["without"], "no relation was scored both with and without relation-specific text")
     kinds = analysis.categories(series["without"])
     names = plotting.best_first(kinds, analysis.per_relation(main, analysis.faithfulness))
     return plot_layer_grid(
@@ -191,7 +184,6 @@ def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
     Means over relations at the chosen layers, with the middle half of the relations shaded.
     """
     kept = analysis.on_most(records, "ranks")
-    plotting.need(kept, "no relation was scored")
     points = kept[0].ranks
     methods: dict[str, ScoreAt] = {
         "faithfulness, W truncated to the rank": analysis.low_rank_faithfulness,
@@ -237,7 +229,6 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     The deviation of faithfulness over relations is shaded; stars mark the best correlation and the best faithfulness.
     """
     scores = analysis.beta_scores(records)
-    plotting.need(scores, "the records have no beta in common")
     figure = plotting.new_figure(8, 4.6)
     axes = figure.subplots()
     faithful = {line.beta: line.faithfulness for line in scores}

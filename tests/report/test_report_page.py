@@ -293,7 +293,7 @@ def test_mathematics_becomes_paths_and_text_remains_text():
     assert b"<text" not in svg("$s'$")
 
 
-def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast, monkeypatch):
+def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast):
     run = write_run(tmp_path / "run", MAIN)
     out = tmp_path / "out"
     empty = tmp_path / "empty"
@@ -311,9 +311,5 @@ def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast, monkey
         make_report([write_run(tmp_path / "bare", bare_of(MAIN))], out)
     assert not out.exists()
     out.write_text("in the way")
-    with pytest.raises(LREError, match=r"cannot make the folder .*out"):
+    with pytest.raises(LREError, match=r"out.* cannot be written: .*a file is where a folder should be"):
         make_report([run], out)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(LREError, match="cannot write to the folder"):
-        make_report([run], tmp_path / "locked")
-    assert list((tmp_path / "locked").iterdir()) == []
