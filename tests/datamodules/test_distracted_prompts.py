@@ -13,7 +13,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.relations.relation import Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.options import nested
-from tests.relations.test_relations import CAPITALS, write
+from tests.helpers.relations import CAPITALS, write
 
 TEMPLATE = CAPITALS["prompt_templates"][0]
 CITIES = ["Paris", "Tokyo", "Rome", "Tesla", "Davis"]

@@ -18,7 +18,7 @@ from lre_lightning.prompts import trials
 from lre_lightning.relations.relation import Relation, Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.options import nested
-from tests.relations.test_relations import write
+from tests.helpers.relations import write
 from tests.training.test_module import trainer_of
 
 SIZES = {"first": 7, "second": 9, "third": 6}

@@ -16,8 +16,8 @@ from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers import toy
 from tests.helpers.options import nested
+from tests.helpers.relations import write
 from tests.helpers.tiny_models import WIDTH, tiny_model
-from tests.relations.test_relations import write
 
 # An LM that copies what it has read.
 

@@ -67,15 +67,8 @@ FILES = {
     "a digit too many": b'{"name": ' + b"1" * 5000 + b"}",
     "deep": b"[" * 10**6,
     "deep in a name": b'{"name": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "a key twice": json.dumps(RELATION).encode()[:-1] + b', "name": "b"}',
     "not a number": b'{"name": NaN}',
-    "an unpaired surrogate": json.dumps({**RELATION, "name": "\ud83d"}).encode(),
-    "UTF-16": json.dumps(RELATION).encode("utf-16"),
-    "NUL": json.dumps({**RELATION, "name": "a\x00"}).encode(),
-    "a terminal's language": json.dumps({**RELATION, "name": "\x1b]0;x\x07"}).encode(),
     "a long subject": json.dumps({**RELATION, "samples": [{"subject": "x" * 10**7, "object": "y"}]}).encode(),
-    "a long name": json.dumps({**RELATION, "name": "x" * 2000}).encode(),
-    "nothing": b"",
 }
 
 

@@ -1,6 +1,5 @@
 """Loading relations by name, category or path."""
 
-import json
 import os
 from collections import Counter
 from dataclasses import FrozenInstanceError
@@ -8,23 +7,13 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.relation import Relation, Sample, check_template
+from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.sources import load_relations
+from tests.helpers.relations import write
 
-CAPITALS = {
-    "name": "country capital city",
-    "prompt_templates": ["The capital city of {} is", "{}'s capital is"],
-    "prompt_templates_zs": ["What is the capital of {}? It is"],
-    "samples": [{"subject": "France", "object": "Paris"}],
-}
 with_papers_relations = pytest.mark.skipif(
     not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set"
 )
-
-
-def write(path, **changes):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(CAPITALS | changes), encoding="utf-8")
 
 
 @pytest.fixture
@@ -55,13 +44,6 @@ def test_a_relation_knows_its_objects_and_function_and_is_frozen():
     assert of(("a", "b"), ("a", "d"), ("c", "d")).function == "many-to-many"
     with pytest.raises(FrozenInstanceError):
         relation.name = "other"
-
-
-def test_templates_are_never_formatted():
-    check_template("What is the capital of {}?")
-    for template in ("{!r}", "{:>9}", "{}{", "}{}", "{{}}", "{} {}"):
-        with pytest.raises(LREError, match="exactly one"):
-            check_template(template)
 
 
 @pytest.mark.parametrize(
