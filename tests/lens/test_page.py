@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from html import unescape
-from html.parser import HTMLParser
 
 import matplotlib
 import numpy as np
@@ -15,6 +14,7 @@ from matplotlib.colors import to_rgb
 from lre_lightning.errors import LREError
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.tokens import visible
+from tests.helpers.page import Page
 from tests.lens.test_plotting import AWKWARD, lens
 
 GRIDS = [
@@ -22,37 +22,6 @@ GRIDS = [
     lens("<b>logit</b> lens", AWKWARD, words=AWKWARD, seed=1),
     lens("plays sport", seed=2),
 ]
-
-
-class Page(HTMLParser):
-    """The elements of a page with their attributes and texts, and those that were left open or closed wrongly."""
-
-    VOID = ("meta", "link", "img", "br", "input", "base")
-
-    def __init__(self, page):
-        super().__init__()
-        self.elements, self.open, self.wrong = [], [], []
-        self.feed(page)
-        self.close()
-        self.wrong += self.open
-
-    def handle_starttag(self, tag, attributes):
-        element = {"tag": tag, "text": "", **dict(attributes)}
-        self.elements.append(element)
-        if tag not in self.VOID:
-            self.open.append(element)
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open.pop()["tag"] != tag:
-            self.wrong.append(tag)
-
-    def handle_data(self, data):
-        for element in self.open:
-            element["text"] += data
-
-    def all(self, tag, **attributes):
-        wanted = {"tag": tag, **attributes}
-        return [found for found in self.elements if wanted.items() <= found.items()]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +35,6 @@ def page(html):
 
 
 def test_the_page_holds_every_grid(page):
-    assert page.wrong == []
     cells, heads = page.all("td"), page.all("th")
     assert len(page.all("table")) == len(GRIDS)
     for grid in GRIDS:
@@ -96,9 +64,9 @@ def test_the_page_holds_the_most_likely_tokens_of_every_cell(page):
 
 
 def test_nothing_in_a_token_or_title_is_markup(page):
-    assert [found["text"] for found in page.all("title") + page.all("h1")] == ["Lenses <of> a&b"] * 2
+    assert page.texts("title") + page.texts("h1") == ["Lenses <of> a&b"] * 2
     titles = ["plays sport (LRE of layer 1)", "<b>logit</b> lens", "plays sport"]
-    assert [found["text"] for found in page.all("h3")] == titles
+    assert page.texts("h3") == titles
     assert [found["aria-label"] for found in page.all("table")] == titles
     assert len(page.all("script")) == len(GRIDS) + 1
     assert page.all("b") == []
@@ -115,7 +83,7 @@ def test_the_page_needs_nothing_from_outside(html, page):
 
 def test_several_texts_are_sections_in_a_table_of_contents(page):
     assert [link["href"] for link in page.all("a")] == [f"#{heading['id']}" for heading in page.all("h2")]
-    assert [link["text"] for link in page.all("a")] == [heading["text"] for heading in page.all("h2")]
+    assert page.texts("a") == page.texts("h2")
     assert len(page.all("h2")) == 2
     assert Page(lens_page(GRIDS[:2])).all("nav") == []
 
