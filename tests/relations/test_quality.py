@@ -98,20 +98,8 @@ def test_other_backslashes_and_ampersands_are_not_escapes(text):
     assert find_problems(relation(text)) == []
 
 
-PLACES = [
-    "Bogotá",
-    "Pérez",
-    "Zürich",
-    "Österreich",
-    "Perú",
-    "Ñuñoa",
-    "São Paulo",
-    "MÉXICO",
-    "Straße",
-    "Kovać",
-    "İstanbul",
-]
-PLACES += ["Côte d\u2019Ivoire", "20 °C", "5 €", "😀 x", "Αβγδ", "서울", "تهران", "«été»"]
+PLACES = ["Bogotá", "Pérez", "Zürich", "Österreich", "Perú", "Ñuñoa", "MÉXICO", "Straße", "Kovać", "İstanbul"]
+PLACES += ["São Paulo", "Côte d\u2019Ivoire", "20 °C", "5 €", "😀 x", "Αβγδ", "서울", "تهران", "«été»"]
 
 
 @pytest.mark.parametrize("right", PLACES)
@@ -136,14 +124,7 @@ def test_what_may_be_intended_is_not_taken_for_mojibake(text):
 
 @pytest.mark.parametrize(
     ("text", "right"),
-    [
-        (" a", "a"),
-        ("a\n", "a"),
-        ("\xa0a\u3000", "a"),
-        ("a  b", "a b"),
-        ("a \t\xa0b", "a b"),
-        ("a\n\nb", "a b"),
-    ],
+    [(" a", "a"), ("a\n", "a"), ("\xa0a\u3000", "a"), ("a  b", "a b"), ("a \t\xa0b", "a b"), ("a\n\nb", "a b")],
 )
 def test_stray_white_space_is_removed(text, right):
     assert [(p.kind, p.repairable) for p in find_problems(relation(text))] == [("white space", True)]
@@ -188,9 +169,6 @@ def test_repeated_samples_are_removed():
     ]
     assert find_problems(doubtful)[0].what == "samples[2] repeats samples[0] of the subject 'a'"
     assert repair(doubtful) == relation(("a", "1"), ("b", "2"))
-
-
-def test_samples_that_become_equal_by_repair_are_merged():
     doubtful = relation(("Cafe\u0301 ", "1"), ("Caf\\u00e9", "1"), ("CafÃ©", "1"), ("Café", "1"), ("Café", "2"))
     assert repair(doubtful) == relation(("Café", "1"), ("Café", "2"))
 
@@ -209,25 +187,12 @@ def test_subjects_that_differ_only_in_case_are_reported():
     assert problem.what == "the subjects 'NVIDIA', 'Nvidia' differ only in case"
 
 
-@pytest.mark.parametrize(
-    ("subject", "found"),
-    [
-        ("the Capital of France", True),
-        ("France's capital is", True),
-        ("born in", True),
-        ("Is", False),
-        ("The capitals of France", False),
-        ("born into", False),
-        ("Isle of Man", False),
-    ],
-)
-def test_subjects_that_contain_words_of_a_template_are_reported(subject, found):
+@pytest.mark.parametrize("subject", ["the Capital of France", "France's capital is", "born in"])
+def test_subjects_that_contain_words_of_a_template_are_reported(subject):
     templates = ["The capital of {} is", "{}'s capital is", "{} born in"]
-    assert kinds(subject, templates=templates) == ["template in subject"] * found
-
-
-def test_a_subject_that_equals_a_template_is_reported():
-    assert kinds("x", "IS", templates=["{} is"]) == ["template in subject"]
+    assert kinds(subject, templates=templates) == ["template in subject"]
+    assert kinds("Is", "The capitals of France", "born into", "Isle of Man", templates=templates) == []
+    assert kinds("x", "IS", templates=["{} is"]) == ["template in subject"]  # it equals the template
 
 
 def test_slots_in_subjects_and_objects_are_reported():
@@ -329,14 +294,6 @@ def test_a_repaired_relation_is_still_valid(subject, object, template):
     pair = {"subject": sample.subject, "object": sample.object}
     data = {"name": "n", "prompt_templates": list(mended.prompt_templates), "samples": [pair]}
     assert check_relation(data, "x") == mended
-
-
-def test_all_of_many_samples_are_repaired():
-    samples = [(f"Subject\\u00e9 {number}", f"Object {number % 100}") for number in range(500)]
-    many = relation(*samples, *samples)
-    assert len(find_problems(many)) == 1_500
-    assert repair(many).samples[-1] == Sample("Subjecté 499", "Object 99")
-    assert len(repair(many).samples) == 500
 
 
 def test_the_bundled_relations_need_no_repair():
