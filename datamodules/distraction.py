@@ -30,14 +30,9 @@ INSTRUCTION = "Repeat exactly: "
 
 @dataclass(frozen=True)
 class DistractedPrompt:
-    """One test sample asked for with and without a distraction.
+    """One test sample, an index into those of its trial, asked for with and without a distraction.
 
-    Attributes:
-        sample: The index into the trial's test samples.
-        distracted: The prompt with the falsehood; its `object` and `object_token` are those of the true object.
-        undistracted: The prompt without.
-        false_object: The object that the falsehood states.
-        false_token: Its first token after the distracted prompt and a space.
+    `false_token` is the first token of the false object after the distracted prompt and a space.
     """
 
     sample: int
@@ -142,20 +137,12 @@ class DistractionDataModule(RelationDataModule):
                 )
 
     def trial(self, index: int) -> Trial:
-        """Return a trial with those of its test samples that have a false object.
-
-        Raises:
-            LREError: There is no such trial.
-        """
+        """Return a trial with those of its test samples that have a false object."""
         trial = super().trial(index)
         return replace(trial, test=tuple(trial.test[made.sample] for made in self._prompts_of(index)))
 
     def train_dataloader(self, index: int | None = None) -> DataLoader[RelationBatch]:
-        """Raise an error: there is no training data.
-
-        Raises:
-            LREError: Always.
-        """
+        """Raise an error: there is no training data."""
         raise LREError("nothing is estimated from distracted prompts: estimate LREs with RelationDataModule")
 
     def _batch(self, split: str, portion: Portion) -> DistractionBatch:
@@ -206,11 +193,6 @@ def false_objects(trial: Trial, sample: Sample, seed: int) -> list[str]:
     """Return the objects of the relation that the subject does not have, in a random order.
 
     They are ordered by the SHA-256 digest of seed, relation name, trial, subject, object and the false object.
-
-    Args:
-        trial: The trial.
-        sample: The sample to state something false about.
-        seed: The seed of the order.
     """
     relation = trial.relation
     true = {other.object for other in relation.samples if other.name == sample.name}

@@ -51,12 +51,12 @@ class Loader:
 
 @dataclass(frozen=True)
 class Portion:
-    """The samples of one trial that make one batch.
+    """The prompts of one trial that make one batch.
 
     Attributes:
         index: The index of the trial in the schedule.
         samples: Indices into the trial's training or test prompts.
-        weights: 1 for each sample, 0 for a copy that only fills up.
+        weights: 1 for each prompt, 0 for a copy that only fills up.
     """
 
     index: int
@@ -69,13 +69,6 @@ def split_train(index: int, n: int, batch_size: int, process: int = 0, count: in
 
     The processes take turns. Where n is no multiple of their number, copies of weight 0 fill up: a process with a batch
     less would leave the others waiting in the collective operation of each training step.
-
-    Args:
-        index: The index of the trial.
-        n: The number of its training prompts.
-        batch_size: The largest number of prompts in a batch.
-        process: The index of this process.
-        count: The number of processes.
 
     >>> split_train(0, n=5, batch_size=2, process=1, count=2)[1]
     Portion(index=0, samples=(0,), weights=(0.0,))
@@ -91,13 +84,8 @@ def split_test(
     """Split the test prompts of several trials, each prompt to exactly one process, never two trials in one batch.
 
     A process that would get no prompt gets a copy of weight 0: Lightning leaves validation out where a process has no
-    batch, and the others would wait for it at the end of validation.
-
-    Args:
-        samples: By the index of each trial, its test prompts; a process gets consecutive ones.
-        batch_size: The largest number of prompts in a batch.
-        process: The index of this process.
-        count: The number of processes.
+    batch, and the others would wait for it at the end of validation. `samples` are the test prompts by the index of
+    each trial, of which a process gets consecutive ones.
     """
     portions = []
     for index, order in samples.items():
@@ -127,21 +115,12 @@ class Batches(Dataset[RelationBatch]):
         return self.make(self.portions[index])
 
 
-def load(batches: Batches, seed: int | None = None, pin_memory: bool = False) -> DataLoader[RelationBatch]:
-    """Return a loader of the batches of this process.
+def load(batches: Batches, seed: int | None, pin_memory: bool) -> DataLoader[RelationBatch]:
+    """Return a loader of the batches of this process, in another order each epoch if there is a seed.
 
     Its sampler is a `DistributedSampler` over one process. Lightning tells it the epoch and leaves it alone otherwise;
     Lightning's own sampler would split the batches once more, shuffle them and repeat some.
-
-    Args:
-        batches: The batches.
-        seed: The seed of the batches' order, which is another one in each epoch; None to keep their own order.
-        pin_memory: Whether to put them in page-locked memory.
     """
     order: dict[str, Any] = {"shuffle": False} if seed is None else {"shuffle": True, "seed": seed}
     sampler: DistributedSampler[RelationBatch] = DistributedSampler(batches, num_replicas=1, rank=0, **order)
-    return DataLoader(batches, batch_size=None, sampler=sampler, collate_fn=_identity, pin_memory=pin_memory)
-
-
-def _identity(batch: Any) -> Any:
-    return batch
+    return DataLoader(batches, batch_size=None, sampler=sampler, pin_memory=pin_memory)

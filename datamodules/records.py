@@ -13,15 +13,7 @@ from lre_lightning.relations.selection import Selection
 
 
 def arguments_of(record: TrialRecord, selection: Any = None) -> dict[str, Any]:
-    """Return the arguments of the datamodule that serves the trial of a record again.
-
-    Args:
-        record: The counts of the trial.
-        selection: The options that find the relation's samples.
-
-    Raises:
-        LREError: The record does not say what was drawn, or has options of prompts that do not exist.
-    """
+    """Return the arguments of the datamodule that serves the trial of a record again."""
     if not record.train:
         raise LREError(f"the record of {record.relation!r}, trial {record.trial}, does not say what was drawn")
     known = Prompts().recorded
@@ -39,16 +31,7 @@ def arguments_of(record: TrialRecord, selection: Any = None) -> dict[str, Any]:
 
 
 def check_relation(record: TrialRecord, relation: Relation, templates: Sequence[str]) -> None:
-    """Check that a relation is the one of a record.
-
-    Args:
-        record: The record.
-        relation: The relation that was found.
-        templates: The templates to ask with.
-
-    Raises:
-        LREError: Its samples or its templates are others.
-    """
+    """Check that a relation and the templates to ask with are those of a record."""
     if relation.digest != record.digest:
         raise LREError(
             f"the relation {relation.name!r} has other samples than the one of the record: give the source, and "

@@ -96,11 +96,10 @@ class RelationBatch:
         columns = ("text", "subject", "object", "input_ids", "subject_chars", "subject_span", "object_tokens")
         rows = []
         for i, prompt in enumerate(self.prompts):
-            values = {name: getattr(prompt, name) for name in columns}
-            row = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-            rows.append(
-                row | {name: getattr(self, name)[i].item() for name in ("relation", "trial", "sample", "weight")}
-            )
+            values = [getattr(prompt, name) for name in columns]
+            row = {name: list(v) if isinstance(v, tuple) else v for name, v in zip(columns, values, strict=True)}
+            row |= {name: getattr(self, name)[i].item() for name in ("relation", "trial", "sample", "weight")}
+            rows.append(row)
         return rows
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "RelationBatch":
@@ -119,7 +118,7 @@ def collate(
     objects: Sequence[str] = (),
     padding_side: Side = "right",
 ) -> RelationBatch:
-    """Put prompts of one relation and trial in a batch.
+    """Put prompts of one relation and trial in a batch on the CPU.
 
     Args:
         prompts: At least one prompt.
@@ -130,9 +129,6 @@ def collate(
         weights: The weight of each prompt; 1 by default.
         objects: The distinct objects of the relation.
         padding_side: ``"right"`` or ``"left"``.
-
-    Returns:
-        The batch, on the CPU.
     """
     size, length = len(prompts), max(len(prompt.input_ids) for prompt in prompts)
     rows = [prompt.input_ids + (pad_id,) * (length - len(prompt.input_ids)) for prompt in prompts]

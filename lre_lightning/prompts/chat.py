@@ -19,13 +19,8 @@ MARK = "\ue000\ue001"
 class Question:
     """The text of a prompt, with and without its answer.
 
-    Attributes:
-        text: The prompt.
-        start: The character of `text` at which the last line or message begins, with its own white space that a chat
-            template may have left out.
-        end: One past the last character of that line or message.
-        answered: The prompt with the answer.
-        object_start: The character of `answered` at which the answer begins, with its own white space.
+    The last line or message is ``text[start:end]``, and the answer begins at the character `object_start` of
+    `answered`. Both starts count the white space in front that a chat template may have left out.
     """
 
     text: str
@@ -36,12 +31,7 @@ class Question:
 
 
 class Conversation:
-    """Examples as questions and answers, followed by one more question.
-
-    Args:
-        tokenizer: A fast tokenizer with a chat template.
-        turns: The examples: messages of the user and answers of the assistant.
-        system: The system message.
+    """Examples as questions of the user and answers of the assistant, followed by one more question.
 
     Attributes:
         head: The conversation up to the next message of the user.
@@ -76,15 +66,7 @@ class Conversation:
                 place = found + len(shown)
 
     def ask(self, message: str, answer: str) -> Question:
-        """Ask at the end of the conversation.
-
-        Args:
-            message: The message of the user.
-            answer: The correct answer.
-
-        Raises:
-            LREError: The chat template changes the message, or it has a control token in it.
-        """
+        """Ask at the end of the conversation; a chat template that changes the message is an error."""
         self._check_controls(message, answer)
         messages = [*self.messages, {"role": "user", "content": message}]
         text = self._render(messages, ask=True)

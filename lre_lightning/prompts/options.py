@@ -88,18 +88,11 @@ LINES = Prompts()
 def choose_templates(
     relations: Sequence[Relation], template: int | str | Mapping[str, str]
 ) -> tuple[tuple[Relation, ...], tuple[tuple[str, ...], ...]]:
-    """Choose the templates of prompts.
-
-    Args:
-        relations: The relations.
-        template: The choice, as in `Prompts`.
+    """Choose the templates of prompts, as `Prompts.template` says.
 
     Returns:
         The relations that have such templates, each with the first one chosen as its own first one, and the chosen
         templates of each.
-
-    Raises:
-        LREError: No relation has such a template, or a template is given for an unknown relation.
     """
     if isinstance(template, Mapping):
         for name in template.keys() - {relation.name for relation in relations}:

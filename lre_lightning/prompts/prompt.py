@@ -155,13 +155,7 @@ def make_prompts(
 def make_prompts_after(
     tokenizer: "PreTrainedTokenizerBase", template: str, samples: Sequence[Sample], heads: Sequence[str]
 ) -> list[Prompt]:
-    """Make one prompt for each sample after a text.
-
-    Args:
-        tokenizer: A fast Hugging Face tokenizer.
-        template: A template with one ``{}``.
-        samples: The samples to ask for.
-        heads: The text before each of them, with the white space that separates it from the template.
+    """Make one prompt for each sample after a text, which ends in the white space that separates it from the template.
 
     Raises:
         LREError: As in `make_prompts`.
@@ -232,11 +226,7 @@ def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
-    """Return the tokens of a free text after the start token.
-
-    Raises:
-        LREError: The tokenizer leaves nothing of the text.
-    """
+    """Return the tokens of a free text after the start token; a text without a token is an error."""
     ((ids, _),) = tokenize(tokenizer, [text])
     if not ids:
         raise LREError(f"the text {text!r} has no token: give one with a word in it")
@@ -246,13 +236,7 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, .
 def first_token_coverage(
     relation: Relation, tokenizer: "PreTrainedTokenizerBase", options: Prompts = LINES
 ) -> FirstTokenCoverage:
-    """Count the first tokens of a relation's distinct objects, each in a prompt without context.
-
-    Args:
-        relation: The relation.
-        tokenizer: A fast Hugging Face tokenizer.
-        options: As in `make_prompts`.
-    """
+    """Count the first tokens of a relation's distinct objects, each in a prompt without context."""
     by_object = {sample.object: sample for sample in reversed(relation.samples)}
     by_token: dict[int, list[str]] = defaultdict(list)
     samples = [by_object[object_] for object_ in relation.objects]
@@ -263,11 +247,7 @@ def first_token_coverage(
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Check that a tokenizer can tell which characters each token stands for.
-
-    Raises:
-        LREError: It is a slow tokenizer.
-    """
+    """Check that a tokenizer is a fast one, which can tell the characters that each token stands for."""
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__
         raise LREError(f"{name} cannot tell where a token is in a text: use the fast tokenizer (tokenizer.json)")
@@ -277,9 +257,6 @@ def start_token(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the token that every prompt starts with.
 
     It is the tokenizer's BOS token, else the token that it puts in front of a text itself, else its EOS token (Qwen).
-
-    Raises:
-        LREError: It has none of these.
     """
     if tokenizer.bos_token_id is not None:
         return cast(int, tokenizer.bos_token_id)
@@ -314,10 +291,9 @@ def load_tokenizer(
     path = locate(name_or_path)
     from transformers import AutoTokenizer
 
+    options = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            path, revision=revision or "main", trust_remote_code=trust_remote_code
-        )
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
         where = "the folder" if os.path.isdir(path) else "no such folder here, and from the Hub"

@@ -37,16 +37,8 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], control
     Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Where
     tokenizers say otherwise, a space that they put in front stands for no character, and a byte for one.
 
-    Args:
-        tokenizer: A fast Hugging Face tokenizer.
-        texts: The texts.
-        controls: Whether text that looks like a control token is one, as in a conversation.
-
-    Returns:
-        Token ids and character offsets of each text. Equal texts may share them.
-
     Raises:
-        LREError: The tokenizer makes a control token of text nevertheless.
+        LREError: The tokenizer makes a control token of text although `controls` is not set.
     """
     return _corrected(tokenizer, texts, [(e.ids, e.offsets) for e in _tokenize(tokenizer, texts, controls)], controls)
 
@@ -68,13 +60,7 @@ def tokenize_after(
     library ``tokenizers``, except for patterns that look far ahead. Nothing is assumed between two seams: a model (BPE,
     Unigram, WordPiece) sees one piece at a time.
 
-    Nothing of the head is kept for the next call: give all tails in one call.
-
-    Args:
-        tokenizer: A fast Hugging Face tokenizer.
-        head: The common beginning, such as a context of several lines.
-        tails: The rest of each text; equal tails are tokenized once.
-        controls: As in `tokenize`.
+    Nothing of the head is kept for the next call: give all tails in one call. Equal tails are tokenized once.
 
     Returns:
         The result of `tokenize` for ``head + tail``, for each tail.

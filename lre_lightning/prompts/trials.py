@@ -130,11 +130,7 @@ def train_prompts(
 ) -> list[Prompt]:
     """Make the leave-one-out prompts: each training sample in the context of the others, in draw order.
 
-    Args:
-        trial: The trial.
-        tokenizer: The tokenizer.
-        chosen: The indices of the prompts in `Trial.train_asked`; all if None.
-        options: The form of the prompts.
+    `chosen` are indices of prompts in `Trial.train_asked`, by default all.
     """
     templates, prompts = trial.asked_with, []
     for index in range(len(trial.train_asked)) if chosen is None else chosen:
@@ -152,11 +148,7 @@ def test_prompts(
 ) -> list[Prompt]:
     """Make the prompt of each test sample in the context of all n training samples.
 
-    Args:
-        trial: The trial.
-        tokenizer: The tokenizer.
-        chosen: The indices of the prompts in `Trial.test_asked`; all if None.
-        options: The form of the prompts.
+    `chosen` are indices of prompts in `Trial.test_asked`, by default all.
     """
     templates = trial.asked_with
     made: dict[int, Prompt] = {}
@@ -169,7 +161,7 @@ def test_prompts(
 
 
 def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tuple[Sample, ...]:
-    """Return the training samples of some subjects."""
+    """Return the training samples that the user names."""
     if isinstance(wanted, str) or not isinstance(wanted, Sequence):
         raise LREError(f"the training samples of {relation.name!r} must be a list, got {wanted!r}")
     if len(wanted) != n_shot:
@@ -179,7 +171,8 @@ def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tu
     by_name: dict[str, list[Sample]] = defaultdict(list)
     for sample in relation.samples:
         by_name[sample.name].append(sample)
-    found = {sample.name: sample for sample in (_find(relation, item, by_name) for item in wanted)}
+    named = [_find(relation, item, by_name) for item in wanted]
+    found = {sample.name: sample for sample in named}
     if len(found) < len(wanted):
         raise LREError(f"the training samples of {relation.name!r} have a subject twice: {list(wanted)}")
     return tuple(found.values())

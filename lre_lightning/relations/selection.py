@@ -71,11 +71,7 @@ class Selection:
             check_number("max_samples", self.max_samples, 1)
 
     def choose(self, relations: Sequence[Relation], seed: int) -> tuple[Relation, ...]:
-        """Return the relations that are kept, repaired and reduced to `max_samples`.
-
-        Args:
-            relations: The relations, without those to exclude.
-            seed: The seed of the choice of samples.
+        """Return the relations that are kept, repaired and reduced to `max_samples` by a seeded choice.
 
         Raises:
             LREError: None is kept; the message lists what there is.
