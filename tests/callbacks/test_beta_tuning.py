@@ -198,12 +198,6 @@ def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
     assert module.betas == dict.fromkeys("abcd", 2.0)
 
 
-def test_a_module_without_records_is_refused(tmp_path):
-    message = "BetaTuning needs a module with 'records' and 'set_beta', but BoringModel has no 'records' and no"
-    with pytest.raises(LREError, match=message):
-        trainer_of(tmp_path, [BetaTuning()]).fit(BoringModel())
-
-
 def test_scores_that_were_measured_at_one_beta_are_dropped_with_it():
     measured = replace(relations()[0], faithful_low_rank=(20,), line_integrals=((2.0, 1.0),))
     moved = at_point(measured, 0, 4, 2.0)
