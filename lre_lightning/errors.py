@@ -6,8 +6,7 @@ from collections.abc import Sequence
 class LREError(ValueError):
     """A mistake of the user: the message names the bad value and says what would be valid.
 
-    The command line prints the message alone and exits with status 2; in Python it is an ordinary
-    `ValueError`.
+    The command line prints the message alone and exits with status 2.
     """
 
 
@@ -17,20 +16,12 @@ def first_line(error: BaseException) -> str:
 
 
 def check_number(name: str, value: int, least: int) -> None:
-    """Check that a value is a whole number of at least `least`.
-
-    Raises:
-        LREError: It is not.
-    """
+    """Check that a value is a whole number of at least `least`."""
     if type(value) is not int or value < least:
         raise LREError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Check one of several names.
-
-    Raises:
-        LREError: It is none of them.
-    """
+    """Check one of several names."""
     if value not in known:
         raise LREError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")

@@ -26,11 +26,7 @@ def default_ranks(hidden_size: int) -> list[int]:
 
 
 def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
-    """Return `betas` sorted, without repetition.
-
-    Raises:
-        LREError: One is not a finite number.
-    """
+    """Return `betas` sorted, without repetition; each must be finite."""
     for beta in betas:
         if not math.isfinite(beta):
             raise LREError(f"beta {beta} is out of range: it must be a finite number, such as 2.25")
@@ -38,16 +34,7 @@ def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_ranks(ranks: Sequence[int], largest: int, what: str = "the width of the hidden states") -> tuple[int, ...]:
-    """Return `ranks` sorted, without repetition.
-
-    Args:
-        ranks: Ranks of the inverse of W.
-        largest: The largest rank possible.
-        what: What limits the rank, for the error.
-
-    Raises:
-        LREError: There is none, or one is not in 1 to `largest`.
-    """
+    """Return `ranks` sorted, without repetition; each must be in 1 to `largest`, which `what` names in the error."""
     for rank in ranks:
         if not 1 <= rank <= largest:
             raise LREError(f"rank {rank} is out of range: it must be 1 to {largest}, {what}")
@@ -57,11 +44,7 @@ def check_ranks(ranks: Sequence[int], largest: int, what: str = "the width of th
 
 
 def layer_of(value: object, what: str) -> Layer:
-    """Check a layer: ``"emb"`` or the index of a block.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a layer: ``"emb"`` or the index of a block."""
     return "emb" if value == "emb" and isinstance(value, str) else whole(value, what, most=MOST_LAYERS)
 
 
@@ -71,9 +54,5 @@ def place_of(layer: Layer) -> int:
 
 
 def rank_of(value: object, what: str) -> int:
-    """Check a rank.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check a rank."""
     return whole(value, what, 1, WIDEST)

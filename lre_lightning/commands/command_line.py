@@ -32,11 +32,10 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.options import declared, flatten
-from lre_lightning.runs.checkpoints import WholeCheckpointIO, read_hyperparameters
+from lre_lightning.runs.checkpoints import LRETrainer, WholeCheckpointIO, read_hyperparameters
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import on_rank_zero, process_index
 from lre_lightning.runs.stopping import Stop
-from lre_lightning.runs.trainer import LRETrainer
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
 

@@ -13,18 +13,17 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning import Trainer
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from typing_extensions import override
 
 from lre_lightning.errors import LREError, first_line
+from lre_lightning.runs.processes import share_error
 from lre_lightning.storage.files import written_whole
 from lre_lightning.storage.plain import check_plain, mapping, printable, shown, text, truth, whole
-
-if TYPE_CHECKING:
-    from lightning import Trainer
 
 STATE = "bank._extra_state"
 """The only entry of a checkpoint's ``state_dict``."""
@@ -58,11 +57,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            LREError: The file cannot be written; a previous file is left as it was.
-        """
+        """Write a checkpoint; if that fails, a previous file is left as it was."""
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -84,15 +79,27 @@ class WholeCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(path, map_location, True if weights_only is None else weights_only)
 
 
+class LRETrainer(Trainer):
+    """Lightning's Trainer, but every process fails if the first one cannot write a checkpoint."""
+
+    @override
+    def save_checkpoint(
+        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint, as Lightning's Trainer does; the error of a failed write is raised in every process."""
+        error = None
+        try:
+            super().save_checkpoint(filepath, weights_only, storage_options)
+        except LREError as raised:  # on the first process, before the barrier at which the others wait
+            error = raised
+            self.strategy.barrier("Trainer.save_checkpoint")
+        share_error(self, error)
+
+
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of tensors and plain data.
+    """Read a checkpoint of tensors and plain data; anything else is an `LREError`.
 
-    Args:
-        path: A file written by `torch.save`.
-        mapped: Map the tensors into memory instead of reading them; the file must not change while they are used.
-
-    Raises:
-        LREError: The file is truncated or of another format, or holds more than tensors and plain data.
+    With `mapped` tensors are mapped into memory instead of read, and the file must not change while they are used.
     """
     if not os.path.isfile(path):
         raise LREError(f"checkpoint {str(path)!r} does not exist, or is not a file")
@@ -189,17 +196,7 @@ def _check_progress(checkpoint: Mapping[str, Any]) -> None:
 
 
 def finished_trials(path: Path) -> tuple[int, int | None, str]:
-    """Return the progress of the fit that a checkpoint was made by.
-
-    Args:
-        path: A checkpoint of `LREModule`.
-
-    Returns:
-        The number of finished trials, the number of all trials if the checkpoint has it, and the LM's name.
-
-    Raises:
-        LREError: The file is truncated, or not such a checkpoint.
-    """
+    """Return the number of a checkpoint's finished trials, of all its fit's trials if known, and the LM's name."""
     model = read_hyperparameters(path)["model"].get("name_or_path")
     checkpoint = read_checkpoint(path, mapped=True)
     finished: int = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
@@ -211,10 +208,6 @@ def restrict(checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None
 
     The state of a `ModelCheckpoint` is removed because it names files that are deleted later; a resumed fit starts
     without it. So are the states of loops other than that of fit, and of optimizers, which this project never has.
-
-    Args:
-        checkpoint: A checkpoint, as Lightning hands it to `on_load_checkpoint`.
-        trainer: The Trainer that resumes it.
 
     Raises:
         LREError: The state of the fit is not in the form in which the Trainer would write it, or the fit has finished

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,37 +42,39 @@ class RunFolder(Callback):
         Raises:
             LREError: In every process, if another fit has locked it.
         """
-        if stage == "fit":
-            on_rank_zero(trainer, lambda: self._take(trainer))
 
-    def _take(self, trainer: L.Trainer) -> None:
-        if self.begin is not None:
-            self.begin()
-        self._lock = FolderLock(Path(trainer.default_root_dir))
-        self._lock.acquire()
-        for callback in trainer.checkpoint_callbacks:
-            last = _last_of(callback)
-            if last is not None:
+        def take() -> None:
+            if self.begin is not None:
+                self.begin()
+            self._lock = FolderLock(Path(trainer.default_root_dir))
+            self._lock.acquire()
+            for last in _rewritten(trainer):
                 remove_part(last)  # a fit that was killed after its last trial writes no other
+
+        if stage == "fit":
+            on_rank_zero(trainer, take)
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Test the folders.
+        """Test the folders that the fit will write to: the Trainer's, the LREs', and those of callbacks.
 
         Raises:
             LREError: In every process, if one cannot be written to.
         """
-        for folder in _folders(trainer, pl_module):
-            on_rank_zero(trainer, partial(check_writable, folder))
+        store = getattr(getattr(pl_module, "bank", None), "lres", None)
+        given = [trainer.default_root_dir, getattr(store, "folder", None)]
+        given += [getattr(callback, "dirpath", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+        for folder in dict.fromkeys(map(str, filter(None, given))):
+            if "://" not in folder:
+                on_rank_zero(trainer, partial(check_writable, Path(folder)))
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the first checkpoint, of no trial or of those that the resumed fit has finished."""
         self._between_trials = trainer.fit_loop.state_dict()
-        for callback in trainer.checkpoint_callbacks:
-            last = _last_of(callback)
-            resumed = trainer.ckpt_path and Path(trainer.ckpt_path).resolve()
-            if last is not None and resumed != last.resolve():
+        resumed = trainer.ckpt_path and Path(trainer.ckpt_path).resolve()
+        for last in _rewritten(trainer):
+            if resumed != last.resolve():
                 trainer.save_checkpoint(last)
 
     @override
@@ -100,18 +102,11 @@ class RunFolder(Callback):
         self.teardown(trainer, pl_module, "fit")
 
 
-def _folders(trainer: L.Trainer, pl_module: Any) -> list[Path]:
-    """Return the folders that a fit will write to: the Trainer's, the LREs', and those of callbacks."""
-    store = getattr(getattr(pl_module, "bank", None), "lres", None)
-    given = [trainer.default_root_dir, getattr(store, "folder", None)]
-    given += [getattr(callback, "dirpath", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    return [Path(folder) for folder in dict.fromkeys(map(str, filter(None, given))) if "://" not in folder]
-
-
-def _last_of(callback: Any) -> Path | None:
-    """Return the file ``last.ckpt`` that a callback keeps rewriting; None if there is no such file."""
-    if not isinstance(callback, ModelCheckpoint) or not callback.dirpath or "://" in str(callback.dirpath):
-        return None
-    always = callback.filename == ModelCheckpoint.CHECKPOINT_NAME_LAST or callback.save_last is True
-    numbered = getattr(callback, "_enable_version_counter", True)
-    return Path(callback.dirpath) / "last.ckpt" if always and not numbered else None
+def _rewritten(trainer: L.Trainer) -> Iterator[Path]:
+    """Yield the files ``last.ckpt`` that callbacks keep rewriting."""
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint) or not callback.dirpath or "://" in str(callback.dirpath):
+            continue
+        always = callback.filename == ModelCheckpoint.CHECKPOINT_NAME_LAST or callback.save_last is True
+        if always and not getattr(callback, "_enable_version_counter", True):
+            yield Path(callback.dirpath) / "last.ckpt"

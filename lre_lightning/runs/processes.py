@@ -49,13 +49,9 @@ class Processes:
         return cls(index, count, None if anywhere else strategy.root_device)
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
-        """Sum tensors over all processes, in place unless a tensor has to be copied to `device`.
+        """Sum contiguous tensors over all processes, in place unless a tensor has to be copied to `device`.
 
-        Args:
-            tensors: Contiguous tensors of any numeric dtype.
-
-        Returns:
-            The sums, each on the device of its tensor, and exact for whole numbers.
+        The sums are on the devices of their tensors, and exact for whole numbers.
         """
         if self.count == 1:
             return list(tensors)
@@ -65,15 +61,9 @@ class Processes:
         return [total.to(tensor.device) for total, tensor in zip(sent, tensors, strict=True)]
 
     def rows(self, mine: Tensor, places: Sequence[int], total: int) -> Tensor:
-        """Gather the rows of all processes.
+        """Gather this process's rows, `(rows, ...)`, and those of the others, `(total, ...)`, zero where none has one.
 
-        Args:
-            mine: This process's rows, `(rows, ...)`.
-            places: Their indices among all rows; no two processes have the same index.
-            total: Number of rows of all processes.
-
-        Returns:
-            All rows, `(total, ...)`, zero if no process has them, in the dtype and on the device of `mine`.
+        `places` are the indices of `mine` among all rows; no two processes have the same index.
         """
         if self.count == 1 and list(places) == list(range(total)):
             return mine
@@ -98,16 +88,9 @@ class RankZeroError(LREError):
 
 
 def on_rank_zero(trainer: Trainer, work: Callable[[], object]) -> None:
-    """Call a function in the first process; if it fails there, it fails in all processes.
+    """Call a function in the first process; its exception is raised there, and as a `RankZeroError` in the others.
 
     All processes must call this, once the Trainer's strategy has set up its environment.
-
-    Args:
-        trainer: The Trainer.
-        work: The function.
-
-    Raises:
-        RankZeroError: In the other processes, with the message of the first one's exception.
     """
     error: Exception | None = None
     if trainer.is_global_zero:
@@ -128,16 +111,9 @@ def share_error(trainer: Trainer, error: Exception | None) -> None:
         raise RankZeroError(message)
 
 
-SHARDED = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy)
-
-
 def check_strategy(strategy: Strategy) -> None:
-    """Refuse strategies that keep only a part of the LM on each device.
-
-    Raises:
-        LREError: The strategy is one of them.
-    """
-    if isinstance(strategy, SHARDED):
+    """Refuse strategies that keep only a part of the LM on each device."""
+    if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy)):
         raise LREError(
             f"{type(strategy).__name__} keeps a part of the LM's weights on each device, and Jacobians need all "
             "of them: use the strategy 'ddp', or for an LM larger than a device one process with device_map='auto'"
@@ -162,17 +138,7 @@ def without_wrapper(strategy: Strategy, module: LightningModule) -> None:
 
 
 def check_alike(strategy: Strategy, processes: Processes, what: str, digest: str) -> None:
-    """Check that something is the same in all processes.
-
-    Args:
-        strategy: The Trainer's strategy.
-        processes: The processes.
-        what: Its name, for the error.
-        digest: A digest that identifies it.
-
-    Raises:
-        LREError: In every process, if it differs in one.
-    """
+    """Check that `digest`, which identifies `what`, is the same in all processes; the error is raised in all."""
     if processes.count == 1:
         return
     (differing,) = processes.sum(torch.tensor([strategy.broadcast(digest) != digest], dtype=torch.long))

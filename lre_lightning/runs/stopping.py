@@ -115,9 +115,8 @@ class Stop(Callback):
 def command_line(arguments: Sequence[str] | None, resume: bool) -> str:
     """Return the command that runs a job again, for a shell.
 
-    Args:
-        arguments: The arguments that the command line was called with in Python; this process's own if None.
-        resume: Resume from the last checkpoint, whichever was given.
+    `arguments` are those that the command line was called with in Python; this process's own if None. With `resume` the
+    job resumes from the last checkpoint, whichever was given.
 
     >>> command_line(["fit", "--ckpt_path", "a.ckpt", "--data.relations=[word sentiment]"], resume=True)
     "lre fit '--data.relations=[word sentiment]' --ckpt_path last"
@@ -126,10 +125,8 @@ def command_line(arguments: Sequence[str] | None, resume: bool) -> str:
     kept = list(given)
     if resume:
         for i in reversed(range(len(kept))):
-            if kept[i] == "--ckpt_path":
-                del kept[i : i + 2]
-            elif kept[i].startswith("--ckpt_path="):
-                del kept[i]
+            if kept[i].partition("=")[0] == "--ckpt_path":
+                del kept[i : i + (1 if "=" in kept[i] else 2)]
         kept += ["--ckpt_path", "last"]
     return shlex.join([*program, *kept])
 

@@ -16,19 +16,14 @@ from safetensors import SafetensorError
 
 from lre_lightning.errors import LREError, first_line
 
-_NO_ROOM = "free some space there"
-_NOT_ALLOWED = "give a writable folder"
-_IN_THE_WAY = "a file is where a folder should be: move it, or give another folder"
 ADVICE = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.EFBIG: "files cannot be that large there: give another folder, or raise the limit",
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.EROFS: _NOT_ALLOWED,
-    errno.ENOTDIR: _IN_THE_WAY,
-    errno.EEXIST: _IN_THE_WAY,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give a writable folder"),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST), "a file is where a folder should be: move it, or give another folder"
+    ),
     errno.EISDIR: "a folder is where the file should be: move it, or give another folder",
+    errno.EFBIG: "files cannot be that large there: give another folder, or raise the limit",
 }
 
 
@@ -37,11 +32,7 @@ class NotWritten(LREError):
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, text in UTF-8.
-
-    Raises:
-        LREError: The file cannot be written.
-    """
+    """Write a file atomically, text in UTF-8."""
     with written_whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -93,11 +84,7 @@ def _part_of(path: Path) -> Path:
 
 @contextmanager
 def failures_named(path: Path) -> Iterator[None]:
-    """Turn the system's error about a failed write into one that names the file or folder and says what to do.
-
-    Raises:
-        NotWritten: Something in the context cannot be written.
-    """
+    """Turn the system's error about a failed write into a `NotWritten` that names the path and says what to do."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -131,11 +118,7 @@ def safe_name(name: str) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Try to write to a folder or, if it does not exist yet, to its nearest parent that does.
-
-    Raises:
-        LREError: Nothing can be written there.
-    """
+    """Try to write to a folder or, if it does not exist yet, to its nearest parent that does."""
     with failures_named(folder):
         existing = folder.absolute()
         while not existing.exists() and existing != existing.parent:

@@ -43,11 +43,7 @@ class FolderLock:
         self._lock: FileLock | None = None
 
     def acquire(self) -> None:
-        """Lock the folder, unless this object has done so already.
-
-        Raises:
-            LREError: Another process has locked it, or nothing can be written there.
-        """
+        """Lock the folder, unless this object has done so already; an error if another process has."""
         if self._lock is not None:
             return
         with failures_named(self.folder):
@@ -57,11 +53,7 @@ class FolderLock:
         write_whole(self._owner, f"process {os.getpid()} on {socket.gethostname()} since {now}")
 
     def look(self) -> None:
-        """Check that no other process has locked the folder, without locking or making it.
-
-        Raises:
-            LREError: Another process has locked it.
-        """
+        """Check that no other process has locked the folder, without locking or making it."""
         if self._lock is None and self._path.exists():
             self._taken().release()
 

@@ -23,9 +23,8 @@ from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lre_lightning.runs.checkpoints import WholeCheckpointIO
+from lre_lightning.runs.checkpoints import LRETrainer, WholeCheckpointIO
 from lre_lightning.runs.processes import on_rank_zero
-from lre_lightning.runs.trainer import LRETrainer
 
 
 class Writes(Callback):
