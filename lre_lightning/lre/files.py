@@ -56,11 +56,7 @@ _METADATA: dict[str, _Check] = {
 
 
 def checked_metadata(metadata: object) -> dict[str, Any]:
-    """Check the metadata of an LRE as plain data; lists become tuples, and unknown keys are dropped.
-
-    Raises:
-        LREError: If an entry is missing or of another type.
-    """
+    """Check the metadata of an LRE as plain data; lists become tuples, and unknown keys are dropped."""
     try:
         return _entries(_METADATA, metadata, "it")
     except KeyError as error:
@@ -70,11 +66,7 @@ def checked_metadata(metadata: object) -> dict[str, Any]:
 
 
 def check_shapes(weight: Sequence[int], bias: Sequence[int]) -> None:
-    """Check the shapes of W and b.
-
-    Raises:
-        LREError: If they are not `(hidden, hidden)` and `(hidden,)`, or too large.
-    """
+    """Check that the shapes of W and b are `(hidden, hidden)` and `(hidden,)`, and not too large."""
     if len(bias) != 1 or not 1 <= bias[0] <= WIDEST or tuple(weight) != (bias[0], bias[0]):
         raise LREError(
             f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), not {tuple(weight)} and {tuple(bias)}"
@@ -82,11 +74,7 @@ def check_shapes(weight: Sequence[int], bias: Sequence[int]) -> None:
 
 
 def check_tensor(tensor: object, name: str) -> None:
-    """Check that W or b is a plain tensor of floats that is as large as it claims, before anything is computed.
-
-    Raises:
-        LREError: If it is not.
-    """
+    """Check that W or b is a plain tensor of floats that is as large as it claims, before anything is computed."""
     if type(tensor) is not Tensor or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         raise LREError(f"{name} of an LRE must be a plain tensor, not {shown(tensor)} of another kind")
     if tensor.dtype not in (torch.float32, torch.float64):
@@ -96,11 +84,7 @@ def check_tensor(tensor: object, name: str) -> None:
 
 
 def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, Any]) -> None:
-    """Write the file of an LRE atomically.
-
-    Raises:
-        LREError: If it cannot be written.
-    """
+    """Write the file of an LRE atomically."""
     from safetensors.torch import save
 
     tensors = {"weight": weight.contiguous().cpu(), "bias": bias.contiguous().cpu()}
@@ -108,11 +92,7 @@ def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, A
 
 
 def read_lre(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
-    """Read the metadata of an LRE from its file, checked, and the tensors named: ``"weight"``, ``"bias"``.
-
-    Raises:
-        LREError: If it is not a complete file of an LRE.
-    """
+    """Read the metadata of an LRE from its file, checked, and the tensors named: ``"weight"``, ``"bias"``."""
     from safetensors import SafetensorError, safe_open
 
     if not os.path.isfile(path):

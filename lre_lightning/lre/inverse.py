@@ -48,11 +48,7 @@ class LowRankInverse:
         return self._right[:, :rank] @ self._scaled_left[:, :rank].T
 
     def apply(self, delta: Tensor, ranks: Sequence[int]) -> Tensor:
-        """Apply the inverses of several ranks to the same vectors.
-
-        Args:
-            delta: o' - o, `(..., hidden)`.
-            ranks: The ranks, in any order.
+        """Apply the inverses of several ranks, in any order, to `delta`, o' - o, `(..., hidden)`.
 
         Returns:
             The edits of s, `(..., len(ranks), hidden)`.
@@ -62,11 +58,7 @@ class LowRankInverse:
         return torch.stack([coefficients[..., :rank] @ self._right[:, :rank].T for rank in ranks], dim=-2)
 
     def forward(self, subject: Tensor, ranks: Sequence[int]) -> Tensor:
-        """Apply W itself, cut down to each of several ranks.
-
-        Args:
-            subject: s, `(..., hidden)`.
-            ranks: The ranks, in any order.
+        """Apply W itself, cut down to each of several ranks, to s, `(..., hidden)`.
 
         Returns:
             W_r s for every rank r, `(..., len(ranks), hidden)`.
@@ -86,12 +78,8 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
     the residuals A^T u_i - s_i v_i of all wanted triplets are as small as rounding makes them in a full decomposition.
     If the space would need more than half of all directions, the full decomposition is computed.
 
-    Args:
-        matrix: A, `(n, n)`, float32 or float64.
-        count: Number of triplets.
-
     Returns:
-        U `(n, count)`, S `(count,)`, largest first, and V `(n, count)`.
+        U `(n, count)`, S `(count,)`, largest first, and V `(n, count)`, for a matrix `(n, n)`, float32 or float64.
     """
     size, dimension = matrix.shape[0], 4 * count
     tolerance = 16 * torch.finfo(matrix.dtype).eps

@@ -105,12 +105,24 @@ def prompt_jacobian(
 
 
 def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> PromptJacobian:
+    """Sweep back through the graph of equal suffixes, `(lanes, suffix)`, as many rows of Jacobians at a time."""
     nodes, output = _suffix_graph(lm, suffixes, cache, layers)
-    rows = _sweep(output, [nodes[layer] for layer in layers], lm.hidden_size)
+    (lanes, hidden), device = output.shape, lm.device
+    jacobians = {
+        layer: torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for layer, node in nodes.items()
+    }
+    for start in range(0, hidden, lanes):
+        count = min(lanes, hidden - start)
+        cotangents = torch.zeros_like(output)
+        cotangents[torch.arange(count), start + torch.arange(count)] = 1
+        last = start + lanes >= hidden
+        gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, retain_graph=not last)
+        for jacobian, gradient in zip(jacobians.values(), gradients, strict=True):
+            jacobian[start : start + count] = gradient[:count, 0]
     return PromptJacobian(
-        jacobian={layer: found.to(lm.device) for layer, found in zip(layers, rows, strict=True)},
-        subject={layer: nodes[layer][0, 0].detach().clone().to(lm.device) for layer in layers},
-        object=output[0].detach().clone().to(lm.device),
+        jacobian={layer: jacobian.to(device) for layer, jacobian in jacobians.items()},
+        subject={layer: node[0, 0].detach().clone().to(device) for layer, node in nodes.items()},
+        object=output[0].detach().clone().to(device),
     )
 
 
@@ -167,18 +179,3 @@ def _suffix_graph(
     output = found[lm.num_layers - 1]
     nodes |= {layer: found[layer] for layer in layers[1:]}
     return nodes, output[:, -1]
-
-
-def _sweep(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
-    """Compute the Jacobian of o with respect to each node at the suffix's first position, `(hidden, hidden)`."""
-    lanes = output.shape[0]
-    jacobians = [torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for node in nodes]
-    for start in range(0, hidden, lanes):
-        count = min(lanes, hidden - start)
-        cotangents = torch.zeros_like(output)
-        cotangents[torch.arange(count), start + torch.arange(count)] = 1
-        last = start + lanes >= hidden
-        gradients = torch.autograd.grad(output, nodes, cotangents, retain_graph=not last)
-        for jacobian, gradient in zip(jacobians, gradients, strict=True):
-            jacobian[start : start + count] = gradient[:count, 0]
-    return jacobians

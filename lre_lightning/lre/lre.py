@@ -207,11 +207,7 @@ class LRE:
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
-    """Check that an LM is the one of an `Origin`, given as plain data.
-
-    Raises:
-        LREError: If the fingerprint of the unembedding differs.
-    """
+    """Check that an LM has the fingerprint of an `Origin`, given as plain data."""
     if origin["fingerprint"] != lm.fingerprint:
         raise LREError(
             f"the LRE of {origin['relation']!r} was estimated from {origin['model']!r} "

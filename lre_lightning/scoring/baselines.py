@@ -81,12 +81,7 @@ CAUSALITY: Mapping[str, Callable[[TrialStates, int], Tensor]] = {
 
 
 class Examples:
-    """s and o of the training examples of a trial, collected one by one.
-
-    Args:
-        lm: The LM that the states are of.
-        layers: The layers at which s is kept.
-    """
+    """s at several layers and o of the training examples of a trial, collected one by one."""
 
     def __init__(self, lm: LanguageModel, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
@@ -99,11 +94,7 @@ class Examples:
         self._states[index] = torch.stack([*(prompt.subject[layer] for layer in self.layers), prompt.object])
 
     def gather(self, count: int, processes: Processes) -> Tensor:
-        """Gather the examples of all processes, in the order of the draw; a collective call.
-
-        Args:
-            count: Number of examples on all processes.
-            processes: The processes.
+        """Gather the `count` examples of all processes, in the order of the draw; a collective call.
 
         Returns:
             s at each layer and, last, o, `(layers + 1, examples, hidden)`, in float32 or the LM's dtype if that is
@@ -125,17 +116,24 @@ def with_baselines(
     the LREs were estimated from.
     """
     assert states.zero_shot is not None
+    lm, layers = states.runs.lm, list(lres)
     *subjects, objects = examples.gather(len(states.trial.train_asked), states.processes)
     maps = {name: [fit(subject, objects) for subject in subjects] for name, fit in FAITHFULNESS.items()}
-    answers = faithfulness_predictions(
-        states.runs.lm, list(lres.values()), states.zero_shot[states.known], record.betas
-    )
+    answers = faithfulness_predictions(lm, list(lres.values()), states.zero_shot[states.known], record.betas)
+    faithful_baselines = _faithful(states, states.subject, maps)
+    faithful_zero_shot = grid_of(states.count_faithful(answers))
+    zero_shot_baselines = _faithful(states, states.zero_shot, maps)
+    edited = []
+    for index, layer in enumerate(layers):
+        inserted = [insert(states, index).to(states.target_objects) for insert in CAUSALITY.values()]
+        edited.append(lm.predict(states.edited_runs.patched(layer, torch.stack(inserted, 1))))
+    causal = states.count_causal(torch.stack(edited, 2))
     return replace(
         record,
-        faithful_baselines=_faithful(states, states.subject, maps),
-        faithful_zero_shot=grid_of(states.count_faithful(answers)),
-        zero_shot_baselines=_faithful(states, states.zero_shot, maps),
-        causal_baselines=_causal(states, list(lres)),
+        faithful_baselines=faithful_baselines,
+        faithful_zero_shot=faithful_zero_shot,
+        zero_shot_baselines=zero_shot_baselines,
+        causal_baselines=dict(zip(CAUSALITY, grid_of(causal), strict=True)),
     )
 
 
@@ -148,14 +146,4 @@ def _faithful(states: TrialStates, subject: Tensor, maps: Mapping[str, Sequence[
         for by_layer in maps.values()
     ]
     counts = states.count_faithful(torch.stack(answers, 1))
-    return dict(zip(maps, map(tuple, counts.tolist()), strict=True))
-
-
-def _causal(states: TrialStates, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Count how often the LM answers o' after each state was inserted in place of s, at each layer."""
-    answers = []
-    for index, layer in enumerate(layers):
-        inserted = [insert(states, index).to(states.target_objects) for insert in CAUSALITY.values()]
-        answers.append(states.runs.lm.predict(states.edited_runs.patched(layer, torch.stack(inserted, 1))))
-    counts = states.count_causal(torch.stack(answers, 2))
-    return dict(zip(CAUSALITY, map(tuple, counts.tolist()), strict=True))
+    return dict(zip(maps, grid_of(counts), strict=True))

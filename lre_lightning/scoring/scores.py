@@ -85,13 +85,7 @@ def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRe
 
 
 def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Tensor:
-    """Decode the answers of one LRE per layer, argmax D(beta W s + b).
-
-    Args:
-        lm: The language model.
-        lres: The LREs.
-        subject: s at their layers, `(batch, layers, hidden)`.
-        betas: The betas.
+    """Decode the answers of one LRE per layer, argmax D(beta W s + b), for s at their layers `(batch, layers, hidden)`.
 
     Returns:
         Token ids `(batch, layers, betas)`, int64.
@@ -108,12 +102,7 @@ def causality_predictions(
 ) -> Tensor:
     """Run the LM after edits s := s + W^+ (o' - o), at beta = 1, by one LRE per layer and at every rank.
 
-    Args:
-        runs: The prompts that are edited.
-        lres: The LREs.
-        subject: s at their layers, `(batch, layers, hidden)`.
-        difference: o' - o of each prompt, `(batch, hidden)`.
-        ranks: Ranks of the pseudo-inverse.
+    `subject` is s at the layers, `(batch, layers, hidden)`, and `difference` o' - o of each prompt, `(batch, hidden)`.
 
     Returns:
         The LM's answers, token ids `(batch, layers, ranks)`, int64.

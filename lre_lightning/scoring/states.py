@@ -53,13 +53,10 @@ class PromptStates:
     def run(
         cls, lm: LanguageModel, batch: RelationBatch, layers: Sequence[Layer], alone: RelationBatch | None = None
     ) -> Self:
-        """Run a batch of test prompts once; copies that only pad the batch (weight 0) are left out.
+        """Run a batch of test prompts once, and keep s at `layers`, at least one.
 
-        Args:
-            lm: The language model.
-            batch: The prompts.
-            layers: The layers at which s is kept, at least one.
-            alone: Prompts that consist of the same subjects alone; None if s is not needed from them.
+        Copies that only pad the batch (weight 0) are left out. `alone` are prompts that consist of the same subjects
+        alone; None if s is not needed from them.
         """
         own = (batch.weight > 0).nonzero().flatten()
         runs = _runs(lm, batch, own)
@@ -116,13 +113,7 @@ class TrialStates(PromptStates):
 
     @classmethod
     def join(cls, batches: Sequence[PromptStates], trial: Trial, processes: Processes = ONE_PROCESS) -> TrialStates:
-        """Join the batches of a trial and draw the targets of edits; a collective call.
-
-        Args:
-            batches: The test prompts of this process, at least one batch, which may be empty.
-            trial: The trial.
-            processes: The processes; every test prompt of the trial belongs to one of them.
-        """
+        """Join this process's batches of a trial, at least one, and draw the targets of edits; a collective call."""
         samples = [sample for batch in batches for sample in batch.samples]
         subject, output, predicted, known = (
             torch.cat([getattr(batch, name) for batch in batches])
@@ -178,24 +169,15 @@ class TrialStates(PromptStates):
         return self.processes.rows(self.subject[:, index], self.samples, len(self.trial.test_asked))[self.targets]
 
     def count_faithful(self, answers: Tensor) -> Tensor:
-        """Count how often answers for this process's known prompts, int64 `(known, ...)`, are the LM's.
-
-        Returns:
-            The total over all processes, int64 `(...)`, on the CPU.
-        """
+        """Count how often answers for known prompts, int64 `(known, ...)`, are the LM's, over all processes."""
         return self._total(Faithfulness(1, answers.shape[1:], average="none"), answers, self.predicted[self.known])
 
     def count_causal(self, answers: Tensor) -> Tensor:
-        """Count how often answers after this process's edits, int64 `(edits, ...)`, are the first tokens of o'.
-
-        Returns:
-            The total over all processes, int64 `(...)`, on the CPU.
-        """
+        """Count how often answers after edits, int64 `(edits, ...)`, are the first tokens of o', over all processes."""
         return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted)
 
     def _total(self, metric: Faithfulness | Causality, answers: Tensor, wanted: Tensor) -> Tensor:
-        metric = metric.to(answers.device)
-        metric.update(answers, wanted, torch.zeros_like(wanted))
+        metric.to(answers.device).update(answers, wanted, torch.zeros_like(wanted))
         (total,) = self.processes.sum(metric.correct[0].cpu())
         return total
 
@@ -210,15 +192,15 @@ def draw_targets(
 ) -> list[int | None]:
     """Draw for known samples another known sample (s', o') whose object has another first token.
 
-    The draw depends on the key and the two samples alone, not on their order or on how they are batched.
+    The draw depends on the key that seeds it and the two samples alone, not on their order or how they are batched. A
+    target is asked with the same template as its source if the LM knows it there.
 
     Args:
         samples: All test samples of the relation.
         tokens: First tokens of the objects of the samples that the LM knows, negative for the others.
         key: The text that seeds the draw.
         sources: Indices of the samples to draw for.
-        templates: Number of templates that each sample is asked with, one after another. A target is asked with the
-            same template as its source if the LM knows it there.
+        templates: Number of templates that each sample is asked with, one after another.
 
     Returns:
         The index of the target for each of `sources`; None where the source is unknown or has no target.
