@@ -94,7 +94,7 @@ def names_of(models: Sequence[ModelResults]) -> list[str]:
 
 def lm_of(records: Sequence[TrialRecord]) -> str:
     """Return the short name of the LM that records are of."""
-    return short_name(records[0].model) if records else "the LM"
+    return short_name(records[0].model)
 
 
 def faithfulness(

@@ -171,7 +171,7 @@ def ranks(records: Sequence[TrialRecord]) -> Section:
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
         f"the rank, faithfulness with W truncated to it. {over_relations_of(kept)}",
         ("rank", *SCORES),
-        sweep_rows(kept, "rank", kept[0].ranks if kept else (), (analysis.low_rank_faithfulness, analysis.causality)),
+        sweep_rows(kept, "rank", kept[0].ranks, (analysis.low_rank_faithfulness, analysis.causality)),
     )
     if len(table.rows) < 2:
         return missing("Ranks", "Other ranks were", "several --model.ranks")
@@ -284,7 +284,7 @@ def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     figure = plotting.new_figure(10, 4.4)
     for axes, (label, score) in zip(figure.subplots(1, 2, sharey=True), SCORES.items(), strict=True):
         found = [analysis.per_relation(by_n[n], score) for n in counts]
-        names = [name for name in (found[0] if found else ()) if all(name in at for at in found)]
+        names = [name for name in found[0] if all(name in at for at in found)]
         plotting.need(names, "no relation was scored at every n")
         look = LOOKS[label]
         for relation in names:

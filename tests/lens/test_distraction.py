@@ -1,4 +1,4 @@
-"""What the LM and the attribute lens answer to prompts that distract: in closed form, and by a plain loop."""
+"""Answers of the LM and the attribute lens to prompts that distract: in closed form, and by a plain loop."""
 
 import json
 from collections import Counter
@@ -84,14 +84,13 @@ def toy_lres(lm, data, weights, layer=0):
     return lres
 
 
-@pytest.mark.parametrize(("kind", "batch_size"), [("repetition", 5), ("instruction", 100)])
-def test_an_lm_that_copies_says_the_falsehood_and_the_lens_finds_the_fact(toy_folder, kind, batch_size, capfd):
-    lm, data = copying_toy(), toy_data(toy_folder, distraction=kind, batch_size=batch_size)
+def test_an_lm_that_copies_says_the_falsehood_and_the_lens_finds_the_fact(toy_folder, capfd):
+    lm, data = copying_toy(), toy_data(toy_folder, distraction="instruction", batch_size=5)
     results = latent_knowledge(lm, data, toy_lres(lm, data, {"thing colour": projection(OWN)}))
     assert [(result.relation, result.trial) for result in results] == [("thing colour", 0), ("thing colour", 1)]
     for result in results:
         assert (result.tested, result.known, result.range_size, result.layer) == (21, 21, 4, 0)
-        assert (result.distraction, result.model, result.category) == (kind, lm.name, "factual")
+        assert (result.distraction, result.model, result.category) == ("instruction", lm.name, "factual")
         assert result.found == {LM: (0, 21, 21), LENS: (21, 21, 21)}
         assert result.false_found[LM] == (21, 21, 21)
         assert result.false_found[LENS][0] == 0

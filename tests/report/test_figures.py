@@ -99,8 +99,7 @@ def test_scores_by_relation_with_the_most_faithful_first():
     assert dots(axes) == {
         "random guess": {label: 1 / (25 if name == "antonym" else 4) for label, name in names.items()}
     }
-    assert [text.get_text() for text in axes.texts] == ["linguistic", "factual", "factual"]
-    assert [text.xy[1] for text in axes.texts] == [0, 1, 2]
+    assert [(text.xy[1], text.get_text()) for text in axes.texts] == [(0, "linguistic"), (1, "factual"), (2, "factual")]
     assert legend(figure) == ["faithfulness", "causality", "random guess"]
     assert figure.get_supxlabel() == "mean over trials (1 relation not scored)"
 
@@ -288,14 +287,12 @@ def test_beta_of_the_best_correlation_and_of_the_best_faithfulness_are_marked():
     (axes,) = sweeps.plot_beta(records).axes
     found = rows("betas", records)
     assert [cells[3] for cells in found.values()] == ["correlation", "mean faithfulness", None]
-    names = (
-        "faithfulness, mean over relations",
-        "causality, mean over relations",
-        "correlation R of the two over relations",
-    )
-    for name, column in zip(names, (0, 1, 2), strict=True):
-        expected = {beta: cells[column] if column == 2 else cells[column][0] for beta, cells in found.items()}
-        assert curves(axes)[name] == pytest.approx(expected)
+    for name, values in {
+        "faithfulness, mean over relations": {beta: cells[0][0] for beta, cells in found.items()},
+        "causality, mean over relations": {beta: cells[1][0] for beta, cells in found.items()},
+        "correlation R of the two over relations": {beta: cells[2] for beta, cells in found.items()},
+    }.items():
+        assert curves(axes)[name] == pytest.approx(values)
     assert found[2.0][2] < -0.03
     assert axes.get_ylim()[0] < found[2.0][2]
     assert curves(axes)["best correlation: 1.00 at β = 0.5"] == {0.5: pytest.approx(1)}
@@ -337,8 +334,8 @@ def test_scatter_fills_the_dots_of_relations_with_many_known_facts():
 
 def test_scatter_names_at_most_six_relations_the_farthest_from_the_diagonal():
     (axes,) = relations.plot_scatter([record(f"relation {i}", 0, 0, i) for i in range(9)]).axes
-    assert [text.get_text() for text in axes.texts] == [f"relation {i}" for i in (8, 7, 6, 5, 4, 3)]
-    assert [text.xy for text in axes.texts] == [(0, i / 8) for i in (8, 7, 6, 5, 4, 3)]
+    expected = [(f"relation {i}", (0, i / 8)) for i in (8, 7, 6, 5, 4, 3)]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == expected
     assert axes.get_title() == "R not defined"  # faithfulness does not vary
     near = [record(str(i), 0, i, i, known=8) for i in range(9)]
     assert len(relations.plot_scatter(near).axes[0].texts) == 0

@@ -81,49 +81,50 @@ def fast(monkeypatch):
     monkeypatch.setattr(page, "plot", plot_nothing)
 
 
-def write_full(folder):
-    """Write the page of all measurements of one LM, next to the folders of the runs."""
-    return make_report([write_run(folder / name, records) for name, records in everything().items()], folder / "out")
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """The page of all measurements of one LM in the folder ``out``, next to the folders of the runs."""
+    folder = tmp_path_factory.mktemp("full")
+    make_report([write_run(folder / name, records) for name, records in everything().items()], folder / "out")
+    return folder
 
 
-def test_page_has_every_figure_and_table_in_itself_and_as_files(tmp_path):
-    path = write_full(tmp_path)
-    assert path == tmp_path / "out" / "index.html"
-    text = path.read_text()
+def test_page_has_every_figure_and_table_in_itself_and_as_files(full):
+    text = (full / "out" / "index.html").read_text()
     assert "<b>" not in text
     found = check(text)
     images = found.all("svg", role="img")
     assert len(images) == len(FIGURES)
     assert all(len(attrs["aria-label"]) > 20 for attrs in images)
-    files = {file.relative_to(tmp_path / "out").as_posix() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    files = {file.relative_to(full / "out").as_posix() for file in (full / "out").rglob("*") if file.is_file()}
     figures = {f"figures/{name}.{ending}" for name in FIGURES for ending in ("svg", "png")}
     numbers = {f"tables/{name}.{ending}" for name in TABLES for ending in ("csv", "tex")}
     assert files == figures | numbers | {"index.html"}
     links = {attrs["href"] for attrs in found.all("a") if not attrs["href"].startswith("#")}
     assert links == files - {"index.html"}
-    assert (tmp_path / "out" / "figures" / "betas.png").read_bytes()[:4] == b"\x89PNG"
-    assert (tmp_path / "out" / "figures" / "betas.svg").read_text().startswith("<?xml")
+    assert (full / "out" / "figures" / "betas.png").read_bytes()[:4] == b"\x89PNG"
+    assert (full / "out" / "figures" / "betas.svg").read_text().startswith("<?xml")
 
 
-def test_page_and_files_show_the_numbers_and_names_literally(tmp_path, fast):
-    cells = Page(write_full(tmp_path).read_text()).texts("td")
+def test_page_and_files_show_the_numbers_and_names_literally(full):
+    cells = Page((full / "out" / "index.html").read_text()).texts("td")
     start = cells.index(HOSTILE)  # the first row of the table of relations
     assert cells[start : start + 8] == [HOSTILE, "4", "0", "2", "4", "0.45 ± 0.07", "0.38 ± 0.00", "0.25"]
-    with (tmp_path / "out" / "tables" / "hyperparameters.csv").open(newline="", encoding="utf-8") as file:
+    with (full / "out" / "tables" / "hyperparameters.csv").open(newline="", encoding="utf-8") as file:
         found = {row["relation"]: row for row in csv.DictReader(file)}
     assert float(found["capital"]["faithfulness std"]) == stdev([0.8, 0.6])
     assert HOSTILE in found
 
 
-def test_page_tells_how_it_was_made(tmp_path, fast):
-    text = write_full(tmp_path).read_text()
+def test_page_tells_how_it_was_made(full):
+    text = (full / "out" / "index.html").read_text()
     found = Page(text)
     assert "Results of 2023-11-14 22:13 UTC" in text
     assert "seed_everything: 0\n# <b>" in "".join(found.texts("pre")).replace("\r", "")
     commands = found.texts("code")
-    configs = [tmp_path / name / "lightning_logs" / "version_0" / "config.yaml" for name in everything()]
+    configs = [full / name / "lightning_logs" / "version_0" / "config.yaml" for name in everything()]
     assert commands[:-1] == [f"lre fit --config {config}" for config in configs]
-    assert commands[-1] == "lre report " + " ".join(str(tmp_path / name) for name in everything())
+    assert commands[-1] == "lre report " + " ".join(str(full / name) for name in everything())
     assert re.search(r"python 3\.\d+\.\d+, lre-lightning \d", text)
 
 
