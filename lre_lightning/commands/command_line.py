@@ -174,7 +174,7 @@ class LRECommandLine(LightningCLI):
         parser = self._subcommand_parsers[self.config["subcommand"]]
         parser.exit_on_error = False
         try:
-            parser.parse_object(found)  # checks the types, which `set_defaults` does not
+            parser.parse_object(found, self.options)  # checks the types, which `set_defaults` does not
         except ArgumentError as error:
             raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
         finally:
