@@ -84,11 +84,7 @@ class BetaTuning(Callback):
             self._log(trainer, records)
 
     def choose(self, records: Sequence[TrialRecord]) -> dict[str, float]:
-        """Choose beta for every relation that was scored; return nothing if no relation was.
-
-        Args:
-            records: Records of one LM.
-        """
+        """Choose beta, from records of one LM, for every relation that was scored."""
         relations = categories(counted(records))
         if self.per_relation:
             own = {name: [record for record in records if record.relation == name] for name in relations}

@@ -67,11 +67,7 @@ class FitProgress:
         return f"{self.done + 1}/{len(self.schedule)} {printable(self.relations[relation])}, trial {trial}"
 
     def finish_trial(self) -> int | None:
-        """Count the current trial as finished.
-
-        Returns:
-            The index of its relation if this was the relation's last trial; None otherwise, and after the last of all.
-        """
+        """Count the current trial as finished; return the index of its relation if this was the relation's last one."""
         if self.done == len(self.schedule):
             return None
         now = monotonic()

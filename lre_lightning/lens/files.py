@@ -20,12 +20,7 @@ from lre_lightning.storage.files import write_whole, written_whole
 def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[np.uint8]]:
     """Write ``text<number>.png`` for each text, ``lenses.html``, and ``lenses.json``, a list of the fields of `Lens`.
 
-    Args:
-        grids: The lenses of each text.
-        folder: The folder to write to.
-
-    Returns:
-        The pictures, `(height, width, 3)` each.
+    `grids` are the lenses of each text. Returns the pictures, `(height, width, 3)` each.
     """
     pictures = [to_pixels(plot_lenses(text)) for text in grids]
     for number, pixels in enumerate(pictures):

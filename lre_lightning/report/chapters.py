@@ -15,10 +15,8 @@ from lre_lightning.report.findings import findings
 from lre_lightning.report.sections import Section
 from lre_lightning.report.tables import cell_text
 
-WHOLE = "all"
-"""Anchor of a chapter whose files have no folder of their own."""
-HOW = "how"
-"""Anchor of the last part of the page, on how it was made."""
+WHOLE, HOW = "all", "how"
+"""Anchors of a chapter whose files have no folder of their own, and of the last part of the page."""
 
 
 @dataclass(frozen=True)

@@ -117,17 +117,6 @@ def test_only_facts_that_the_lm_knows_undistracted_count(toy_folder):
     assert 0 < min(some) <= max(some) < 21
 
 
-def test_examples_in_the_undistracted_prompt_decide_what_is_known(toy_folder):
-    """After examples this LM says one of their objects; without any it knows the fact."""
-    lm = copying_toy()
-    zero, few = (
-        latent_knowledge(lm, data, toy_lres(lm, data, {"thing colour": projection(OWN)}))[0]
-        for data in (toy_data(toy_folder, undistracted=form) for form in ("zero-shot", "few-shot"))
-    )
-    examples = {sample.object for sample in toy_data(toy_folder).trial(0).train}
-    assert (zero.known, few.known) == (21, 5 * len(examples))
-
-
 def test_the_other_relation_is_chosen_from_those_of_the_trial(toy_folder):
     names = ["thing colour", "half colour", "wrong colour", "some colour"]
     lm, data = copying_toy(), toy_data(toy_folder, trials=5, relations=names)

@@ -369,11 +369,6 @@ def test_agreement_of_models_is_spearmans():
     assert set(points(figure.axes[0])) == expected
 
 
-def test_models_with_the_same_last_name_are_called_in_full():
-    models = by_model(record("a", 0, 5, 5, model=name) for name in ("org/lm", "other/lm", "/runs/third/"))
-    assert titles(comparison.plot_models_by_relation(models)) == ["org/lm", "other/lm", "third"]
-
-
 def test_underestimation_is_the_ratio_over_pairs():
     records = [replace(r, line_integrals=((i + 1.0, 1.0), (4.0, 2.0))) for i, r in enumerate(MAIN) if r.scored]
     (axes,) = relations.plot_underestimation(records).axes

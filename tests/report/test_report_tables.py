@@ -199,6 +199,11 @@ def test_agreement_of_models_is_spearmans():
     }
 
 
+def test_models_with_the_same_last_name_are_called_in_full():
+    records = [record("a", 0, 5, 5, model=name) for name in ("org/lm", "other/lm", "/runs/third/")]
+    assert list(rows("models", records)) == ["org/lm", "other/lm", "third"]
+
+
 def test_underestimation_is_the_ratio_over_pairs_with_a_positive_estimate():
     found = table("underestimation", MAIN)
     assert [row[0] for row in found.rows] == ["antonym", "capital", "Colour"]
