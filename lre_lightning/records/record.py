@@ -134,10 +134,7 @@ class TrialRecord:
     def faithfulness(self, layer: Layer, beta: float, zero_shot: bool = False) -> float:
         """Return the fraction of known samples for which the LRE predicts what the LM does; NaN if none is known.
 
-        Args:
-            layer: A layer of the grid.
-            beta: A beta of the grid.
-            zero_shot: Take s from a prompt of the subject alone.
+        With `zero_shot` s is that of a prompt of the subject alone.
         """
         counts = self.faithful_zero_shot if zero_shot else self.faithful
         return _fraction(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
@@ -263,16 +260,7 @@ def _fraction(count: int, total: int) -> float:
 
 
 def write_records(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
-    """Write records to a file, one per line, atomically.
-
-    Args:
-        records: The records.
-        path: The file.
-        append: Add them to the records that the file has; all of them are added or none.
-
-    Raises:
-        LREError: The file cannot be written.
-    """
+    """Write records to a file, one per line, atomically; with `append` to those that the file has, all or none."""
     with written_whole(path, append) as part, part.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(record.plain(), ensure_ascii=False) + "\n" for record in records)
 
@@ -307,11 +295,7 @@ def read_records(paths: Iterable[str | Path]) -> list[TrialRecord]:
 
 
 def result_files(path: Path) -> list[Path]:
-    """Return the files that `read_records` reads for a path: the path itself, or those of the runs in a folder.
-
-    Raises:
-        LREError: There is none.
-    """
+    """Return the files that `read_records` reads for a path: the path itself, or those of the runs in a folder."""
     if os.path.isfile(path):
         return [path]
     files = sorted(path.rglob("fit_results.jsonl")) if os.path.isdir(path) else []

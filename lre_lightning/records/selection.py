@@ -51,15 +51,7 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
 
     A reported trial takes the choice of an earlier reported one; if there is none, the choice of the trials that only
     serve to choose; and if there are none, its own. A trial that only serves to choose takes the choice of those so
-    far, including itself.
-
-    Args:
-        record: The scored trial.
-        earlier: The relation's scored trials before it.
-        criterion: See `choose`.
-
-    Raises:
-        LREError: See `choose`.
+    far, including itself. `earlier` are the relation's scored trials before it; errors are those of `choose`.
     """
     for other in earlier:
         if record.reported and other.reported and other.layer is not None and other.rank is not None:

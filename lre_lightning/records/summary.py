@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import TrialRecord
@@ -27,32 +26,24 @@ COLUMNS = [
 def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
     """Write one row per relation and trial to a CSV file with the columns `COLUMNS`, atomically.
 
-    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them.
-
-    Args:
-        records: The records.
-        path: The file.
-        append: Add the rows to those that the file has; all of them are added or none.
-
-    Raises:
-        LREError: The file cannot be written.
+    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them. With
+    `append` the rows are added to those that the file has, all or none.
     """
     with written_whole(path, append) as part, part.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if not append:
             writer.writeheader()
-        writer.writerows(map(_row, records))
-
-
-def _row(record: TrialRecord) -> dict[str, Any]:
-    scores = record.chosen_scores or (None, None)
-    row = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
-    return row | {"beta": record.beta if record.scored else None} | dict(zip(SCORES, scores, strict=True))
+        for record in records:
+            row = {name: getattr(record, name) for name in COLUMNS if name not in SCORES}
+            row["beta"] = record.beta if record.scored else None
+            writer.writerow(row | dict(zip(SCORES, record.chosen_scores or (None, None), strict=True)))
 
 
 @dataclass(frozen=True)
 class RelationSummary:
     """A line of the table of results: means over the scored trials of a relation, with standard deviations.
+
+    The chosen layer, rank and beta, and the scores, are None if no trial was scored.
 
     Attributes:
         relation: Name of the relation.
@@ -62,11 +53,11 @@ class RelationSummary:
         trials: Number of scored trials.
         random_guess: Probability of guessing the object.
         range_size: Number of its distinct objects.
-        layer: The chosen layer; None if no trial was scored.
-        rank: The chosen rank; None if no trial was scored.
-        beta: The chosen beta; None if no trial was scored.
-        faithfulness: Mean and standard deviation; None if no trial was scored.
-        causality: Mean and standard deviation; None if no trial was scored or none had an edit.
+        layer: The chosen layer.
+        rank: The chosen rank.
+        beta: The chosen beta.
+        faithfulness: Mean and standard deviation.
+        causality: Mean and standard deviation; None also if no trial had an edit.
     """
 
     relation: str

@@ -51,8 +51,6 @@ class Run:
         die_at: Number of the file operation in `watched` before which the process kills itself.
         torn: With `die_at`, the process instead dies in the next write that makes a file larger than this, in bytes;
             the part of the write that fits is on the disk.
-        kill_after: Seconds after which it is killed from outside, counted from the start of a trial.
-        kill_in: The trial to count from, from 1 among those that it starts; with 0 the start of the process.
         file_size: The largest size that a file may get, in bytes.
         signum: A signal that it receives.
         where: The function that it is in then, as ``"module:Class.name"``.
@@ -68,8 +66,6 @@ class Run:
     script: str = "lre"
     die_at: int | None = None
     torn: int | None = None
-    kill_after: float | None = None
-    kill_in: int = 0
     file_size: int | None = None
     signum: int | None = None
     where: str | None = None
@@ -222,15 +218,7 @@ def started(run: Run) -> int:
 
 def waited_for(pid: int, run: Run, start: float) -> Ended:
     """Wait for a child."""
-    status, since = None, None if run.kill_in else start
-    while status is None:
-        if since is None and (Path(run.cwd) / FILES[0]).read_text().count("\n") >= run.kill_in:
-            since = time.monotonic()
-        if run.kill_after is not None and since is not None and time.monotonic() - since > run.kill_after:
-            os.kill(pid, signal.SIGKILL)
-        found, code = os.waitpid(pid, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if found else None
-        time.sleep(0.001)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     seconds = time.monotonic() - start
     begun, operations, output, error = ((Path(run.cwd) / name).read_text() for name in FILES)
     return Ended(status, seconds, int(operations or 0), [int(line) for line in begun.split()], output, error)

@@ -40,5 +40,24 @@ def full_record(trial=0, relation="capital", **changes):
     return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
 
 
+def small_record(trial=0, relation="capital", **changes):
+    """A scored record of two layers, betas and ranks, without a choice."""
+    fields = {
+        "category": "factual",
+        "samples": 20,
+        "range_size": 4,
+        "tested": 12,
+        "known": 10,
+        "layers": ("emb", 0),
+        "betas": (1.0, 2.0),
+        "ranks": (4, 8),
+        "faithful": ((9, 10), (3, 8)),
+        "causal": ((2, 5), (7, 7)),
+        "edited": 8,
+        "beta": 2.0,
+    }
+    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
+
+
 def unscored_record(relation="ceo"):
     return TrialRecord(relation, "factual", 0, samples=20, range_size=20, tested=12, known=3)

@@ -113,11 +113,6 @@ class TestPromises:
         metric.update(one, one + 1, one * 0)
         assert metric.compute() == 0.5
 
-    def test_class_attributes(self):
-        assert Faithfulness.is_differentiable is False
-        assert Faithfulness.higher_is_better is True
-        assert Faithfulness.full_state_update is False
-
     @pytest.mark.parametrize("grid", [(), (3,)])
     def test_plot(self, grid):
         metric = Causality(2, grid)

@@ -247,11 +247,3 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
         assert (row["beta"] in record.betas) == (on_grid and row["metric"] == "faithfulness")
         assert (row["rank"] in record.ranks) == (on_grid and row["metric"] == "causality")
         assert (row["beta"] is None) + (row["rank"] is None) == (1 if on_grid else 2)
-
-
-def test_rows_of_a_record_without_baselines_are_its_grid():
-    record = full_record(faithful_baselines={}, faithful_zero_shot=(), zero_shot_baselines={}, causal_baselines={})
-    found = rows([record])
-    assert [row["count"] for row in found if row["metric"] == "faithfulness"] == [0, 1, 2, 3, 4, 5]
-    assert [row["count"] for row in found if row["metric"] == "causality"] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 0, 2]
-    assert {(row["method"], row["prompt"]) for row in found} == {("LRE", "few-shot")}

@@ -7,26 +7,9 @@ import pytest
 from lre_lightning.errors import LREError
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose, choose_after, reselect
+from tests.helpers.records import small_record as record
 
 CRITERIA = ("causality", "faithfulness")
-FIELDS = {
-    "category": "factual",
-    "samples": 20,
-    "range_size": 4,
-    "tested": 12,
-    "known": 10,
-    "layers": ("emb", 0),
-    "betas": (1.0, 2.0),
-    "ranks": (4, 8),
-    "faithful": ((9, 10), (3, 8)),
-    "causal": ((2, 5), (7, 7)),
-    "edited": 8,
-    "beta": 2.0,
-}
-
-
-def record(trial=0, relation="capital", **changes):
-    return TrialRecord(relation=relation, trial=trial, **{**FIELDS, **changes})
 
 
 def best_at(layer, rank, trial=0, /, **changes):

@@ -6,30 +6,14 @@ import math
 import pytest
 from rich.console import Console
 
-from lre_lightning.records.record import TrialRecord, write_records
+from lre_lightning.records.record import write_records
 from lre_lightning.records.summary import COLUMNS, summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
-from tests.helpers.records import unscored_record
+from tests.helpers.records import small_record, unscored_record
 
 
 def record(trial=0, relation="capital", **changes):
-    fields = {
-        "category": "factual",
-        "samples": 20,
-        "range_size": 4,
-        "tested": 12,
-        "known": 10,
-        "layer": 0,
-        "beta": 2.0,
-        "rank": 4,
-        "layers": ("emb", 0),
-        "betas": (1.0, 2.0),
-        "ranks": (4, 8),
-        "faithful": ((9, 10), (3, 8)),
-        "causal": ((2, 5), (7, 7)),
-        "edited": 8,
-    }
-    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
+    return small_record(trial, relation, **{"layer": 0, "rank": 4, **changes})
 
 
 def test_a_file_has_one_row_per_relation_and_trial(tmp_path):

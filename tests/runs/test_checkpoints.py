@@ -226,7 +226,6 @@ def test_such_a_checkpoint_is_an_error(checkpoint, tmp_path, kind):
 
 
 OPTIONS = {
-    "an unknown option": ({"_class_path": "os"}, "option '_class_path'"),
     "an instantiator": ({"_instantiator": "os.system"}, "option '_instantiator'"),
     "a text in place of a list": ({"betas": "many"}, "model.betas"),
     "none in place of a number": ({"beta": None}, "has no value for model.beta"),

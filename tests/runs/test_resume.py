@@ -25,7 +25,7 @@ from lre_lightning.storage.locks import FolderLock
 from tests.helpers.launcher import FIT, TRIALS
 
 KILLS = int(os.environ.get("LRE_KILLS", "6"))
-"""Number of kills in each of the two tests of kills, at most."""
+"""Number of kills in the test of kills, at most."""
 
 MODULE = "lre_lightning.training.module:LREModule"
 
@@ -72,26 +72,8 @@ def assert_all_is_complete(root):
 # Killed
 
 
-def resume_until_done(launch, folder, deaths, whole):
-    """Start a fit again and again, in the ways of dying that are given, and at last let it live."""
-    finished = kills = 0
-    for death in [*deaths, {}]:
-        ended = launch(folder, *(["--ckpt_path=last"] if (folder / "run").exists() else []), **death)
-        assert ended.status in (0, -signal.SIGKILL, -signal.SIGXFSZ), ended.error
-        assert ended.trials == list(range(finished, finished + len(ended.trials)))  # none but the interrupted one again
-        finished = assert_all_is_complete(folder / "run")
-        assert finished >= max(ended.trials, default=0)
-        if ended.status == 0:
-            break
-        kills += 1
-    assert (ended.status, finished) == (0, TRIALS)
-    assert results(folder / "run") == results(whole.root)
-    assert table_of(ended) == table_of(whole.ended)
-    assert list((folder / "run").rglob("*.part")) == []
-    assert kills >= min(2, KILLS)
-
-
 def test_killed_before_or_within_file_operations(launch, whole, tmp_path):
+    """A fit that dies again and again, each time before or within a random file operation, and at last may live."""
     assert whole.ended.operations > 150
     chance = random.Random(0)
     deaths = [
@@ -101,13 +83,21 @@ def test_killed_before_or_within_file_operations(launch, whole, tmp_path):
         }
         for _ in range(KILLS)
     ]
-    resume_until_done(launch, tmp_path, deaths, whole)
-
-
-def test_killed_from_outside_at_any_time(launch, whole, tmp_path):
-    chance = random.Random(0)
-    deaths = [{"kill_in": chance.choice([0, 1, 1]), "kill_after": chance.uniform(0, 0.15)} for _ in range(KILLS)]
-    resume_until_done(launch, tmp_path, deaths, whole)
+    finished = kills = 0
+    for death in [*deaths, {}]:
+        ended = launch(tmp_path, *(["--ckpt_path=last"] if (tmp_path / "run").exists() else []), **death)
+        assert ended.status in (0, -signal.SIGKILL, -signal.SIGXFSZ), ended.error
+        assert ended.trials == list(range(finished, finished + len(ended.trials)))  # none but the interrupted one again
+        finished = assert_all_is_complete(tmp_path / "run")
+        assert finished >= max(ended.trials, default=0)
+        if ended.status == 0:
+            break
+        kills += 1
+    assert (ended.status, finished) == (0, TRIALS)
+    assert results(tmp_path / "run") == results(whole.root)
+    assert table_of(ended) == table_of(whole.ended)
+    assert list((tmp_path / "run").rglob("*.part")) == []
+    assert kills >= min(2, KILLS)
 
 
 def test_a_partial_file_of_a_finished_fit_is_removed(launch, whole, tmp_path):

@@ -231,7 +231,10 @@ def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(lm, fitted, r
 def test_validation_scores_the_saved_lres_alone(lm, fitted, relations, tmp_path):
     whole, _, root = fitted
     module = LREModule(lm, **FULL)
-    trainer_of(tmp_path).validate(module, data_of(relations), root / "fit.ckpt", weights_only=True)
+    data = data_of(relations, loader={"batch_size": 3})
+    trainer_of(tmp_path, [ResultsTable()]).validate(module, data, root / "fit.ckpt", weights_only=True)
+    assert read_records([tmp_path / "validate_results.jsonl"]) == list(module.records.values())
+    assert (tmp_path / "validate_results.csv").exists()
     for key in SCORED:
         record, before = module.records[key], whole.records[key]
         assert record.chosen_scores == before.chosen_scores

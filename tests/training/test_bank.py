@@ -81,7 +81,7 @@ def test_another_run_in_the_first_folder_does_not_stand_in_the_way(tmp_path):
     check_same(reloaded(bank, tmp_path, [tmp_path / "other"]).lres["thing colour", 0], lre_of())
 
 
-def test_a_run_that_goes_on_in_another_folder_keeps_both(tmp_path):
+def test_a_run_that_resumes_in_another_folder_keeps_both(tmp_path):
     first = reloaded(bank_of(tmp_path / "a", lre_of()), tmp_path)
     first.lres.folder = tmp_path / "b"
     first.lres["thing colour", 1] = lre_of(trial=1)

@@ -110,6 +110,8 @@ def test_weights_of_an_lm_in_a_state_are_not_loaded(module, state):
         module.load_state_dict({**state, "lm.model.lm_head.weight": torch.zeros_like(before)})
     module.load_state_dict({**state, "lm.model.lm_head.weight": torch.zeros_like(before)}, strict=False)
     assert torch.equal(weight, before)
+    with pytest.raises(RuntimeError, match=r"missing \['bank._extra_state'\]"):
+        module.load_state_dict({})
 
 
 @pytest.mark.parametrize("kind", TENSORS)
