@@ -173,6 +173,11 @@ def test_repeated_samples_are_removed():
     assert repair(doubtful) == relation(("Café", "1"), ("Café", "2"))
 
 
+def test_samples_that_become_equal_by_repair_are_merged():
+    doubtful = relation(("Cafe\u0301 ", "1"), ("Caf\\u00e9", "1"), ("CafÃ©", "1"), ("Café", "1"), ("Café", "2"))
+    assert repair(doubtful) == relation(("Café", "1"), ("Café", "2"))
+
+
 def test_subjects_with_several_objects_are_reported():
     (problem,) = find_problems(relation(("a", "1"), ("b", "1"), ("c", "2"), ("c", "3"), ("c", "4")))
     assert (problem.kind, problem.where, problem.repairable) == ("several objects", 2, False)
