@@ -105,7 +105,7 @@ def prompt_jacobian(
 
 
 def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> PromptJacobian:
-    """Sweep back through the graph of equal suffixes, `(lanes, suffix)`, as many rows of Jacobians at a time."""
+    """Sweep back through the graph of equal suffixes `(lanes, suffix)`; each pass yields a row per lane."""
     nodes, output = _suffix_graph(lm, suffixes, cache, layers)
     (lanes, hidden), device = output.shape, lm.device
     jacobians = {
@@ -160,7 +160,7 @@ def _suffix_graph(
     layers: tuple[Layer, ...],
     note: Callable[[Tensor], None] | None = None,
 ) -> tuple[dict[Layer, Tensor], Tensor]:
-    """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` and o `(lanes, hidden)`.
+    """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` by layer and o `(lanes, hidden)`.
 
     The graph starts at the first requested layer; `note` is called with every tensor that it keeps.
     """
@@ -176,6 +176,5 @@ def _suffix_graph(
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
         wanted = [*layers[1:], lm.num_layers - 1]
         found = lm.hidden_states(suffixes, wanted, share_cache(cache))
-    output = found[lm.num_layers - 1]
     nodes |= {layer: found[layer] for layer in layers[1:]}
-    return nodes, output[:, -1]
+    return nodes, found[lm.num_layers - 1][:, -1]

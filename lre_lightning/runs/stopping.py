@@ -121,8 +121,7 @@ def command_line(arguments: Sequence[str] | None, resume: bool) -> str:
     >>> command_line(["fit", "--ckpt_path", "a.ckpt", "--data.relations=[word sentiment]"], resume=True)
     "lre fit '--data.relations=[word sentiment]' --ckpt_path last"
     """
-    program, given = (_program(), sys.argv[1:]) if arguments is None else (["lre"], arguments)
-    kept = list(given)
+    program, kept = (_program(), sys.argv[1:]) if arguments is None else (["lre"], list(arguments))
     if resume:
         for i in reversed(range(len(kept))):
             if kept[i].partition("=")[0] == "--ckpt_path":

@@ -57,10 +57,10 @@ def with_line_integrals(record: TrialRecord, states: TrialStates, lre: LRE, coun
 
     The pairs are those of `count` edits, drawn by the trial; all edits if there are fewer.
     """
-    asked, index = states.trial.test_asked, record.layers.index(lre.layer)
+    asked, index, key = states.trial.test_asked, record.layers.index(lre.layer), draw_key(states.trial)
 
     def digest(sample: int) -> bytes:
-        return hashlib.sha256(f"{draw_key(states.trial)}\x1f{asked[sample].subject}".encode()).digest()
+        return hashlib.sha256(f"{key}\x1f{asked[sample].subject}".encode()).digest()
 
     drawn = sorted(states.all_edited, key=digest)[:count]
     ends = states.target_subjects(index)
