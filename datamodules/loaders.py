@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -121,6 +121,7 @@ def load(batches: Batches, seed: int | None, pin_memory: bool) -> DataLoader[Rel
     Its sampler is a `DistributedSampler` over one process. Lightning tells it the epoch and leaves it alone otherwise;
     Lightning's own sampler would split the batches once more, shuffle them and repeat some.
     """
-    order: dict[str, Any] = {"shuffle": False} if seed is None else {"shuffle": True, "seed": seed}
-    sampler: DistributedSampler[RelationBatch] = DistributedSampler(batches, num_replicas=1, rank=0, **order)
+    sampler: DistributedSampler[RelationBatch] = DistributedSampler(
+        batches, num_replicas=1, rank=0, shuffle=seed is not None, seed=seed or 0
+    )
     return DataLoader(batches, batch_size=None, sampler=sampler, pin_memory=pin_memory)

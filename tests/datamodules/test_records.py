@@ -47,7 +47,6 @@ FORMS = {
     "balanced, another form": {"sampling": "balanced", "separator": ". ", "shots": 1, "seed": 5},
     "all templates": {"template": "all", "shots": 2},
     "own template": {"template": {CAPITALS.name: "The government of {} sits in"}, "sampling": "balanced"},
-    "second template": {"template": 1, "separator": "\n\n"},
     "own samples": {
         "train_samples": {CAPITALS.name: [s.subject for s in cap(CAPITALS, 16, 0).samples[5:2:-1]]},
         "trials": 1,

@@ -1,6 +1,5 @@
 """Batches of prompts: their tensors, padding on either side, moves between devices, and rows of data sets."""
 
-import pickle
 from dataclasses import fields
 
 import pytest
@@ -111,10 +110,6 @@ def test_every_tensor_is_pinned(batch, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
     pinned = batch.pin_memory()
     assert all(torch.equal(getattr(pinned, name), getattr(batch, name) + 1) for name in TENSORS)
-
-
-def test_a_batch_can_be_pickled(batch):
-    assert same(pickle.loads(pickle.dumps(batch)), batch)
 
 
 def test_a_batch_becomes_rows_of_a_data_set(padded):

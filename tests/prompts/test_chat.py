@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import tokenization
@@ -75,46 +73,29 @@ VICUNA = """\
 
 @dataclass(frozen=True)
 class Kind:
-    """A chat template.
+    """A chat template, and the control tokens that it wants."""
 
-    Attributes:
-        base: The tokenizer to give it to.
-        template: The template.
-        controls: Control tokens that it wants.
-        after: What follows the user's last message in a prompt.
-        ends: What follows an answer.
-        system: Whether it accepts a system message.
-        start: Whether a conversation begins with a control token.
-    """
-
-    base: str
+    base: str  # the tokenizer to give it to
     template: str
     controls: tuple[str, ...]
-    after: str
-    ends: str
-    system: bool = True
-    start: bool = True
+    after: str  # what follows the user's last message in a prompt
+    ends: str  # what follows an answer
+    system: bool = True  # whether it accepts a system message
+    start: bool = True  # whether a conversation begins with a control token
 
 
 IM, IM_AFTER = ("<|im_start|>", "<|im_end|>"), "<|im_end|>\n<|im_start|>assistant\n"
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>")
-TURNS = ("<start_of_turn>", "<end_of_turn>")
+HEADERS_AFTER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+TURNS, TURNS_AFTER = ("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>\n<start_of_turn>model\n"
 KINDS = {
     "chatml": Kind("qwen", CHATML, IM, IM_AFTER, "<|im_end|>"),
     "chatml, default system message": Kind("qwen", WITH_DEFAULT_SYSTEM, IM, IM_AFTER, "<|im_end|>"),
     "chatml, thinking": Kind("byte-level", THINKING, IM, IM_AFTER, "<|im_end|>"),
     "llama 2": Kind("sentencepiece, legacy", LLAMA2, (), " [/INST]", " </s>"),
     "llama 2, prepend first": Kind("sentencepiece, prepend first", LLAMA2, (), " [/INST]", " </s>"),
-    "llama 3": Kind(
-        "tiktoken, bos added",
-        LLAMA3,
-        HEADERS,
-        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|eot_id|>",
-    ),
-    "gemma": Kind(
-        "sentencepiece, one piece", GEMMA, TURNS, "<end_of_turn>\n<start_of_turn>model\n", "<end_of_turn>", False
-    ),
+    "llama 3": Kind("tiktoken, bos added", LLAMA3, HEADERS, HEADERS_AFTER, "<|eot_id|>"),
+    "gemma": Kind("sentencepiece, one piece", GEMMA, TURNS, TURNS_AFTER, "<end_of_turn>", False),
     "mistral": Kind("sentencepiece, prepend never", MISTRAL, (), "[/INST]", "</s>"),
     "vicuna": Kind("byte-level, bos added", VICUNA, (), " ASSISTANT:", "<|end|>", start=False),
     "vicuna, unigram": Kind("unigram, dummy prefix", VICUNA, (), " ASSISTANT:", "</s>", start=False),
@@ -210,21 +191,6 @@ def test_the_objects_tokens_are_those_that_follow_in_the_conversation(name):
             assert rest.strip() == kind.ends.strip()
 
 
-letter = st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="▁\ufffd{}")
-names = st.text(letter, max_size=8).filter(str.strip)
-
-
-@pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=8, deadline=None)
-@given(subject=names, example=names, template=st.sampled_from(TEMPLATES))
-def test_random_unicode_subjects(name, subject, example, template):
-    subject = unicodedata.normalize("NFC", subject.strip())
-    context = [Sample(example, subject)]
-    prompt = make_prompt(make(name), template, Sample(subject, "France"), context, Prompts(chat=True))
-    if template.count(subject) == 0:  # else the last mention may be the template's own
-        check(name, prompt, template, None, context)
-
-
 LINES = """\
 {%- for message in messages %}
 {%- if message.role == 'user' %}{{ message.content }}
@@ -287,16 +253,6 @@ def test_the_templates_own_later_mention_counts_and_no_later_one():
     assert prompt.text[prompt.subject_chars[1] :].startswith(" or assist?")
 
 
-def test_an_answer_begins_as_the_chat_template_shows_answers():
-    """After "[/INST]" comes a space, after a line break none: so are the first tokens."""
-    for name, token in (("llama 2", "▁Paris"), ("mistral", "▁Paris"), ("vicuna", "ĠParis")):
-        prompt = make_prompt(make(name), "{} is", Sample("Rome", "Paris"), (), CHAT)
-        assert make(name).convert_ids_to_tokens(prompt.object_token) == token
-    for name in ("chatml", "chatml, thinking", "llama 3", "gemma"):
-        prompt = make_prompt(make(name), "{} is", Sample("Rome", "Paris"), (), CHAT)
-        assert make(name).convert_ids_to_tokens(prompt.object_token) in ("P", "Pa", "Par", "Paris")
-
-
 # Mistakes.
 
 
@@ -325,7 +281,7 @@ TURNED_ROUND = CHATML.replace("in messages %", "in (messages[:-1] | reverse | li
                 CHATML.replace("message.content", f"(message.content | {change})"),
                 "changes the message 'Be “brief” & <co>'",
             )
-            for change in ("upper", "title", "replace('e', 'b')", "truncate(5)", "e")
+            for change in ("title", "replace('e', 'b')", "truncate(5)", "e")
         ),
         (shouting("system"), "changes the message 'Be “brief” & <co>', or leaves it out"),
         (shouting("user"), "changes the message 'Rome is', or leaves it out"),
@@ -334,7 +290,6 @@ TURNED_ROUND = CHATML.replace("in messages %", "in (messages[:-1] | reverse | li
         (LEFT_OUT, "changes the message 'Be “brief” & <co>', or leaves it out"),
         ("Hello", "does not show the user's messages"),
         ("{{ raise_exception('no\nsuch\nroles') }}", "does not accept such a conversation: no$"),
-        ("{{ nothing.there }}", "does not accept such a conversation: "),
         ("{% if %}", "does not accept such a conversation: "),
         (GEMMA, "does not accept such a conversation: System role not supported"),
         (None, "has no chat template: leave chat out"),
@@ -373,10 +328,6 @@ def test_a_control_token_in_a_message_is_refused(name, where):
     options = Prompts(chat=True, system=texts["system"] if KINDS[name].system else None)
     with pytest.raises(LREError, match=f"a message has '{re.escape(token)}' in it, which is a control token"):
         make_prompt(make(name), template, sample, [example], options)
-
-
-def test_a_conversation_without_questions():
-    assert make_prompts(make("chatml"), "{} is", [], CONTEXT, CHAT) == []
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -20,7 +20,6 @@ from lre_lightning.prompts.prompt import (
     load_tokenizer,
     make_prompt,
     make_prompts,
-    pad_token,
     start_token,
 )
 from lre_lightning.prompts.tokenization import tokenize
@@ -189,13 +188,6 @@ def test_a_tokenizer_without_a_start_token_is_refused():
         start_token(tokenizer)
 
 
-def test_the_start_token_pads_where_there_is_no_padding_token():
-    tokenizer = tokenizers.byte_level(bos=tokenizers.START)
-    assert pad_token(tokenizer) == start_token(tokenizer)
-    tokenizer.pad_token = "<|end|>"
-    assert pad_token(tokenizer) == tokenizer.eos_token_id != start_token(tokenizer)
-
-
 def test_text_that_looks_like_a_special_token_is_text():
     tokenizer = tokenizers.make("byte-level, bos and eos added")
     for subject in ("<s>", "</s>", "a </s> b"):
@@ -248,14 +240,8 @@ def test_the_objects_first_token_by_hand(name, answer, token):
 
 def test_object_token_where_prompt_and_object_run_together():
     """Use a tokenizer in which "is a" is one token: the first token that reaches into the object counts."""
-    vocabulary = {
-        "<s>": 0,
-        **{letter: i for i, letter in enumerate("Rome isab", 1)},
-        " i": 20,
-        " is": 21,
-        " a": 22,
-        " is a": 23,
-    }
+    vocabulary = {"<s>": 0} | {letter: i for i, letter in enumerate("Rome isab", 1)}
+    vocabulary |= {" i": 20, " is": 21, " a": 22, " is a": 23}
     merges = [(" ", "i"), (" i", "s"), (" ", "a"), (" is", " a")]
     model = models.BPE(vocabulary, merges)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), bos_token="<s>")
@@ -265,62 +251,47 @@ def test_object_token_where_prompt_and_object_run_together():
     assert make_prompt(tokenizer, "{} is", Sample("Rome", "b")).object_token == vocabulary[" "]
 
 
-def relation_of(*objects):
-    samples = tuple(Sample(f"s{i}", text) for i, text in enumerate(objects))
-    return Relation("toy", "toy", ("{} is",), (), "", "", False, samples)
-
-
 def test_first_token_coverage_by_hand():
-    relation = relation_of("Rome", "New York", "Rome", "New Delhi", "Tokyo")
+    objects = ["Rome", "New York", "Rome", "New Delhi", "Tokyo"]
+    samples = tuple(Sample(f"s{i}", text) for i, text in enumerate(objects))
+    relation = Relation("toy", "toy", ("{} is",), (), "", "", False, samples)
     coverage = first_token_coverage(relation, tokenizers.make("sentencepiece, prepend first"))
     assert (coverage.relation, coverage.range_size, coverage.unique_first_tokens) == ("toy", 4, 3)
     assert (coverage.fraction, coverage.collisions) == (0.75, (("New York", "New Delhi"),))
 
 
-# Table "first_token_filter" of the paper: the size of each range and its distinct first tokens under GPT-J.
+# Table "first_token_filter" of the paper: the ranges in which first tokens collide under GPT-J, by their size and their
+# number of distinct first tokens.
 PAPER = {
-    "adjective antonym": (95, 95, "100.0"),
-    "adjective comparative": (57, 57, "100.0"),
-    "adjective superlative": (79, 77, "97.5"),
-    "city in country": (21, 20, "95.2"),
-    "company CEO": (287, 208, "72.5"),
-    "company hq": (163, 163, "100.0"),
-    "country currency": (23, 23, "100.0"),
-    "landmark in country": (91, 91, "100.0"),
-    "person father": (968, 400, "41.3"),
-    "person lead singer of band": (21, 18, "85.7"),
-    "person mother": (962, 380, "39.5"),
-    "person occupation": (31, 31, "100.0"),
-    "person university": (69, 37, "53.6"),
-    "pokemon evolution": (44, 40, "90.9"),
-    "president birth year": (15, 9, "60.0"),
-    "president election year": (18, 14, "77.8"),
-    "product by company": (30, 30, "100.0"),
-    "star constellation name": (31, 29, "93.5"),
-    "superhero archnemesis": (90, 76, "84.4"),
-    "superhero person": (100, 89, "89.0"),
-    "task done by tool": (51, 50, "98.0"),
+    "adjective superlative": (79, 77),
+    "city in country": (21, 20),
+    "company CEO": (287, 208),
+    "person father": (968, 400),
+    "person lead singer of band": (21, 18),
+    "person mother": (962, 380),
+    "person university": (69, 37),
+    "pokemon evolution": (44, 40),
+    "president birth year": (15, 9),
+    "president election year": (18, 14),
+    "star constellation name": (31, 29),
+    "superhero archnemesis": (90, 76),
+    "superhero person": (100, 89),
+    "task done by tool": (51, 50),
 }
 
 
 @pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set")
 def test_first_token_coverage_is_the_papers_table():
     tokenizer = tokenizers.make("gpt2")
-    found = {relation.name: first_token_coverage(relation, tokenizer) for relation in load_relations()}
-    table = {
-        name: (found[name].range_size, found[name].unique_first_tokens, f"{100 * found[name].fraction:.1f}")
-        for name in PAPER
-    }
-    assert table == PAPER
-    others = [coverage for name, coverage in found.items() if name not in PAPER]
-    assert [coverage.fraction for coverage in others] == [1] * 26
-    assert f"{100 * sum(coverage.fraction for coverage in found.values()) / len(found):.2f}" == "93.17"
+    found = [first_token_coverage(relation, tokenizer) for relation in load_relations()]
+    assert {one.relation: (one.range_size, one.unique_first_tokens) for one in found if one.fraction < 1} == PAPER
+    assert f"{100 * sum(coverage.fraction for coverage in found) / 47:.2f}" == "93.17"
 
 
 # Mistakes.
 
 
-@pytest.mark.parametrize("template", ["", "no slot", "{} and {}", "{subject} is", "{0.__class__} {}", "{{}}", "{} }"])
+@pytest.mark.parametrize("template", ["no slot", "{} and {}", "{subject} is", "{} }"])
 def test_invalid_templates_are_refused(template):
     with pytest.raises(LREError, match=r"exactly one \{\}") as caught:
         make_prompt(tokenizers.make("byte-level"), template, Sample("a", "b"))
@@ -333,7 +304,6 @@ def test_invalid_templates_are_refused(template):
         ({"separator": ""}, "separator is '': lines must be kept apart"),
         ({"separator": None}, "separator is None"),
         ({"shots": -1}, "shots must be a whole number of at least 0, got -1"),
-        ({"shots": "2"}, r"shots must be .*, got '2'"),
         ({"system": "Be brief."}, "system is a message of conversations: set chat, or leave system out"),
         ({"system": 3, "chat": True}, "system must be a text, got 3"),
         ({"sampling": "even"}, "sampling must be 'random' or 'balanced', got 'even'"),
@@ -379,7 +349,6 @@ def test_a_saved_tokenizer_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("./nowhere", "does not exist"),
         ("/no/where", "does not exist"),
         ("nobody/nothing", "no such folder here, and from the Hub"),
         ("a folder without one", "cannot load the tokenizer"),

