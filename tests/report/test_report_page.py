@@ -257,7 +257,7 @@ def test_mathematics_becomes_paths_and_text_remains_text():
     assert b"<text" not in svg("$s'$")
 
 
-def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast):
+def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast, monkeypatch):
     run = write_run(tmp_path / "run", MAIN)
     out = tmp_path / "out"
     empty = tmp_path / "empty"
@@ -275,5 +275,6 @@ def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast):
         make_report([write_run(tmp_path / "bare", bare_of(MAIN))], out)
     assert not out.exists()
     out.write_text("in the way")
+    monkeypatch.setattr(page, "plot", lambda picture: pytest.fail("plotted before the folder was checked"))
     with pytest.raises(LREError, match=r"out.* cannot be written: .*a file is where a folder should be"):
         make_report([run], out)
