@@ -274,19 +274,7 @@ def test_a_single_invalid_file_of_a_folder_is_named_with_its_path(tmp_path):
     assert str(caught.value) == f"{path}: name must be a string, not 1"
 
 
-NAMES = [
-    "country capital city",
-    "Kontinent",
-    "kontinent",
-    "..",
-    "a/b",
-    "CON",
-    "con",
-    "\u202e",
-    "é",
-    "e\u0301",
-    "x" * 99,
-]
+NAMES = ["country capital city", "..", "a/b", "CON", "con", "\u202e", "é", "e\u0301", "x" * 999]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
