@@ -21,7 +21,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lens.tokens import token_text
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.prompt import encode_text
+from lre_lightning.prompts.prompt import tokenize_text
 from lre_lightning.storage.plain import printable
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def check_text(
     if not 1 <= top_k <= lm.vocab_size:
         raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary size")
     chosen = lm.check_layers(layers)
-    ids = torch.tensor([encode_text(tokenizer, text)])
+    ids = torch.tensor([tokenize_text(tokenizer, text)])
     lm.check_ids(ids)
     return ids, chosen
 

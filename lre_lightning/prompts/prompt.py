@@ -225,7 +225,7 @@ def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
     return max([mention, *(match.span() for match in later)])
 
 
-def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
+def tokenize_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
     """Return the tokens of a free text after the start token; a text without a token is an error."""
     ((ids, _),) = tokenize(tokenizer, [text])
     if not ids:
