@@ -52,11 +52,8 @@ class LREModule(L.LightningModule):
     references to the files of the LREs, and the hyperparameters, never the LM.
 
     On several devices (``ddp`` in any spelling, on any number of nodes) the prompts of a trial are split between the
-    processes. Sums of Jacobians and counts are reduced, so that every process has the numbers that a single one would
-    have.
-
-    To fit more than one trial, the Trainer needs `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all
-    of them; the command line sets both.
+    processes; sums of Jacobians and counts are reduced, so every process has the numbers of a single one. To fit more
+    than one trial, the Trainer needs `reload_dataloaders_every_n_epochs=1`, and `max_epochs=-1` to fit all of them.
 
     Args:
         name_or_path: The LM: a hub name, a local folder, or ``"demo"`` for the bundled one. In Python also a
@@ -279,11 +276,7 @@ class LREModule(L.LightningModule):
     # Prediction: the attribute lens of texts.
 
     def on_predict_start(self) -> None:
-        """Check that there is an LRE to look through.
-
-        Raises:
-            LREError: If no LRE of the data's relations is loaded.
-        """
+        """Raise an `LREError` if no LRE of the data's relations is loaded."""
         if not {relation for relation, _ in self.lres} & {relation.name for relation in self._data.relations}:
             raise LREError("there is no LRE to look through: fit first, or give a checkpoint (--ckpt_path last)")
 
