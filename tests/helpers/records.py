@@ -2,21 +2,19 @@
 
 from lre_lightning.records.record import TrialRecord
 
+COUNTS = {"category": "factual", "samples": 20, "range_size": 4, "tested": 12, "known": 10, "edited": 8}
+"""Fields that records of most tests share."""
+
 
 def full_record(trial=0, relation="capital", **changes):
     """A record in which every field differs from its default, and few counts are equal."""
     fields = {
-        "category": "factual",
-        "samples": 20,
-        "range_size": 4,
-        "tested": 12,
-        "known": 10,
+        **COUNTS,
         "layers": ("emb", 0, 3),
         "betas": (1.0, 2.25),
         "ranks": (4, 8, 16, 32),
         "faithful": ((0, 1), (2, 3), (4, 5)),
         "causal": ((0, 1, 2, 3), (4, 5, 6, 7), (8, 1, 0, 2)),
-        "edited": 8,
         "layer": 3,
         "beta": 2.25,
         "rank": 4,
@@ -43,17 +41,12 @@ def full_record(trial=0, relation="capital", **changes):
 def small_record(trial=0, relation="capital", **changes):
     """A scored record of two layers, betas and ranks, without a choice."""
     fields = {
-        "category": "factual",
-        "samples": 20,
-        "range_size": 4,
-        "tested": 12,
-        "known": 10,
+        **COUNTS,
         "layers": ("emb", 0),
         "betas": (1.0, 2.0),
         "ranks": (4, 8),
         "faithful": ((9, 10), (3, 8)),
         "causal": ((2, 5), (7, 7)),
-        "edited": 8,
         "beta": 2.0,
     }
     return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})

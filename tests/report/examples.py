@@ -5,6 +5,7 @@ from dataclasses import replace
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.chapters import chapters_of
+from tests.helpers.records import COUNTS
 
 LAYERS, BETAS, RANKS = ("emb", 0, 1), (1.0, 2.0), (2, 4)
 
@@ -12,17 +13,12 @@ LAYERS, BETAS, RANKS = ("emb", 0, 1), (1.0, 2.0), (2, 4)
 def record(relation, trial, predicted, answered, **changes):
     """Make a record with `predicted` of 10 known facts and `answered` of 8 edits at layer 0, beta 2 and rank 4."""
     fields = {
-        "category": "factual",
-        "samples": 20,
-        "range_size": 4,
-        "tested": 12,
-        "known": 10,
+        **COUNTS,
         "layers": LAYERS,
         "betas": BETAS,
         "ranks": RANKS,
         "faithful": ((1, 2), (predicted - 3, predicted), (2, 3)),
         "causal": ((0, 1), (answered - 1, answered), (1, 2)),
-        "edited": 8,
         "layer": 0,
         "beta": 2.0,
         "rank": 4,
