@@ -61,7 +61,12 @@ class Fit(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
-        line.trainer.fit(line.model, datamodule=line.datamodule, ckpt_path=options.ckpt_path)
+        line.trainer.fit(
+            line.model,
+            datamodule=line.datamodule,
+            ckpt_path=options.ckpt_path,
+            weights_only=options.weights_only,
+        )
 
 
 def try_folders(root: Path, lre_dir: str | None) -> None:

@@ -41,7 +41,12 @@ class Predict(FromCheckpoint):
 
         options = line.options
         line.datamodule.texts += read_texts(options.texts, options.file)
-        found = line.trainer.predict(line.model, datamodule=line.datamodule, ckpt_path=options.ckpt_path)
+        found = line.trainer.predict(
+            line.model,
+            datamodule=line.datamodule,
+            ckpt_path=options.ckpt_path,
+            weights_only=options.weights_only,
+        )
         grids = cast("list[list[Lens]]", found)
         folder = Path(line.trainer.default_root_dir) / "lenses"
         print_lenses(grids)

@@ -47,5 +47,9 @@ class Validate(FromCheckpoint):
     def run(self, line: LRECommandLine) -> None:
         options = line.options
         line.trainer.validate(
-            line.model, datamodule=line.datamodule, ckpt_path=options.ckpt_path, verbose=options.verbose
+            line.model,
+            datamodule=line.datamodule,
+            ckpt_path=options.ckpt_path,
+            verbose=options.verbose,
+            weights_only=options.weights_only,
         )

@@ -16,6 +16,7 @@ import yaml
 
 from lre_lightning.cli import main
 from lre_lightning.records.record import read_records, rows
+from lre_lightning.runs.checkpoints import LRETrainer
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
 
@@ -166,6 +167,18 @@ def test_explicit_options_override_those_of_the_checkpoint(run, finished):
     assert len(table_of(output)) == 1
     assert "1.00" in table_of(output)[0]
     assert "±" not in output
+
+
+def test_arguments_of_the_trainer_reach_it(run, finished, monkeypatch):
+    given, validate = [], LRETrainer.validate
+
+    def noted(trainer, *args, **kwargs):
+        given.append(kwargs["weights_only"])
+        return validate(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(LRETrainer, "validate", noted)
+    assert run("validate", "--ckpt_path=last", "--weights_only=true")[0] == 0
+    assert given == [True]
 
 
 def test_checkpoints_that_do_not_fit(run, finished, tmp_path):
