@@ -254,9 +254,9 @@ class LRECommandLine(LightningCLI):
             begin: Called on the first process before the fit begins.
         """
         name, fit = self.subcommand, Fit.name
-        parser = self._subcommand_parsers[fit]
+        known = vars(self._subcommand_parsers[fit].get_defaults())
         config = self.options.clone()
-        for key in [key for key in vars(config) if key not in vars(parser.get_defaults())]:
+        for key in [key for key in vars(config) if key not in known]:
             del config[key]
         for section, changes in (("model", model), ("data", data)):
             for key, value in changes.items():

@@ -49,9 +49,9 @@ def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str,
     remembered = read_hyperparameters(checkpoint)
     now = {"model": model, "data": data}
     for section, kind in SECTIONS.items():
-        before = flatten(kind, remembered[section])
+        before, harmless = flatten(kind, remembered[section]), declared(kind, "harmless")
         for name, value in flatten(kind, now[section]).items():
-            if before.get(name) != value and name not in declared(kind, "harmless"):
+            if before.get(name) != value and name not in harmless:
                 raise LREError(
                     f"{str(checkpoint)!r} is of a fit with {section}.{name} {before.get(name)!r}, not {value!r}: "
                     "resume it with the same options, or give another --trainer.default_root_dir"

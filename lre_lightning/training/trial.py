@@ -256,28 +256,23 @@ class SavedTrials:
     def test(self, batch: RelationBatch) -> Iterator[TrialRecord]:
         """Run a batch of test prompts; yield the records of the trials before the one that it belongs to."""
         index = self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0])))
-        while self._next <= index:
-            yield from self._begin_next()
+        yield from self._advance(index)
         assert self._current is not None
         self._current.test(batch)
 
     def finish(self) -> Iterator[TrialRecord]:
         """Yield the records of the trials that are left."""
-        while self._next < len(self.run.data.schedule):
-            yield from self._begin_next()
-        if self._current is not None:
-            yield from self._records_of(self._current)
+        yield from self._advance(len(self.run.data.schedule))
 
-    def _begin_next(self) -> Iterator[TrialRecord]:
-        """Begin the next trial; yield the record of the one before it."""
-        finished, trial = self._current, self.run.data.trial(self._next)
-        run = replace(self.run, beta=self.beta_of(trial.relation.name))
-        self._current = RescoredTrial(run, trial, self.lres.get((trial.relation.name, trial.number)))
-        self._next += 1
-        if finished is not None:
-            yield from self._records_of(finished)
-
-    def _records_of(self, trial: RescoredTrial) -> Iterator[TrialRecord]:
-        record = trial.finish()
-        if record is not None:
-            yield record
+    def _advance(self, index: int) -> Iterator[TrialRecord]:
+        """Begin and finish trials until the one of an index in the schedule has begun; yield the finished records."""
+        while self._next <= index:
+            record = None if self._current is None else self._current.finish()
+            if record is not None:
+                yield record
+            self._current = None
+            if self._next < len(self.run.data.schedule):
+                trial = self.run.data.trial(self._next)
+                run = replace(self.run, beta=self.beta_of(trial.relation.name))
+                self._current = RescoredTrial(run, trial, self.lres.get((trial.relation.name, trial.number)))
+            self._next += 1
