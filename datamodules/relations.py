@@ -18,17 +18,15 @@ from lre_lightning.datamodules.loaders import Batches, Loader, Portion, load, sp
 from lre_lightning.datamodules.records import arguments_of, check_relation
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
+from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, pad_token
 from lre_lightning.options import options_of, plain
 from lre_lightning.prompts.batch import RelationBatch, collate
 from lre_lightning.prompts.options import Prompts, choose_templates
 from lre_lightning.prompts.prompt import (
     FirstTokenCoverage,
     Prompt,
-    check_tokenizer,
     first_token_coverage,
-    load_tokenizer,
     make_prompts,
-    pad_token,
 )
 from lre_lightning.prompts.trials import Trial, draw, test_prompts, train_prompts
 from lre_lightning.relations.quality import find_problems

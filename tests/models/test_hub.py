@@ -16,7 +16,7 @@ SCRIPT = """
 import sys
 import huggingface_hub.constants
 from lre_lightning import LREError, LanguageModel
-from lre_lightning.prompts.prompt import load_tokenizer
+from lre_lightning.models.tokenizer import load_tokenizer
 
 def load(name, revision, **options):
     try:

@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 
 from lre_lightning.errors import LREError
+from lre_lightning.models.tokenizer import start_token
 from lre_lightning.prompts import tokenization
 from lre_lightning.prompts.options import Prompts
-from lre_lightning.prompts.prompt import make_prompt, make_prompts, start_token
+from lre_lightning.prompts.prompt import make_prompt, make_prompts
 from lre_lightning.relations.relation import Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
 

@@ -12,15 +12,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
+from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, start_token
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import (
     Prompt,
-    check_tokenizer,
     first_token_coverage,
-    load_tokenizer,
     make_prompt,
     make_prompts,
-    start_token,
 )
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.relation import Relation, Sample
