@@ -6,8 +6,8 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.options import options_of
-from lre_lightning.prompts.options import Prompts
-from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES, Prompts
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import Relation
 from lre_lightning.relations.selection import Selection
 

@@ -7,12 +7,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lre_lightning import callbacks, datamodules, metrics
+    from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.errors import LREError
-    from lre_lightning.lre.estimator import LREEstimator
+    from lre_lightning.lens.lens import read_lenses
+    from lre_lightning.lre.estimator import LREEstimator, estimate
     from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
     from lre_lightning.lre.lre import LRE, Origin
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.models.parts import Parts
+    from lre_lightning.models.tokenizer import load_tokenizer
+    from lre_lightning.prompts.options import Prompts
+    from lre_lightning.records.record import read_records
+    from lre_lightning.relations.relation import Relation, Sample
+    from lre_lightning.relations.sources import load_relations
     from lre_lightning.training.module import LREModule
 
 _ROOMS = {
@@ -24,8 +32,18 @@ _ROOMS = {
     "Origin": "lre.lre",
     "Parts": "models.parts",
     "PromptJacobian": "lre.jacobian",
+    "Prompts": "prompts.options",
+    "Relation": "relations.relation",
+    "RelationDataModule": "datamodules",
+    "Sample": "relations.relation",
+    "estimate": "lre.estimator",
+    "load_relations": "relations.sources",
+    "load_tokenizer": "models.tokenizer",
     "prompt_jacobian": "lre.jacobian",
+    "read_lenses": "lens.lens",
+    "read_records": "records.record",
 }
+_FOLDERS = ("callbacks", "datamodules", "metrics")
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,11 +55,29 @@ __all__ = [
     "Origin",
     "Parts",
     "PromptJacobian",
+    "Prompts",
+    "Relation",
+    "RelationDataModule",
+    "Sample",
+    "callbacks",
+    "datamodules",
+    "estimate",
+    "load_relations",
+    "load_tokenizer",
+    "metrics",
     "prompt_jacobian",
+    "read_lenses",
+    "read_records",
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return import_module(f"{__name__}.{name}")
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lens.tokens import token_text
+from lre_lightning.html import html_table
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import tokenize_text
 from lre_lightning.storage.plain import printable
 
@@ -51,6 +52,14 @@ class Lens:
     top: Sequence[Sequence[Sequence[str]]]
     probabilities: Sequence[Sequence[Sequence[float]]]
     layer: Layer | None = None
+
+    def _repr_html_(self) -> str:
+        rows = zip(self.layers, self.top, self.probabilities, strict=True)
+        cells = [
+            [layer, *(f"{best[0]} {shares[0]:.2f}" for best, shares in zip(top, probabilities, strict=True))]
+            for layer, top, probabilities in reversed(list(rows))
+        ]
+        return html_table(cells, ["layer", *self.tokens], f"{self.name}: {self.text}")
 
     def to(self, *args: Any, **kwargs: Any) -> Lens:
         """Return the grid itself: Lightning moves predictions between devices, and this is on none."""

@@ -9,8 +9,13 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lre.jacobian import PromptJacobian
+from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
+from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.options import LINES, Prompts, choose_templates
+from lre_lightning.prompts.trials import draw, train_prompts
+from lre_lightning.relations.relation import Relation
+from lre_lightning.relations.sources import load_relations
 from lre_lightning.runs.processes import Processes
 
 
@@ -90,3 +95,58 @@ def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return empty sums of W and b for an LM in `dtype`; MPS has no float64."""
     wide = torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
     return torch.zeros(hidden, hidden + 1, dtype=wide, device=device)
+
+
+def estimate(
+    lm: LanguageModel,
+    relation: Relation | str,
+    layer: Layer,
+    n_shot: int = 8,
+    *,
+    beta: float = 1.0,
+    rank: int | None = None,
+    trial: int = 0,
+    seed: int = 0,
+    prompts: Prompts = LINES,
+) -> LRE:
+    """Estimate the LRE of a relation at one layer, as a fit does, without scoring it.
+
+    Args:
+        lm: The LM.
+        relation: The relation, or the name of one that `load_relations` finds.
+        layer: The layer at which s is read, ``"emb"`` or the index of a decoder block.
+        n_shot: Number n of training samples, at least 1.
+        beta: The beta of the LRE.
+        rank: The rank of its pseudo-inverse for edits. If None, an eighth of the LM's width, but at most 128: edits of
+            full rank fail, and those of about this rank succeed (Appendix D of the paper); a fit searches the best one.
+        trial: Number of the draw of training samples, as in a fit.
+        seed: Seed of the draw.
+        prompts: How samples are drawn and prompts are made.
+
+    Returns:
+        The LRE, bound to `lm`.
+
+    Raises:
+        LREError: If the relation, layer, beta or rank is not valid, or the relation has too few samples.
+
+    Example:
+        >>> from lre_lightning import LanguageModel, estimate
+        >>> lre = estimate(LanguageModel.from_pretrained("demo"), "country capital city", layer=2)
+        >>> lre.predict("Canada", top_k=1)[0][0]
+        'Ottawa'
+    """
+    if isinstance(relation, str):
+        found = load_relations(relation)
+        if len(found) > 1:
+            raise LREError(f"{relation!r} stands for {len(found)} relations: name one of them")
+        relation = found[0]
+    (layer,) = lm.check_layers([layer])
+    train = (prompts.train_samples or {}).get(relation.name)
+    (relation,), (templates,) = choose_templates([relation], prompts.template)
+    drawn = draw(relation, n_shot, trial, seed, prompts.sampling, train, templates)
+    estimator = LREEstimator([layer])
+    for prompt in train_prompts(drawn, lm.tokenizer, options=prompts):
+        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer]))
+    origin = Origin.of(lm, drawn, prompts)
+    rank = rank or min(max(1, lm.hidden_size // 8), 128)
+    return LRE(estimator.weight(layer), estimator.bias(layer), layer, origin, beta, rank, lm)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import WIDEST, layer_of, rank_of
 from lre_lightning.storage.files import write_whole
-from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, printable, shown, text, whole
+from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, printable, shown, text, truth, whole
 
 _Check = Callable[[Any, str], Any]
 _name = partial(text, longest=LONGEST_NAME)
@@ -37,6 +37,12 @@ def _entries(checks: Mapping[str, _Check], value: object, what: str) -> dict[str
     return {name: check(given[name], name) for name, check in checks.items()}
 
 
+_FORM: dict[str, _Check] = {
+    "shots": _or_none(whole),
+    "separator": text,
+    "chat": truth,
+    "system": _or_none(text),
+}
 _ORIGIN: dict[str, _Check] = {
     "model": text,
     "fingerprint": _name,
@@ -46,6 +52,7 @@ _ORIGIN: dict[str, _Check] = {
     "trial": whole,
     "template": text,
     "train": _train,
+    "form": partial(_entries, _FORM),
 }
 _METADATA: dict[str, _Check] = {
     "origin": partial(_entries, _ORIGIN),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,18 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks
+from lre_lightning.html import html_table
+from lre_lightning.lre.answers import Answers, PromptEdit
 from lre_lightning.lre.files import check_shapes, check_tensor, checked_metadata, read_lre, write_lre
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts
+from lre_lightning.prompts.prompt import Prompt, make_prompt
+from lre_lightning.relations.relation import SLOT, Sample
+
+if TYPE_CHECKING:
+    from lre_lightning.prompts.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,9 @@ class Origin:
         revision: The LM's revision on the hub; None for a local LM.
         category: Category of the relation.
         trial: Number of the trial.
-        template: The prompt template.
+        template: The prompt template; several are joined by `BETWEEN_TEMPLATES`.
         train: The training samples (subject, object), in the order of the draw.
+        form: The form of the prompts, `Prompts.form`.
     """
 
     model: str
@@ -41,6 +52,35 @@ class Origin:
     trial: int = 0
     template: str = ""
     train: tuple[tuple[str, str], ...] = ()
+    form: Mapping[str, Any] = field(default_factory=lambda: LINES.form)
+
+    @classmethod
+    def of(cls, lm: LanguageModel, trial: Trial, prompts: Prompts = LINES) -> Self:
+        """Return the origin of the LREs of a trial."""
+        return cls(
+            model=lm.name,
+            fingerprint=lm.fingerprint,
+            relation=trial.relation.name,
+            revision=lm.revision,
+            category=trial.relation.category,
+            trial=trial.number,
+            template=trial.template,
+            train=tuple((sample.subject, sample.object) for sample in trial.train),
+            form=prompts.form,
+        )
+
+    def prompt(self, lm: LanguageModel, subject: str) -> Prompt:
+        """Make the prompt that asks for a subject's object, with the other training samples as its context.
+
+        Raises:
+            LREError: If the template or the training samples are not known.
+        """
+        if not (self.template and self.train):
+            raise LREError(f"the LRE of {self.relation!r} does not say which prompts it was estimated from")
+        context = [Sample(*sample) for sample in self.train if sample[0] != subject]
+        asked = Sample(subject, self.train[0][1])  # a prompt ends before its object, so any will do
+        template = self.template.split(BETWEEN_TEMPLATES)[0]
+        return make_prompt(lm.tokenizer, template, asked, context, Prompts(**self.form))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +94,7 @@ class LRE:
         origin: The LM, relation and samples that it was estimated from.
         beta: The scalar applied with W.
         rank: Rank of the pseudo-inverse of W used for edits; full if None.
+        lm: The LM that `predict` and `edit_prompt` run; see `bind`. It is not part of the file.
 
     Raises:
         LREError: If the shapes do not fit, a value is not finite, or the rank is out of range.
@@ -73,6 +114,7 @@ class LRE:
     origin: Origin
     beta: float = 1.0
     rank: int | None = None
+    lm: LanguageModel | None = field(default=None, repr=False)
     _inverse: LowRankInverse | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +174,73 @@ class LRE:
         chosen = self.rank or len(self.bias) if rank is None else rank
         delta = (target - object).to(self.weight)
         return self.inverse(chosen).apply(delta, [chosen]).squeeze(-2).to(object.device)
+
+    def bind(self, lm: LanguageModel) -> Self:
+        """Return the LRE with the LM that it was estimated from, for `predict` and `edit_prompt`.
+
+        Raises:
+            LREError: If it was estimated from another LM.
+        """
+        self.check_model(lm)
+        return replace(self, lm=lm)
+
+    @torch.no_grad()
+    def predict(self, subject: str, top_k: int = 5) -> Answers:
+        """Predict the object of a subject, D(LRE(s)), with s from a prompt like those of the estimate.
+
+        Args:
+            subject: The subject. If it is one of the training samples, that one is left out of the context.
+            top_k: The number of answers.
+
+        Raises:
+            LREError: If the LRE is not bound to an LM, does not say which prompts it was estimated from, or `top_k`
+                is out of range.
+        """
+        lm = self._bound()
+        states, _ = _run(lm, self.origin.prompt(lm, subject)).hidden_states([self.layer])
+        return Answers.of(lm, self(states[0, 0]), top_k)
+
+    @torch.no_grad()
+    def edit_prompt(self, prompt: str, target: str, subject: str | None = None, top_k: int = 5) -> PromptEdit:
+        """Edit s in a prompt so that the LM answers for the target subject, and run it (Section 3.3).
+
+        Args:
+            prompt: A text that asks for the object of a subject, such as ``"The capital of Canada is"``.
+            target: The subject s' to imitate: o' is the LM's output for the prompt with s' in the subject's place.
+            subject: The subject, at its last mention in the prompt; found by the template of the estimate if None.
+            top_k: The number of answers to show.
+
+        Raises:
+            LREError: If the LRE is not bound to an LM, or the subject is not found in the prompt.
+        """
+        lm = self._bound()
+        subject = self._subject_of(prompt) if subject is None else subject
+        before, found, after = prompt.rpartition(subject)
+        if not (found and subject.strip()):
+            raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")
+        template = f"{before}{SLOT}{after}"
+        runs = [_run(lm, make_prompt(lm.tokenizer, template, Sample(s, s))) for s in (subject, target)]
+        (states, output), (_, wanted) = (run.hidden_states([self.layer]) for run in runs)
+        edited = states + self.edit(output, wanted)[:, None]
+        answers = [Answers.of(lm, hidden, top_k) for hidden in (output[0], runs[0].patched(self.layer, edited)[0, 0])]
+        return PromptEdit(prompt, subject, target, *answers)
+
+    def _bound(self) -> LanguageModel:
+        if self.lm is None:
+            raise LREError(f"the LRE of {self.origin.relation!r} has no LM to run: give it one, lre.bind(lm)")
+        return self.lm
+
+    def _subject_of(self, prompt: str) -> str:
+        """Return the subject that the last line of a prompt asks about in one of the LRE's templates."""
+        for template in self.origin.template.split(BETWEEN_TEMPLATES):
+            before, _, after = (re.escape(part) for part in template.partition(SLOT))
+            found = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
+            if found and template != SLOT:
+                return found[1]
+        raise LREError(
+            f"the subject of {prompt!r} is not found, as it does not end like {self.origin.template!r}: name it, "
+            "subject=..."
+        )
 
     def decode(self, lm: LanguageModel, subject: Tensor) -> Tensor:
         """Decode D(LRE(s)) into logits `(..., vocab)` in the LM's dtype.
@@ -194,16 +303,25 @@ class LRE:
 
         Args:
             path: The safetensors file.
-            lm: The LM that it is to be used with, if that should be checked.
+            lm: The LM to check and `bind` it to, if any.
 
         Raises:
             LREError: If it is not a complete file of an LRE, or the LRE was estimated from another LM.
         """
         metadata, (weight, bias) = read_lre(path, "weight", "bias")
         lre = cls.from_tensors(weight, bias, metadata)
-        if lm is not None:
-            lre.check_model(lm)
-        return lre
+        return lre if lm is None else lre.bind(lm)
+
+    def _repr_html_(self) -> str:
+        origin = self.origin
+        examples = ", ".join(f"{subject} \u2192 {object_}" for subject, object_ in origin.train)
+        rows = [("LM", origin.model), ("layer", self.layer), ("beta", self.beta), ("rank", self.rank or "full")]
+        return html_table([*rows, ("width", len(self.bias)), ("examples", examples)], caption=f"LRE: {origin.relation}")
+
+
+def _run(lm: LanguageModel, prompt: Prompt) -> PromptBatch:
+    subject, last = torch.tensor([[prompt.subject_position], [prompt.last_position]])
+    return PromptBatch(lm, torch.tensor([prompt.input_ids]), subject, last)
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:

@@ -25,10 +25,11 @@ from lre_lightning.models.memory import ChunkSizes
 from lre_lightning.models.parts import Parts, check_parts, context_length, find_parts
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.quantization import multiply_dequantized
+from lre_lightning.models.tokenizer import load_tokenizer
 from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
-    from transformers import Cache
+    from transformers import Cache, PreTrainedTokenizerBase
 
 LOGIT_BYTES = 2**27
 """Bytes of logits that exist at a time where only their argmax is needed."""
@@ -74,6 +75,7 @@ class LanguageModel(nn.Module):
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         self.revision = revision
         self.chunk_size = chunk_size
+        self._remote_code = False
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
@@ -97,8 +99,18 @@ class LanguageModel(nn.Module):
             LREError: If there is no such model, it is not a supported decoder-only LM, or an option is invalid.
         """
         loading = options_of(Loading, options, "LanguageModel.from_pretrained")
-        model = load_model(name_or_path, loading)
-        return cls(model, name_or_path, loading.revision, chunk_size=loading.chunk_size)
+        lm = cls(load_model(name_or_path, loading), name_or_path, loading.revision, chunk_size=loading.chunk_size)
+        lm._remote_code = loading.trust_remote_code
+        return lm
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The LM's tokenizer, loaded by the LM's name when it is first used; assign one to an LM without a name.
+
+        Raises:
+            LREError: If it cannot be loaded, or is not a fast tokenizer.
+        """
+        return load_tokenizer(self.name, self.revision, self._remote_code)
 
     @property
     def chunk_size(self) -> int | None:

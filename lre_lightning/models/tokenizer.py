@@ -1,7 +1,9 @@
-"""The tokenizer of an LM: loading, and the tokens that prompts start with and are padded with."""
+"""The tokenizer of an LM: loading, the tokens that prompts start with and are padded with, the text of a token."""
+
+from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.models.loading import locate
@@ -9,15 +11,20 @@ from lre_lightning.models.loading import locate
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHER_BYTES = [byte for byte in range(256) if byte not in _PRINTED_BYTES]
+_BYTES = {chr(byte): byte for byte in _PRINTED_BYTES} | {chr(256 + i): byte for i, byte in enumerate(_OTHER_BYTES)}
+"""The byte that each character of a byte-level vocabulary stands for."""
 
-def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a tokenizer is a fast one, which can tell the characters that each token stands for."""
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__
         raise LREError(f"{name} cannot tell where a token is in a text: use the fast tokenizer (tokenizer.json)")
 
 
-def start_token(tokenizer: "PreTrainedTokenizerBase") -> int:
+def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the token that every prompt starts with.
 
     It is the tokenizer's BOS token, else the token that it puts in front of a text itself, else its EOS token (Qwen).
@@ -34,14 +41,14 @@ def start_token(tokenizer: "PreTrainedTokenizerBase") -> int:
     return cast(int, tokenizer.eos_token_id)
 
 
-def pad_token(tokenizer: "PreTrainedTokenizerBase") -> int:
+def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the token to pad with: the tokenizer's own, else the start token (it is never attended to)."""
     return start_token(tokenizer) if tokenizer.pad_token_id is None else cast(int, tokenizer.pad_token_id)
 
 
 def load_tokenizer(
     name_or_path: str, revision: str | None = None, trust_remote_code: bool = False
-) -> "PreTrainedTokenizerBase":
+) -> PreTrainedTokenizerBase:
     """Load a Hugging Face tokenizer.
 
     Args:
@@ -68,3 +75,22 @@ def load_tokenizer(
             f"cannot load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)"
         )
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """Return the text that one token stands for, with its spaces.
+
+    Bytes that are not a character by themselves, which byte-level tokens may be, are written as ``<0xE4><0xB8>``, and
+    an id that the tokenizer does not have, as in padded vocabularies, as ``<50300>``.
+    """
+    piece: Any = tokenizer.convert_ids_to_tokens(token)
+    if piece is None:
+        return f"<{token}>"
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    if "\ufffd" in text:
+        if not all(character in _BYTES for character in piece):
+            return str(piece)
+        data = [_BYTES[character] for character in piece]
+        return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in data)
+    spaces = len(piece) - len(piece.lstrip("\u2581"))  # SentencePiece drops one at the beginning of a text
+    return " " * spaces + text.lstrip(" ") if spaces else text

@@ -20,6 +20,10 @@ TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
 """Names for choices of templates: all of a relation's templates of one kind, or ``"{}"`` alone."""
 
 
+BETWEEN_TEMPLATES = " | "
+"""What joins the templates of a trial where there are several."""
+
+
 @dataclass(frozen=True)
 class Prompts:
     r"""Options of drawing training samples and of making prompts.
@@ -79,6 +83,11 @@ class Prompts:
     def recorded(self) -> dict[str, Any]:
         """The options that the record of a trial keeps, as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The options that the form of a prompt depends on, as plain data."""
+        return {"shots": self.shots, "separator": self.separator, "chat": self.chat, "system": self.system}
 
 
 LINES = Prompts()

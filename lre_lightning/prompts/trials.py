@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, get_args
 
 from lre_lightning.errors import LREError, check_choice, check_number
-from lre_lightning.prompts.options import LINES, Prompts, Sampling, TrainSample
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts, Sampling, TrainSample
 from lre_lightning.prompts.prompt import Prompt, make_prompts
 from lre_lightning.relations.relation import Relation, Sample, sha256
 
@@ -49,6 +49,11 @@ class Trial:
     def asked_with(self) -> tuple[str, ...]:
         """The templates, at least one."""
         return self.templates or (self.relation.template,)
+
+    @property
+    def template(self) -> str:
+        """The templates as one text, joined by `BETWEEN_TEMPLATES`."""
+        return BETWEEN_TEMPLATES.join(self.asked_with)
 
     @property
     def train_asked(self) -> tuple[Sample, ...]:

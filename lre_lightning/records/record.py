@@ -20,6 +20,7 @@ import numpy as np
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, layer_of, place_of, rank_of
+from lre_lightning.html import html_table
 from lre_lightning.storage.files import written_whole
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, mapping, number, shown, text, whole
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
-BETWEEN_TEMPLATES = " | "
 
 MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
@@ -265,11 +265,24 @@ def write_records(records: Iterable[TrialRecord], path: Path, append: bool = Fal
         file.writelines(json.dumps(record.plain(), ensure_ascii=False) + "\n" for record in records)
 
 
-def read_records(paths: Iterable[str | Path]) -> list[TrialRecord]:
+class Records(list[TrialRecord]):
+    """A list of records, which shows itself as the table of results in notebooks."""
+
+    def _repr_html_(self) -> str:
+        from lre_lightning.records.summary import summarize
+
+        columns = ("relation", "known", "trials", "layer", "rank", "beta", "faithfulness", "causality")
+        rows = [[getattr(summary, name) for name in columns] for summary in summarize(self)]
+        means = [[value[0] if isinstance(value, tuple) else value for value in row] for row in rows]
+        return html_table(means, columns)
+
+
+def read_records(paths: str | Path | Iterable[str | Path]) -> Records:
     """Read and merge the records of one or several runs, such as jobs that each had some of the relations.
 
     Args:
-        paths: Files that `write_records` wrote, or folders of runs, in which every ``fit_results.jsonl`` is read.
+        paths: One or several files that `write_records` wrote, or folders of runs, in which every
+            ``fit_results.jsonl`` is read.
 
     Returns:
         The records in the order of the files; a record that several files have is returned once.
@@ -279,6 +292,7 @@ def read_records(paths: Iterable[str | Path]) -> list[TrialRecord]:
             trial and prompts.
     """
     found: dict[tuple[Any, ...], tuple[TrialRecord, Path]] = {}
+    paths = [paths] if isinstance(paths, str | Path) else paths
     for path in [file for given in paths for file in result_files(Path(given))]:
         for place, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
@@ -291,7 +305,7 @@ def read_records(paths: Iterable[str | Path]) -> list[TrialRecord]:
                     f"{str(other)!r} and {str(path)!r} both have trial {record.trial} of {record.relation!r} "
                     f"(n = {record.n_shot}, {record.template!r}), with different counts: give one of them"
                 )
-    return [record for record, _ in found.values()]
+    return Records(record for record, _ in found.values())
 
 
 def result_files(path: Path) -> list[Path]:

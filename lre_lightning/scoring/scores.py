@@ -18,7 +18,7 @@ from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
-from lre_lightning.records.record import BETWEEN_TEMPLATES, Grid, TrialRecord
+from lre_lightning.records.record import Grid, TrialRecord
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> Tri
         tested=tested,
         known=known,
         n_shot=len(trial.train),
-        template=BETWEEN_TEMPLATES.join(trial.asked_with),
+        template=trial.template,
         template_index=template if isinstance(template, int) else None,
         first_tokens=data.coverage(trial.relation).unique_first_tokens,
         train=tuple((sample.subject, sample.object) for sample in trial.train),

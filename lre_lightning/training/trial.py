@@ -14,7 +14,7 @@ from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch
-from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose_after
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.baselines import Examples, with_baselines
@@ -151,17 +151,7 @@ class FitTrial(TestedTrial):
         if self.unscored is not None:
             return
         self._estimator.add_up(self.run.processes, self.run.lm)
-        relation, lm = self.trial.relation, self.run.lm
-        origin = Origin(
-            model=lm.name,
-            fingerprint=lm.fingerprint,
-            relation=relation.name,
-            revision=lm.revision,
-            category=relation.category,
-            trial=self.trial.number,
-            template=BETWEEN_TEMPLATES.join(self.trial.asked_with),
-            train=tuple((sample.subject, sample.object) for sample in self.trial.train),
-        )
+        origin = Origin.of(self.run.lm, self.trial, self.run.data.prompts)
         self._lres = {
             layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in self._estimator.means()
         }

@@ -11,8 +11,9 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import load_tokenizer
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.prompts.prompt import make_prompt
-from lre_lightning.records.record import BETWEEN_TEMPLATES, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.selection import cap
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.scoring.scores import new_record

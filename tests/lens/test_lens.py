@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import LOGIT_LENS, read_lenses
-from lre_lightning.lens.tokens import token_text
+from lre_lightning.lens.lens import LOGIT_LENS, Lens, read_lenses
 from lre_lightning.lre.lre import LRE, Origin
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import token_text
 from tests.helpers import tokenizers_fixtures as fixtures
 from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
 
@@ -194,3 +194,11 @@ def test_a_sentencepiece_token_keeps_its_spaces():
 def test_ids_outside_the_vocabulary_are_shown_as_numbers(name):
     tokenizer = fixtures.make(name)
     assert token_text(tokenizer, len(tokenizer) + 5) == f"<{len(tokenizer) + 5}>"
+
+
+def test_a_lens_shows_itself_in_notebooks():
+    lens = Lens("r", "a <b", ["a", "<b"], [0, 1], [[["x"], ["y"]], [["z"], ["w"]]], [[[0.5], [0.25]], [[0.1], [1.0]]])
+    first, second = lens._repr_html_().split("<tr><td>")[1:]
+    assert first.startswith("1</td><td>z 0.10</td><td>w 1.00</td>")
+    assert second.startswith("0</td><td>x 0.50</td>")
+    assert "<th>&lt;b</th>" in lens._repr_html_()

@@ -247,3 +247,10 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
         assert (row["beta"] in record.betas) == (on_grid and row["metric"] == "faithfulness")
         assert (row["rank"] in record.ranks) == (on_grid and row["metric"] == "causality")
         assert (row["beta"] is None) + (row["rank"] is None) == (1 if on_grid else 2)
+
+
+def test_records_show_themselves_as_the_table_of_results(tmp_path):
+    write_records([full_record(0), full_record(1)], tmp_path / "fit_results.jsonl")
+    shown = read_records(tmp_path)._repr_html_()
+    assert shown.count("<tr>") == 2
+    assert f"<td>{full_record(0).relation}</td>" in shown

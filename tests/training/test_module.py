@@ -10,8 +10,10 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.grid import default_ranks
+from lre_lightning.lre.estimator import estimate
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.summary import COLUMNS
+from lre_lightning.relations.sources import load_relations
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import LAYERS, WIDTH, write_toy_model, write_toy_relations
 
@@ -74,6 +76,17 @@ def test_an_affine_relation_is_recovered_exactly(fitted):
             assert record.faithfulness(layer, 0.0) < 0.6  # a control: without W s only the bias is left
             assert record.causality(layer, WIDTH) == 1
             assert record.causality(layer, 1) < 0.6  # a control: one direction does not reach every object
+
+
+def test_estimate_gives_the_lre_of_a_fit(fitted, folders):
+    module = fitted[0]
+    (relation,) = load_relations("thing colour", folders[1])
+    for trial in (0, 1):
+        lre = module.bank.lres["thing colour", trial]
+        alone = estimate(module.lm, relation, lre.layer, 4, trial=trial, rank=lre.rank)
+        assert torch.equal(alone.weight, lre.weight)
+        assert torch.equal(alone.bias, lre.bias)
+        assert alone.metadata() == lre.metadata()
 
 
 def test_relations_that_the_lm_does_not_know_are_not_scored(fitted):

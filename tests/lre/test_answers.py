@@ -1,0 +1,135 @@
+"""The way from a name to an answer: estimate, predict, edit a prompt; compared with plain runs of the LM."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lre_lightning import LRE, LanguageModel, LREError, Origin, estimate
+from lre_lightning.prompts.options import Prompts
+from lre_lightning.relations.sources import load_relations
+
+LAYER = 2
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel.from_pretrained("demo")
+
+
+@pytest.fixture(scope="module")
+def lre(lm):
+    return estimate(lm, load_relations("country capital city", "demo")[0], LAYER)
+
+
+def plain_run(lm, text, word, value=None):
+    """s at the last token of the last mention of a word, and o, of a plain run in which `value` may replace s."""
+    encoding = lm.tokenizer(text, return_offsets_mapping=True)
+    end = text.rindex(word) + len(word)
+    position = max(i for i, span in enumerate(encoding["offset_mapping"]) if span[0] < end) + 1
+    ids = torch.tensor([[lm.tokenizer.bos_token_id, *encoding["input_ids"]]])
+    states = {}
+
+    def block(module, args, output):
+        states["s"] = output[0, position].clone()
+        if value is not None:
+            output[0, position] = value
+        return output
+
+    handles = [lm.module_at(LAYER).register_forward_hook(block)]
+    handles.append(lm.module_at(lm.num_layers - 1).register_forward_hook(lambda m, a, o: states.update(o=o[0, -1])))
+    with torch.no_grad():
+        logits = lm.model(ids).logits[0, -1]
+    for handle in handles:
+        handle.remove()
+    return states["s"], states["o"], logits.softmax(-1)
+
+
+def best(lm, probabilities, count):
+    top = probabilities.topk(count)
+    return [
+        (lm.tokenizer.decode([token]).strip(), pytest.approx(float(p), rel=1e-3)) for p, token in zip(*top, strict=True)
+    ]
+
+
+def test_a_prediction_reads_s_in_a_prompt_of_the_training_samples(lm, lre):
+    for subject in ("Canada", lre.origin.train[3][0]):  # the second one is left out of its own context
+        lines = [f"The capital of {s} is {o}\n" for s, o in lre.origin.train if s != subject]
+        s, _, _ = plain_run(lm, f"{''.join(lines)}The capital of {subject} is", subject)
+        assert list(lre.predict(subject, 3)) == best(lm, lm.decode(lre(s)).softmax(-1), 3)
+    assert lre.predict("Canada")[0][0] == "Ottawa"
+    assert repr(lre.predict("Canada", 1)).startswith("Ottawa 0.")
+
+
+def test_an_edited_prompt_is_answered_as_with_s_replaced(lm, lre):
+    text = "The capital of Canada is"
+    s, o, before = plain_run(lm, text, "Canada")
+    _, wanted, _ = plain_run(lm, text.replace("Canada", "Peru"), "Peru")
+    _, _, after = plain_run(lm, text, "Canada", s + lre.edit(o, wanted))
+    edit = lre.edit_prompt(text, target="Peru", top_k=2)
+    assert list(edit.before) == best(lm, before, 2)
+    assert list(edit.after) == best(lm, after, 2)
+    assert (edit.before[0][0], edit.after[0][0]) == ("Ottawa", "Lima")
+    assert (edit.subject, edit.target) == ("Canada", "Peru")
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "subject"),
+    [
+        ("The capital of {} is", "The capital of Chile is Santiago\nThe capital of The Gambia is", "The Gambia"),
+        ("{} is governed from | The capital of {} is", "A\nThe capital of {} is", "{}"),
+        ("{} is governed from | The capital of {} is", "A.\nNew Zealand is governed from", "New Zealand"),
+    ],
+)
+def test_the_subject_is_found_by_the_template(lre, template, text, subject):
+    other = replace(lre, origin=replace(lre.origin, template=template))
+    if "{}" in subject:
+        text = text.replace("{}", "Chad")
+        subject = "Chad"
+    assert other.edit_prompt(text, "Peru").subject == subject
+    with pytest.raises(LREError, match="does not end like"):
+        other.edit_prompt("Canada", "Peru")
+
+
+def test_a_named_subject_may_be_anywhere(lre):
+    edit = lre.edit_prompt("Canada: in Canada, the capital is", "Peru", subject="Canada")
+    assert edit.before[0][0] == "Ottawa"
+    with pytest.raises(LREError, match="the subject 'Chad' is not in the prompt 'The capital of Canada is'"):
+        lre.edit_prompt("The capital of Canada is", "Peru", subject="Chad")
+
+
+def test_an_lre_needs_its_lm_and_its_prompts(lm, lre, tmp_path):
+    lre.save(tmp_path / "lre.safetensors")
+    unbound, loaded = LRE.load(tmp_path / "lre.safetensors"), LRE.load(tmp_path / "lre.safetensors", lm)
+    assert [answer for answer, _ in loaded.predict("Canada")] == [answer for answer, _ in lre.predict("Canada")]
+    with pytest.raises(LREError, match=r"'country capital city' has no LM to run: give it one, lre\.bind\(lm\)"):
+        unbound.predict("Canada")
+    with pytest.raises(LREError, match="does not say which prompts"):
+        replace(lre, origin=Origin("demo", lm.fingerprint, "r")).predict("Canada")
+    with pytest.raises(LREError, match="top_k 0 is out of range: it must be 1 to"):
+        lre.predict("Canada", 0)
+
+
+def test_the_form_of_prompts_is_kept_with_the_lre(lm, tmp_path):
+    prompts = Prompts(separator=" ; ", shots=2, template="{} is governed from")
+    lre = estimate(lm, load_relations("country capital city", "demo")[0], LAYER, prompts=prompts)
+    lre.save(tmp_path / "lre.safetensors")
+    train = lre.origin.train[:2]
+    expected = " ; ".join([*(f"{s} is governed from {o}" for s, o in train), "Canada is governed from"])
+    assert LRE.load(tmp_path / "lre.safetensors").origin.prompt(lm, "Canada").text == expected
+
+
+def test_estimate_refuses_what_is_not_one_relation(lm, monkeypatch):
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    with pytest.raises(LREError, match=r"'factual' stands for [0-9]+ relations: name one of them"):
+        estimate(lm, "factual", LAYER)
+    with pytest.raises(LREError, match="layer 99 is out of range"):
+        estimate(lm, "country capital city", 99)
+
+
+def test_results_show_themselves_in_notebooks(lre):
+    named = replace(lre, origin=replace(lre.origin, relation="<b>"))
+    assert "<caption>LRE: &lt;b&gt;</caption>" in named._repr_html_()
+    edit = lre.edit_prompt("The capital of Canada is", target="Peru")
+    assert edit.before._repr_html_().startswith("<table><tr><th>answer</th><th>probability</th></tr><tr><td>Ottawa")
+    assert "<td>Lima</td>" in edit._repr_html_()
