@@ -66,26 +66,21 @@ def open_loaded(loaded: Any, place: str = "the data set", name: str = "dataset",
     from datasets import Dataset, DatasetDict
 
     if isinstance(loaded, Dataset):
-        loaded = {str(loaded.split or "train"): loaded}
+        loaded = {loaded.split or "train": loaded}
     elif not isinstance(loaded, DatasetDict):
-        raise LREError(
-            "relations are read from a path, a name, a datasets.Dataset or a datasets.DatasetDict, "
-            f"not from {shown(loaded)}"
-        )
-    parts = {str(split): _rows(part, f"the split {str(split)!r}") for split, part in loaded.items()}
+        right = "a path, a name, a datasets.Dataset or a datasets.DatasetDict"
+        raise LREError(f"relations are read from {right}, not from {shown(loaded)}")
+    parts = {str(split): _rows(part, f"{place}, split {str(split)!r}") for split, part in loaded.items()}
     return place, name, choose_splits(place, parts, split)
 
 
 def _rows(dataset: Dataset, place: str) -> Rows:
     def rows(names: Sequence[str]) -> Iterator[Row]:
-        labels = [(i, getattr(dataset.features[name], "int2str", None)) for i, name in enumerate(names)]
+        to_text = {name: getattr(dataset.features[name], "int2str", None) for name in names}
+        labels = {name: int2str for name, int2str in to_text.items() if int2str}
         batches = dataset.select_columns(list(names)).with_format("arrow").iter(batch_size=10_000)
-        for number, row in rows_of_batches(batches, names):
-            cells = list(row)
-            for i, label in labels:
-                if label is not None and cells[i] is not None:
-                    cells[i] = label(cells[i]) if cells[i] >= 0 else None
-            yield number, cells
+        for number, row in rows_of_batches(batches):
+            yield number, row | {name: int2str(row[name]) for name, int2str in labels.items()}
 
     return Rows(place, "row", dataset.column_names, rows)
 
@@ -134,13 +129,12 @@ def open_hub(source: str, options: Mapping[str, Any]) -> Opened:
     except Exception as error:  # the files of a stranger may raise anything
         reason = printable(" ".join(str(error).splitlines()[:2]) or type(error).__name__)
         raise LREError(f"the data set {name!r} of the Hub cannot be read: {reason}") from error
-    splits = {str(split): list(paths) for split, paths in (builder.config.data_files or {}).items()}
+    splits = {str(split): list(map(Path, paths)) for split, paths in (builder.config.data_files or {}).items()}
     parts = []
-    for path in (Path(path) for paths in choose_splits(source, splits, options.get("split")) for path in paths):
-        inside = os.path.relpath(path, folder.resolve())
-        if inside.startswith(os.pardir) or os.path.isabs(inside):
+    for path in (path for paths in choose_splits(source, splits, options.get("split")) for path in paths):
+        if not Path(os.path.normpath(path)).is_relative_to(folder.resolve()):  # links lead elsewhere in the cache
             raise LREError(f"the data set {name!r} of the Hub names the file {shown(str(path))}, which is not its own")
-        parts.append(open_rows(path, f"{name}/{inside}", getattr(builder.config, "sep", None)))
+        parts.append(open_rows(path))
     return source, name.rpartition("/")[2], parts
 
 
@@ -164,41 +158,34 @@ def fetch_hub(source: str, options: Mapping[str, Any]) -> tuple[Path, str]:
             f"{missing}{source!r} is not the name of a data set of the Hub: give hf://datasets/ORG/NAME or "
             "hf://datasets/ORG/NAME@REVISION; the option data_files chooses among its files"
         )
-    name, revision, given = match[2], unquote(match[3]) if match[3] else None, options.get("revision")
-    if revision and given and revision != given:
-        raise LREError(f"{source!r} names the revision {revision!r}, and the options {given!r}: give one of them")
-    from huggingface_hub import is_offline_mode, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    name, revision = match[2], unquote(match[3]) if match[3] else options.get("revision")
+    from huggingface_hub import errors as hub
+    from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(  # which takes the files from the cache if the Hub cannot be reached
             name,
             repo_type="dataset",
-            revision=revision or given,
+            revision=revision,
             allow_patterns=["README.md", ".huggingface.yaml", *_patterns(options)],
             token=options.get("token"),
         )
         return Path(folder), name
-    except RevisionNotFoundError:
-        reason = f"the data set {name!r} of the Hub has no revision {revision or given!r}"
-    except GatedRepoError:
-        reason = f"the data set {name!r} of the Hub is gated: request access on its page and run `hf auth login`"
-    except RepositoryNotFoundError:
-        reason = f"the Hub has no data set {name!r}: check the name, or run `hf auth login` if it is private"
-    except LocalEntryNotFoundError as error:
-        why = "HF_HUB_OFFLINE is set" if is_offline_mode() else printable(first_line(error.__cause__ or error))
+    except hub.RevisionNotFoundError:
+        reason = f"has no revision {revision!r}"
+    except hub.GatedRepoError:
+        reason = "is gated: request access on its page and run `hf auth login`"
+    except hub.RepositoryNotFoundError:
+        reason = "does not exist: check the name, or run `hf auth login` if it is private"
+    except hub.LocalEntryNotFoundError as error:
+        why = printable(first_line(error.__cause__ or error))
         reason = (
-            f"the data set {name!r} of the Hub is not in the cache, and the Hub cannot be reached ({why}): download it "
-            "once where there is a network, or save it to a folder and give that"
+            f"is not in the cache, and the Hub cannot be reached ({why}): download it once where there is a network, "
+            "or save it to a folder and give that"
         )
     except Exception as error:  # whatever else goes wrong on the way
-        reason = f"the data set {name!r} of the Hub cannot be downloaded: {printable(first_line(error))}; try again"
-    raise LREError(missing + reason)
+        reason = f"cannot be downloaded: {printable(first_line(error))}; try again"
+    raise LREError(f"{missing}the data set {name!r} of the Hub {reason}")
 
 
 def _patterns(options: Mapping[str, Any]) -> list[str]:

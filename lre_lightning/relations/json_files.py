@@ -12,27 +12,12 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.relations.relation import Relation
-from lre_lightning.relations.schema import MOST, InvalidRelation, Problem, check_relation, raise_all
+from lre_lightning.relations.schema import Problems, check_relation
 from lre_lightning.storage.files import safe_name, write_whole
 from lre_lightning.storage.plain import printable, shown
 
 LARGEST_FILE = 2**26
 """Bytes that a JSON file may have."""
-
-
-def read_json(path: str | Path) -> list[Relation]:
-    """Read a JSON file that holds one relation or a list of them.
-
-    Args:
-        path: A file in UTF-8 that follows the schema of `lre_lightning.relations.schema`.
-
-    Returns:
-        The relations. Their category is their ``properties.relation_type`` or else the name of the file's folder.
-
-    Raises:
-        LREError: The file cannot be read, is not JSON or does not follow the schema; the message lists all problems.
-    """
-    return _read(Path(path), str(path))
 
 
 def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
@@ -53,68 +38,64 @@ def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
     paths = sorted(folder.rglob("*.json"), key=lambda path: path.relative_to(folder).parts)
     if not paths:
         raise LREError(f"the folder {str(folder)!r} has no relation in it: it must hold .json files")
-    found: list[tuple[Path, Relation]] = []
-    errors: list[InvalidRelation] = []
+    return read_json(*paths)
+
+
+def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
+    """Read JSON files that each hold one relation or a list of them.
+
+    Args:
+        paths: Files in UTF-8 that follow the schema of `lre_lightning.relations.schema`.
+
+    Returns:
+        Each relation with its file. Their category is their ``properties.relation_type`` or else the name of the
+        file's folder.
+
+    Raises:
+        LREError: A file cannot be read, is not JSON or does not follow the schema; the message lists all problems.
+    """
+    problems, found = Problems(), []
     for path in paths:
-        try:
-            found += [(path, relation) for relation in _read(path, str(path.relative_to(folder)))]
-        except InvalidRelation as error:
-            errors.append(error)
-        if len(errors) >= MOST:
-            break
-    if len(errors) == 1:
-        raise InvalidRelation(str(folder / errors[0].place), errors[0].problems)
-    raise_all(str(folder), errors)
+        data: Any = []
+        with problems:
+            data = _parse(path)
+            category = printable(path.resolve().parent.name)
+            if data == []:
+                raise LREError(f"{path} must hold at least one relation, not an empty list")
+        several = isinstance(data, list)
+        for number, item in enumerate(data if several else [data]):
+            at = f"{path}[{number}]" if several else str(path)
+            relation = check_relation(item, at, problems, category=category)
+            if relation:
+                found.append((path, relation))
+    problems.raise_all()
     return found
 
 
-def _read(path: Path, place: str) -> list[Relation]:
-    data = _parse(path, place)
-    category = printable(path.resolve().parent.name)
-    if not isinstance(data, list):
-        return [check_relation(data, place, category=category)]
-    if not data:
-        raise InvalidRelation(place, [Problem("must hold at least one relation, not an empty list")])
-    found: list[Relation] = []
-    errors: list[InvalidRelation] = []
-    for number, item in enumerate(data):
-        try:
-            found.append(check_relation(item, f"[{number}]", category=category))
-        except InvalidRelation as error:
-            errors.append(error)
-        if len(errors) >= MOST:
-            break
-    raise_all(place, errors)
-    return found
-
-
-def _parse(path: Path, place: str) -> Any:
-    check_file(path, place, LARGEST_FILE)
+def _parse(path: Path) -> Any:
+    check_file(path, LARGEST_FILE)
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=distinct_keys)
     except OSError as error:
-        raise InvalidRelation(place, [Problem(f"cannot be read: {error.strerror or error}")]) from error
+        raise LREError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRelation(place, [Problem(f"is not a JSON file in UTF-8: {error}")]) from error
+        raise LREError(f"{path} is not a JSON file in UTF-8: {error}") from error
 
 
-def check_file(path: Path, place: str, largest: int) -> None:
+def check_file(path: Path, largest: int) -> None:
     """Check that a path is an ordinary file, which reading does not block on, of at most `largest` bytes.
 
     Raises:
-        InvalidRelation: It is something else.
+        LREError: It is something else.
     """
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-    else:
-        if stat.S_ISREG(found.st_mode) and found.st_size <= largest:
-            return
-        reason = "it is not an ordinary file"
-        if stat.S_ISREG(found.st_mode):
-            reason = f"it has {found.st_size} bytes, and may have {largest}"
-    raise InvalidRelation(place, [Problem(f"cannot be read: {reason}")])
+        raise LREError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise LREError(f"{path} cannot be read: it is not an ordinary file")
+    if found.st_size > largest:
+        raise LREError(f"{path} cannot be read: it has {found.st_size} bytes, and may have {largest}")
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -146,8 +127,8 @@ def write_relations(relations: Iterable[Relation], folder: str | Path) -> list[P
             before all relations are checked.
     """
     files: dict[Path, str] = {}
+    problems = Problems()
     for relation in relations:
-        place = f"the relation {shown(relation.name)}"
         path = Path(folder) / (safe_name(relation.category) if relation.category else "")
         path /= f"{safe_name(relation.name)}.json"
         if path in files:
@@ -164,11 +145,9 @@ def write_relations(relations: Iterable[Relation], folder: str | Path) -> list[P
             },
             "samples": [{"subject": sample.subject, "object": sample.object} for sample in relation.samples],
         }
-        check_relation(data, place)
+        check_relation(data, f"the relation {shown(relation.name)}", problems)
         files[path] = json.dumps(data, ensure_ascii=False, indent=4) + "\n"
-        size = len(files[path].encode())
-        if size > LARGEST_FILE:
-            raise LREError(f"{place} takes {size} bytes, and a file may have {LARGEST_FILE}: split it")
+    problems.raise_all()
     for path, content in files.items():
         write_whole(path, content)
     return list(files)

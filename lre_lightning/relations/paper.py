@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.storage.files import check_writable, failures_named
@@ -51,13 +50,7 @@ def fetch_paper_relations(timeout: float = 20.0) -> Path:
     files.load_registry(MANIFEST)
     missing = [name for name, checksum in files.registry.items() if not _is_there(files.abspath / name, checksum)]
     if missing:
-        if address == ADDRESS:
-            from huggingface_hub import is_offline_mode
-
-            if is_offline_mode():
-                raise _not_fetched(ADDRESS, "HF_HUB_OFFLINE is set")
         with failures_named(cache):
-            check_writable(cache)
             _fetch(files, missing, timeout)
     return Path(files.abspath)
 
@@ -71,15 +64,20 @@ def _is_there(path: Path, checksum: str) -> bool:
 def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
     import pooch
     import requests
+    from huggingface_hub import is_offline_mode
+    from rich.console import Console
+    from rich.progress import track
 
+    if files.base_url == ADDRESS and is_offline_mode():
+        raise _not_fetched(ADDRESS, "HF_HUB_OFFLINE is set")
+    check_writable(files.abspath.parent)
+    print(f"downloading the paper's relations from {files.base_url} to {files.abspath}", file=sys.stderr)
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(timeout=timeout)
-    for name in _with_progress(names, files):
+    console = Console(stderr=True)
+    for name in track(names, "Downloading", console=console, disable=not console.is_terminal):
         try:
             path = Path(files.fetch(name, downloader=downloader))
-        except requests.HTTPError as error:
-            status = getattr(error.response, "status_code", None)
-            raise _not_fetched(files.get_url(name), f"the server answers with status {status}") from error
         except requests.RequestException as error:
             raise _not_fetched(files.get_url(name), first_line(error)) from error
         except ValueError as error:
@@ -87,27 +85,9 @@ def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
         path.chmod(0o644)  # pooch makes files that only their owner may read
 
 
-def _with_progress(names: Sequence[str], files: Any) -> Iterable[str]:
-    """Show the progress over files: a bar in a terminal, else one line."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        return track(names, "Downloading the paper's relations", console=console)
-    address = _without_password(files.base_url)
-    print(f"downloading {len(names)} relations from {address} to {files.abspath}", file=sys.stderr)
-    return names
-
-
 def _not_fetched(address: str, reason: str) -> LREError:
     return LREError(
-        f"the paper's relations cannot be downloaded from {_without_password(address)}: {reason}. Try again, or set "
-        f"{ADDRESS_VARIABLE} to a mirror, or get the folder `data` of the repository in another way "
-        f"(git clone {REPOSITORY}) and give it as source or by LRE_RELATIONS_DIR"
+        f"the paper's relations cannot be downloaded from {address}: {reason}. Try again, or set {ADDRESS_VARIABLE} to "
+        f"a mirror, or get the folder `data` of the repository in another way (git clone {REPOSITORY}) and give it as "
+        "source or by LRE_RELATIONS_DIR"
     )
-
-
-def _without_password(address: str) -> str:
-    parts = urlsplit(address)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

