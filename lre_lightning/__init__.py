@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from lre_lightning.lens.lens import read_lenses
     from lre_lightning.lre.estimator import LREEstimator, estimate
     from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
-    from lre_lightning.lre.lre import LRE, Origin
+    from lre_lightning.lre.lre import LRE
+    from lre_lightning.lre.origin import Origin
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.models.parts import Parts
     from lre_lightning.models.tokenizer import load_tokenizer
@@ -29,7 +30,7 @@ _ROOMS = {
     "LREEstimator": "lre.estimator",
     "LREModule": "training.module",
     "LanguageModel": "models.language_model",
-    "Origin": "lre.lre",
+    "Origin": "lre.origin",
     "Parts": "models.parts",
     "PromptJacobian": "lre.jacobian",
     "Prompts": "prompts.options",

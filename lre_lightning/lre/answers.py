@@ -1,9 +1,8 @@
-"""What an LM or an LRE answers to a prompt, and an edit of the LM's answer, as they are shown to a reader."""
+"""The answers of an LM or an LRE to a prompt, as a reader wants to see them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import Self
@@ -24,7 +23,7 @@ class Answers(tuple[tuple[str, float], ...]):
     Ottawa 0.93, Toronto 0.02
     """
 
-    def __new__(cls, pairs: Iterable[tuple[str, float]]) -> Self:
+    def __new__(cls, pairs: Iterable[tuple[str, float]] = ()) -> Self:
         """Keep the pairs in their order."""
         return super().__new__(cls, pairs)
 
@@ -46,30 +45,3 @@ class Answers(tuple[tuple[str, float], ...]):
 
     def _repr_html_(self) -> str:
         return html_table(self, ["answer", "probability"])
-
-
-@dataclass(frozen=True)
-class PromptEdit:
-    """An edit of s in a prompt, and the LM's answers without and with it.
-
-    Attributes:
-        prompt: The text of the prompt.
-        subject: The subject whose hidden state was edited.
-        target: The subject that the edit imitates.
-        before: The LM's answers to the prompt.
-        after: The LM's answers with s + W^+ (o' - o) in place of s.
-    """
-
-    prompt: str
-    subject: str
-    target: str
-    before: Answers
-    after: Answers
-
-    def __repr__(self) -> str:
-        return f"{self.prompt}\n  {self.subject}: {self.before}\n  {self.subject} -> {self.target}: {self.after}"
-
-    def _repr_html_(self) -> str:
-        rows = [[*before, *after] for before, after in zip(self.before, self.after, strict=True)]
-        edited = f"{self.subject} \u2192 {self.target}"
-        return html_table(rows, [self.subject, "probability", edited, "probability"], self.prompt)

@@ -10,7 +10,8 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import LINES, Prompts, choose_templates
 from lre_lightning.prompts.trials import draw, train_prompts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,72 +15,17 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
-from lre_lightning.lre.answers import Answers, PromptEdit
+from lre_lightning.lre.answers import Answers
+from lre_lightning.lre.editing import PromptEdit
 from lre_lightning.lre.files import check_shapes, check_tensor, checked_metadata, read_lre, write_lre
 from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.patching import PromptBatch
-from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts
 from lre_lightning.prompts.prompt import Prompt, make_prompt
 from lre_lightning.relations.relation import SLOT, Sample
 
 if TYPE_CHECKING:
-    from lre_lightning.prompts.trials import Trial
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Provenance of an LRE.
-
-    Attributes:
-        model: Name or folder of the LM.
-        fingerprint: `LanguageModel.fingerprint` of the LM.
-        relation: Name of the relation.
-        revision: The LM's revision on the hub; None for a local LM.
-        category: Category of the relation.
-        trial: Number of the trial.
-        template: The prompt template; several are joined by `BETWEEN_TEMPLATES`.
-        train: The training samples (subject, object), in the order of the draw.
-        form: The form of the prompts, `Prompts.form`.
-    """
-
-    model: str
-    fingerprint: str
-    relation: str
-    revision: str | None = None
-    category: str = ""
-    trial: int = 0
-    template: str = ""
-    train: tuple[tuple[str, str], ...] = ()
-    form: Mapping[str, Any] = field(default_factory=lambda: LINES.form)
-
-    @classmethod
-    def of(cls, lm: LanguageModel, trial: Trial, prompts: Prompts = LINES) -> Self:
-        """Return the origin of the LREs of a trial."""
-        return cls(
-            model=lm.name,
-            fingerprint=lm.fingerprint,
-            relation=trial.relation.name,
-            revision=lm.revision,
-            category=trial.relation.category,
-            trial=trial.number,
-            template=trial.template,
-            train=tuple((sample.subject, sample.object) for sample in trial.train),
-            form=prompts.form,
-        )
-
-    def prompt(self, lm: LanguageModel, subject: str) -> Prompt:
-        """Make the prompt that asks for a subject's object, with the other training samples as its context.
-
-        Raises:
-            LREError: If the template or the training samples are not known.
-        """
-        if not (self.template and self.train):
-            raise LREError(f"the LRE of {self.relation!r} does not say which prompts it was estimated from")
-        context = [Sample(*sample) for sample in self.train if sample[0] != subject]
-        asked = Sample(subject, self.train[0][1])  # a prompt ends before its object, so any will do
-        template = self.template.split(BETWEEN_TEMPLATES)[0]
-        return make_prompt(lm.tokenizer, template, asked, context, Prompts(**self.form))
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,50 +142,67 @@ class LRE:
                 is out of range.
         """
         lm = self._bound()
-        states, _ = _run(lm, self.origin.prompt(lm, subject)).hidden_states([self.layer])
-        return Answers.of(lm, self(states[0, 0]), top_k)
+        prompt = self.origin.prompt(lm, subject)
+        return Answers.of(lm, self(_hidden(lm, prompt, self.layer, prompt.subject_position)), top_k)
 
     @torch.no_grad()
-    def edit_prompt(self, prompt: str, target: str, subject: str | None = None, top_k: int = 5) -> PromptEdit:
+    def edit_prompt(
+        self,
+        prompt: str,
+        target: str,
+        subject: str | None = None,
+        layers: Sequence[Layer] | None = None,
+        magnitude: float = 1.0,
+        top_k: int = 5,
+    ) -> PromptEdit:
         """Edit s in a prompt so that the LM answers for the target subject, and run it (Section 3.3).
 
         Args:
             prompt: A text that asks for the object of a subject, such as ``"The capital of Canada is"``.
             target: The subject s' to imitate: o' is the LM's output for the prompt with s' in the subject's place.
             subject: The subject, at its last mention in the prompt; found by the template of the estimate if None.
+            layers: The layers at which s is edited; the LRE's own if None.
+            magnitude: A factor of the edit.
             top_k: The number of answers to show.
 
+        Returns:
+            The edit, with the LM's answers before and after it. Its `active` keeps it in place while the LM generates.
+
         Raises:
-            LREError: If the LRE is not bound to an LM, or the subject is not found in the prompt.
+            LREError: If the LRE is not bound to an LM, a layer is out of range, or the subject is not in the prompt.
         """
         lm = self._bound()
-        subject = self._subject_of(prompt) if subject is None else subject
+        subject = self.origin.subject_of(prompt) if subject is None else subject
         before, found, after = prompt.rpartition(subject)
         if not (found and subject.strip()):
             raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")
         template = f"{before}{SLOT}{after}"
-        runs = [_run(lm, make_prompt(lm.tokenizer, template, Sample(s, s))) for s in (subject, target)]
-        (states, output), (_, wanted) = (run.hidden_states([self.layer]) for run in runs)
-        edited = states + self.edit(output, wanted)[:, None]
-        answers = [Answers.of(lm, hidden, top_k) for hidden in (output[0], runs[0].patched(self.layer, edited)[0, 0])]
-        return PromptEdit(prompt, subject, target, *answers)
+        asked, wanted = (make_prompt(lm.tokenizer, template, Sample(s, s)) for s in (subject, target))
+        last = lm.num_layers - 1
+        output, other = (_hidden(lm, one, last, -1) for one in (asked, wanted))
+        delta = magnitude * self.edit(output, other)
+        edit = PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm)
+        with edit.active():
+            edited = _hidden(lm, asked, last, -1)
+        return replace(edit, before=Answers.of(lm, output, top_k), after=Answers.of(lm, edited, top_k))
+
+    @contextmanager
+    def editing(self, prompt: str, target: str, **options: Any) -> Iterator[PromptEdit]:
+        """Keep an edit of a prompt in place while the LM runs or generates; see `edit_prompt` and `PromptEdit.active`.
+
+        Args:
+            prompt: The prompt, as in `edit_prompt`.
+            target: The target subject.
+            **options: Other arguments of `edit_prompt`.
+        """
+        edit = self.edit_prompt(prompt, target, **options)
+        with edit.active():
+            yield edit
 
     def _bound(self) -> LanguageModel:
         if self.lm is None:
             raise LREError(f"the LRE of {self.origin.relation!r} has no LM to run: give it one, lre.bind(lm)")
         return self.lm
-
-    def _subject_of(self, prompt: str) -> str:
-        """Return the subject that the last line of a prompt asks about in one of the LRE's templates."""
-        for template in self.origin.template.split(BETWEEN_TEMPLATES):
-            before, _, after = (re.escape(part) for part in template.partition(SLOT))
-            found = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
-            if found and template != SLOT:
-                return found[1]
-        raise LREError(
-            f"the subject of {prompt!r} is not found, as it does not end like {self.origin.template!r}: name it, "
-            "subject=..."
-        )
 
     def decode(self, lm: LanguageModel, subject: Tensor) -> Tensor:
         """Decode D(LRE(s)) into logits `(..., vocab)` in the LM's dtype.
@@ -319,16 +281,8 @@ class LRE:
         return html_table([*rows, ("width", len(self.bias)), ("examples", examples)], caption=f"LRE: {origin.relation}")
 
 
-def _run(lm: LanguageModel, prompt: Prompt) -> PromptBatch:
-    subject, last = torch.tensor([[prompt.subject_position], [prompt.last_position]])
-    return PromptBatch(lm, torch.tensor([prompt.input_ids]), subject, last)
-
-
-def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
-    """Check that an LM has the fingerprint of an `Origin`, given as plain data."""
-    if origin["fingerprint"] != lm.fingerprint:
-        raise LREError(
-            f"the LRE of {origin['relation']!r} was estimated from {origin['model']!r} "
-            f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
-            f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
-        )
+def _hidden(lm: LanguageModel, prompt: Prompt, layer: Layer, position: int) -> Tensor:
+    """Run a prompt and return its hidden state at a layer and position, `(hidden,)`."""
+    ids = torch.tensor([prompt.input_ids], device=lm.device)
+    lm.check_ids(ids)
+    return lm.hidden_states(ids, [layer])[layer][0, position]

@@ -55,6 +55,13 @@ def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[N
 
 
 @contextmanager
+def observe_ids(embedding: nn.Module, function: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call ``function(ids)`` on the token ids `(batch, positions)` that the token embedding is given."""
+    with hooked(embedding, lambda _module, inputs, _output: function(inputs[0])):
+        yield
+
+
+@contextmanager
 def skip(modules: Sequence[nn.Module], items: int | None) -> Iterator[None]:
     """Let decoder blocks return the hidden states they are given, in a tuple of `items` unless that is None."""
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.files import checked_metadata
-from lre_lightning.lre.lre import LRE, check_origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import at_point

@@ -11,7 +11,8 @@ import torch
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch
 from lre_lightning.records.record import TrialRecord

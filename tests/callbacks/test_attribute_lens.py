@@ -23,7 +23,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.plotting import plot_lenses, to_pixels
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.training.module import LREModule
 from tests.helpers.tiny_models import tiny_model

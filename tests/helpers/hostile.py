@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from tests.helpers.toy import WIDTH
 
 EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from lre_lightning.datamodules import DistractionDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lens.distraction import LENS, LM, OTHER_LENS, latent_knowledge
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers import toy
 from tests.helpers.options import nested

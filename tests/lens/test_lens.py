@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import LOGIT_LENS, Lens, read_lenses
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 from tests.helpers import tokenizers_fixtures as fixtures

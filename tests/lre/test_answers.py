@@ -70,7 +70,7 @@ def test_an_edited_prompt_is_answered_as_with_s_replaced(lm, lre):
     assert list(edit.before) == best(lm, before, 2)
     assert list(edit.after) == best(lm, after, 2)
     assert (edit.before[0][0], edit.after[0][0]) == ("Ottawa", "Lima")
-    assert (edit.subject, edit.target) == ("Canada", "Peru")
+    assert (edit.prompt.subject, edit.target) == ("Canada", "Peru")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_subject_is_found_by_the_template(lre, template, text, subject):
     if "{}" in subject:
         text = text.replace("{}", "Chad")
         subject = "Chad"
-    assert other.edit_prompt(text, "Peru").subject == subject
+    assert other.edit_prompt(text, "Peru").prompt.subject == subject
     with pytest.raises(LREError, match="does not end like"):
         other.edit_prompt("Canada", "Peru")
 
@@ -133,3 +133,59 @@ def test_results_show_themselves_in_notebooks(lre):
     edit = lre.edit_prompt("The capital of Canada is", target="Peru")
     assert edit.before._repr_html_().startswith("<table><tr><th>answer</th><th>probability</th></tr><tr><td>Ottawa")
     assert "<td>Lima</td>" in edit._repr_html_()
+
+
+PROMPT = "The capital of Canada is"
+
+
+def continued(lm, inputs, **options):
+    """The texts that the LM itself generates after a padded batch of token ids."""
+    ids = lm.model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0, **options)
+    return [lm.tokenizer.decode(row) for row in ids[:, inputs["input_ids"].shape[1] :]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 2}])
+def test_an_edit_stays_while_the_lm_generates_and_touches_its_prompt_alone(lm, lre, side, options):
+    texts = ["The capital of Kenya is", PROMPT, f"Rona Dodel plays hockey\n{PROMPT}"]
+    lm.tokenizer.padding_side = side
+    inputs = lm.tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    plain = continued(lm, inputs, **options)
+    with lre.editing(PROMPT, target="Peru") as edit:
+        edited = continued(lm, inputs, **options)
+    assert edited[0] == plain[0]
+    assert continued(lm, inputs, **options) == plain  # nothing is left behind
+    for row in (1, 2) if side == "left" else (2,):
+        assert ("Ottawa" in plain[row], "Lima" in edited[row]) == (True, True)
+    assert edit.layers == (LAYER,)
+
+
+def test_an_edit_is_a_function_for_hooks_of_ones_own(lm, lre):
+    edit = lre.edit_prompt(PROMPT, target="Peru", top_k=2)
+    handle = lm.module_at(LAYER).register_forward_hook(lambda module, args, output: edit(output))
+    logits = lm.model(torch.tensor([edit.prompt.input_ids])).logits[0, -1]
+    handle.remove()
+    assert list(edit.after) == best(lm, logits.softmax(-1), 2)
+
+
+def test_edits_have_a_magnitude_and_layers(lm, lre):
+    nothing = lre.edit_prompt(PROMPT, target="Peru", magnitude=0.0)
+    assert nothing.after == nothing.before
+    several = lre.edit_prompt(PROMPT, target="Peru", layers=["emb", 1], magnitude=0.5)
+    position, states = several.position, {}
+    for name, edited in (("plain", False), ("edited", True)):
+        with several.active() if edited else nothing.active(), torch.no_grad():
+            states[name] = lm.hidden_states(torch.tensor([several.prompt.input_ids]), ["emb"])["emb"][0, position]
+    torch.testing.assert_close(states["edited"] - states["plain"], several.delta)
+    torch.testing.assert_close(several.delta, lre.edit_prompt(PROMPT, target="Peru").delta / 2)
+    with pytest.raises(LREError, match="layer 9 is out of range"):
+        lre.edit_prompt(PROMPT, target="Peru", layers=[9])
+
+
+def test_an_edit_that_is_not_applied_is_an_error_and_leaves_no_hooks(lm, lre):
+    edit = lre.edit_prompt(PROMPT, target="Peru")
+    with pytest.raises(LREError, match="was not applied: no run of the LM held this prompt"), edit.active():
+        lm(torch.tensor([edit.prompt.input_ids[:-1]]))
+    with pytest.raises(ZeroDivisionError), edit.active():
+        1 / 0  # noqa: B018
+    assert not any(module._forward_hooks for module in lm.modules())

@@ -7,7 +7,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre import inverse as engine
 from lre_lightning.lre import lre as lre_module
 from lre_lightning.lre.inverse import LowRankInverse, leading_singular_triplets
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 
 SIZE, COUNT = 400, 16
 STEPS = torch.arange(SIZE, dtype=torch.float64)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from tests.helpers.tiny_models import WIDTH, tiny_model

@@ -9,7 +9,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions

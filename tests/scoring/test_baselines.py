@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt, make_prompts
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord

@@ -7,7 +7,8 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.lre import LRE, Origin
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.training.bank import LREBank, LREStore, file_of
 
 

@@ -1,0 +1,108 @@
+"""An edit of the subject's hidden state in a prompt, which stays in place while the LM runs or generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.html import html_table
+from lre_lightning.lre.answers import Answers
+from lre_lightning.models.hooks import observe_ids, replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.prompt import Prompt
+
+
+@dataclass(frozen=True, eq=False)
+class PromptEdit:
+    """An edit of s in a prompt, and the LM's answers without and with it.
+
+    Attributes:
+        prompt: The prompt, with the subject.
+        target: The subject that the edit imitates.
+        layers: The layers at which s is edited.
+        delta: What is added to s, magnitude x W^+ (o' - o), `(hidden,)` (Equation 6).
+        lm: The LM.
+        before: The LM's answers to the prompt.
+        after: Its answers with the edit.
+    """
+
+    prompt: Prompt
+    target: str
+    layers: tuple[Layer, ...]
+    delta: Tensor = field(repr=False)
+    lm: LanguageModel = field(repr=False)
+    before: Answers = field(default_factory=Answers)
+    after: Answers = field(default_factory=Answers)
+
+    @property
+    def position(self) -> int:
+        """The subject's last token in the prompt, counting the start token."""
+        return self.prompt.subject_position
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Edit hidden states of the prompt at one of `layers`, for hooks of your own.
+
+        Args:
+            hidden: `(..., positions, hidden)`, with the start token.
+
+        Returns:
+            A copy with `delta` added at `position`.
+        """
+        edited = hidden.clone()
+        edited[..., self.position, :] += self.delta.to(hidden)
+        return edited
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Keep the edit in place while the LM runs, also in `generate`, in batches and with a cache.
+
+        s is edited in every run that holds the tokens of the prompt, wherever they are in a row; other rows, and the
+        tokens that are generated after it, are left as they are.
+
+        Raises:
+            LREError: At the end, if no run held the prompt.
+        """
+        tokens = torch.tensor(self.prompt.input_ids[1:])  # a run may have another start token, or none
+        places, applied = torch.zeros(0, 2, dtype=torch.long), False
+
+        def look(ids: Tensor) -> None:
+            nonlocal places, applied
+            places = _occurrences(ids, tokens)
+            applied = applied or len(places) > 0
+
+        def edit(hidden: Tensor) -> Tensor:
+            edited = hidden.clone()
+            rows, starts = places.to(hidden.device).T
+            edited[rows, starts + self.position - 1] += self.delta.to(hidden)
+            return edited
+
+        with ExitStack() as stack:
+            stack.enter_context(observe_ids(self.lm.module_at("emb"), look))
+            for layer in self.layers:
+                stack.enter_context(replace(self.lm.module_at(layer), edit))
+            yield
+        if not applied:
+            raise LREError(f"the edit of {self.prompt.text!r} was not applied: no run of the LM held this prompt")
+
+    def __repr__(self) -> str:
+        subject = self.prompt.subject
+        return f"{self.prompt.text}\n  {subject}: {self.before}\n  {subject} -> {self.target}: {self.after}"
+
+    def _repr_html_(self) -> str:
+        rows = [[*before, *after] for before, after in zip(self.before, self.after, strict=True)]
+        subject = self.prompt.subject
+        header = [subject, "probability", f"{subject} \u2192 {self.target}", "probability"]
+        return html_table(rows, header, self.prompt.text)
+
+
+def _occurrences(ids: Tensor, tokens: Tensor) -> Tensor:
+    """Return the row and the position of every occurrence of `tokens` in `ids` `(batch, positions)`, `(found, 2)`."""
+    if ids.shape[1] < len(tokens):
+        return torch.zeros(0, 2, dtype=torch.long)
+    return (ids.unfold(1, len(tokens), 1) == tokens.to(ids.device)).all(-1).nonzero()

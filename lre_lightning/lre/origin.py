@@ -1,0 +1,99 @@
+"""The origin of an LRE: the LM, relation, samples and prompts that it was estimated from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts
+from lre_lightning.prompts.prompt import Prompt, make_prompt
+from lre_lightning.relations.relation import SLOT, Sample
+
+if TYPE_CHECKING:
+    from lre_lightning.prompts.trials import Trial
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Provenance of an LRE.
+
+    Attributes:
+        model: Name or folder of the LM.
+        fingerprint: `LanguageModel.fingerprint` of the LM.
+        relation: Name of the relation.
+        revision: The LM's revision on the hub; None for a local LM.
+        category: Category of the relation.
+        trial: Number of the trial.
+        template: The prompt template; several are joined by `BETWEEN_TEMPLATES`.
+        train: The training samples (subject, object), in the order of the draw.
+        form: The form of the prompts, `Prompts.form`.
+    """
+
+    model: str
+    fingerprint: str
+    relation: str
+    revision: str | None = None
+    category: str = ""
+    trial: int = 0
+    template: str = ""
+    train: tuple[tuple[str, str], ...] = ()
+    form: Mapping[str, Any] = field(default_factory=lambda: LINES.form)
+
+    @classmethod
+    def of(cls, lm: LanguageModel, trial: Trial, prompts: Prompts = LINES) -> Self:
+        """Return the origin of the LREs of a trial."""
+        return cls(
+            model=lm.name,
+            fingerprint=lm.fingerprint,
+            relation=trial.relation.name,
+            revision=lm.revision,
+            category=trial.relation.category,
+            trial=trial.number,
+            template=trial.template,
+            train=tuple((sample.subject, sample.object) for sample in trial.train),
+            form=prompts.form,
+        )
+
+    def prompt(self, lm: LanguageModel, subject: str) -> Prompt:
+        """Make the prompt that asks for a subject's object, with the other training samples as its context.
+
+        Raises:
+            LREError: If the template or the training samples are not known.
+        """
+        if not (self.template and self.train):
+            raise LREError(f"the LRE of {self.relation!r} does not say which prompts it was estimated from")
+        context = [Sample(*sample) for sample in self.train if sample[0] != subject]
+        asked = Sample(subject, self.train[0][1])  # a prompt ends before its object, so any will do
+        template = self.template.split(BETWEEN_TEMPLATES)[0]
+        return make_prompt(lm.tokenizer, template, asked, context, Prompts(**self.form))
+
+    def subject_of(self, prompt: str) -> str:
+        """Find the subject that a text asks about at its end, in one of the templates.
+
+        Raises:
+            LREError: If the text does not end like any of them.
+        """
+        for template in self.template.split(BETWEEN_TEMPLATES):
+            before, _, after = (re.escape(part) for part in template.partition(SLOT))
+            found = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
+            if found and template != SLOT:
+                return found[1]
+        raise LREError(
+            f"the subject of {prompt!r} is not found, as it does not end like {self.template!r}: name it, subject=..."
+        )
+
+
+def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
+    """Check that an LM has the fingerprint of an `Origin`, given as plain data."""
+    if origin["fingerprint"] != lm.fingerprint:
+        raise LREError(
+            f"the LRE of {origin['relation']!r} was estimated from {origin['model']!r} "
+            f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
+            f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
+        )
