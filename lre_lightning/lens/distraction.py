@@ -20,7 +20,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
-from lre_lightning.metrics.recall import KS, token_ranks
+from lre_lightning.metrics.functional import KS, token_ranks
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.source import PromptSource

@@ -1,7 +1,6 @@
 """Faithfulness and causality of linear relational embeddings, and recall at k, as metrics and as functions."""
 
-from lre_lightning.metrics.functional import causality, faithfulness
-from lre_lightning.metrics.recall import RecallAtK, recall_at_k, token_ranks
-from lre_lightning.metrics.success import Causality, Faithfulness
+from lre_lightning.metrics.functional import causality, faithfulness, recall_at_k, token_ranks
+from lre_lightning.metrics.success import Causality, Faithfulness, RecallAtK
 
 __all__ = ["Causality", "Faithfulness", "RecallAtK", "causality", "faithfulness", "recall_at_k", "token_ranks"]

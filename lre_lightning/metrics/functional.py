@@ -1,16 +1,20 @@
-"""Success rates of linear relational embeddings: pure functions of token ids.
+"""Success rates of linear relational embeddings: pure functions of token ids and of scores.
 
-Faithfulness and causality (Hernandez et al., ICLR 2024, section 3.2) are the same arithmetic on different
+Faithfulness, causality (Hernandez et al., ICLR 2024, section 3.2) and recall at k are the same arithmetic on different
 predictions: the fraction of samples, per relation and per point of a grid of hyperparameters, whose predicted token is
-the wanted one. `_success_update` counts, `_success_compute` divides.
+the wanted one. `success_update` counts, `success_compute` divides.
 """
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lre_lightning.errors import LREError, check_number
+from lre_lightning.errors import LREError, check_choice, check_number
+
+KS = (1, 2, 3)
+"""The k of table "attribute-lens"."""
 
 Average = Literal["micro", "macro", "none"]
 """Averages over all samples, over relations, or neither."""
@@ -57,7 +61,11 @@ def faithfulness(
         tensor([[1.0000, 0.5000],
                 [0.0000, 1.0000]])
     """
-    return _success_rate(predictions, targets, relations, average, num_relations, mask)
+    if relations is None:
+        relations = torch.zeros_like(targets)
+    if num_relations is None:
+        num_relations = 1 + int(max([0, *relations.flatten().tolist()]))
+    return success_compute(*success_update(predictions, targets, relations, num_relations, mask), average)
 
 
 def causality(
@@ -85,32 +93,84 @@ def causality(
         >>> causality(tensor([4, 5, 0, 0]), target_objects, mask=tensor([True, True, True, False]))
         tensor(0.6667)
     """
-    return _success_rate(predictions, targets, relations, average, num_relations, mask)
+    return faithfulness(predictions, targets, relations, average, num_relations, mask)
 
 
-def _success_rate(
+def token_ranks(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Count for each sample the tokens that come before the wanted one when sorted by falling likelihood.
+
+    Among equally likely tokens the one of the lower id comes first, so that `torch.argmax` returns the token of rank 0.
+    Where the wanted token's score is NaN, every token comes before it; a NaN elsewhere comes before any number.
+
+    Args:
+        predictions: Scores of all tokens, logits or probabilities, at each point of the grid;
+            `(batch, *grid, vocab)`, floating.
+        targets: The wanted token ids; `(batch,)`, integer.
+
+    Returns:
+        Token ranks from 0; `(batch, *grid)`, int64.
+
+    Raises:
+        LREError: If shapes or dtypes do not fit, or a token is not in the vocabulary.
+
+    Example:
+        >>> from torch import tensor
+        >>> from lre_lightning.metrics import token_ranks
+        >>> token_ranks(tensor([[0.1, 0.7, 0.2], [0.4, 0.2, 0.4]]), targets=tensor([2, 2]))
+        tensor([1, 1])
+    """
+    if not predictions.is_floating_point():
+        raise LREError(f"predictions must be scores of a floating dtype, got {predictions.dtype}")
+    _check_integers(targets=targets)
+    if predictions.ndim < 2 or targets.shape != predictions.shape[:1]:
+        raise LREError(
+            "predictions must have shape (batch, *grid, vocab) and targets (batch,), "
+            f"got {tuple(predictions.shape)} and {tuple(targets.shape)}"
+        )
+    vocabulary = predictions.shape[-1]
+    _check_indices("targets", targets, vocabulary)
+    index = _broadcastable(targets.long(), predictions.ndim - 1).expand(*predictions.shape[:-1], 1)
+    wanted = predictions.gather(-1, index)
+    before = ~(predictions <= wanted)
+    before |= (predictions == wanted) & (torch.arange(vocabulary, device=predictions.device) < index)
+    return before.sum(-1)
+
+
+def recall_at_k(
     predictions: Tensor,
     targets: Tensor,
-    relations: Tensor | None,
-    average: Average,
-    num_relations: int | None,
-    mask: Tensor | None,
+    relations: Tensor | None = None,
+    average: Average = "macro",
+    num_relations: int | None = None,
+    mask: Tensor | None = None,
+    ks: Sequence[int] = KS,
 ) -> Tensor:
-    """Fill in the defaults of the public functions, count and divide."""
-    if relations is None:
-        relations = torch.zeros_like(targets)
-    if num_relations is None:
-        num_relations = 1 + int(max([0, *relations.flatten().tolist()]))
-    correct, total = _success_update(predictions, targets, relations, num_relations, mask)
-    return _success_compute(correct, total, average)
+    """Compute the fraction of samples whose wanted token is among the k most likely, for several k.
+
+    Columns "R@1", "R@2" and "R@3" of table "attribute-lens" of the paper (section "Application: The Attribute Lens").
+    At k = 1 it is the fraction of samples whose argmax is right.
+
+    Arguments, result and errors are those of `faithfulness`, but `predictions` are scores of all tokens, logits or
+    probabilities, `(batch, *grid, vocab)`, floating, and `targets` the wanted token ids. Ties are settled as in
+    `token_ranks`. `ks` are values of k, from 1 to the size of the vocabulary, and the last dimension of the result.
+
+    Example:
+        >>> from torch import tensor
+        >>> from lre_lightning.metrics import recall_at_k
+        >>> logits = tensor([[5.0, 3.0, 1.0], [1.0, 3.0, 2.0]])
+        >>> recall_at_k(logits, targets=tensor([0, 0]))
+        tensor([0.5000, 0.5000, 1.0000])
+    """
+    hits = hits_at_k(predictions, targets, checked_ks(ks))
+    return faithfulness(hits, torch.ones_like(targets), relations, average, num_relations, mask)
 
 
-def _success_update(
+def success_update(
     predictions: Tensor, targets: Tensor, relations: Tensor, num_relations: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Count the successes `(num_relations, *grid)` and samples `(num_relations,)` of one batch, both int64."""
     counted = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
-    check_integers(predictions=predictions, targets=targets, relations=relations)
+    _check_integers(predictions=predictions, targets=targets, relations=relations)
     if counted.dtype != torch.bool:
         raise LREError(f"mask must be bool, got {counted.dtype}")
     for name, row in (("targets", targets), ("relations", relations), ("mask", counted)):
@@ -120,48 +180,59 @@ def _success_update(
                 f"got {tuple(row.shape)}"
             )
     check_number("num_relations", num_relations, 1)
-    check_range("relations", relations, num_relations)
+    _check_indices("relations", relations, num_relations)
     grid, index = predictions.shape[1:], relations.long()
-    success = (predictions == broadcastable(targets, len(grid))) & broadcastable(counted, len(grid))
+    success = (predictions == _broadcastable(targets, len(grid))) & _broadcastable(counted, len(grid))
     correct = torch.zeros(num_relations, *grid, dtype=torch.int64, device=predictions.device)
     total = torch.zeros(num_relations, dtype=torch.int64, device=predictions.device)
     return correct.index_add_(0, index, success.long()), total.index_add_(0, index, counted.long())
 
 
-def _success_compute(correct: Tensor, total: Tensor, average: Average) -> Tensor:
-    """Turn the counts of `_success_update` into fractions.
+def success_compute(correct: Tensor, total: Tensor, average: Average) -> Tensor:
+    """Turn the counts of `success_update` into fractions.
 
     The few numbers are divided on the CPU in float64, which not every accelerator has, and rounded once.
     """
-    check_average(average)
+    check_choice("average", average, get_args(Average))
     device, correct, total = correct.device, correct.cpu(), total.cpu()
     if average == "micro":
         rate = correct.sum(0).double() / total.sum().double()
     else:
-        rate = correct.double() / broadcastable(total, correct.ndim - 1).double()
+        rate = correct.double() / _broadcastable(total, correct.ndim - 1).double()
     return (rate.nanmean(0) if average == "macro" else rate).float().to(device)
 
 
-def broadcastable(per_row: Tensor, dimensions: int) -> Tensor:
+def _broadcastable(per_row: Tensor, dimensions: int) -> Tensor:
     """Append dimensions of size 1 to `(rows,)`, so that it broadcasts against `(rows, *grid)`."""
     return per_row.reshape(*per_row.shape, *[1] * dimensions)
 
 
-def check_integers(**tensors: Tensor) -> None:
+def _check_indices(name: str, indices: Tensor, size: int) -> None:
+    """Check integers before they are used as indices: an accelerator would abort on an invalid one."""
+    outside = indices[(indices < 0) | (indices >= size)]
+    if outside.numel():
+        raise LREError(f"{name} must lie in [0, {size}), got {int(outside[0])}")
+
+
+def _check_integers(**tensors: Tensor) -> None:
     """Check that tensors hold integers; bool is not one."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.dtype == torch.bool:
             raise LREError(f"{name} must be of an integer dtype, got {tensor.dtype}")
 
 
-def check_range(name: str, indices: Tensor, size: int) -> None:
-    """Check indices before they are used: an accelerator would abort on an invalid one."""
-    outside = indices[(indices < 0) | (indices >= size)]
-    if outside.numel():
-        raise LREError(f"{name} must lie in [0, {size}), got {int(outside[0])}")
+def hits_at_k(predictions: Tensor, targets: Tensor, ks: tuple[int, ...]) -> Tensor:
+    """Mark by 1 where the wanted token is among the k most likely; `(batch, *grid, ks)`, int64."""
+    ranks = token_ranks(predictions, targets)
+    if max(ks) > predictions.shape[-1]:
+        raise LREError(f"k {max(ks)} is larger than the vocabulary, which has {predictions.shape[-1]} tokens")
+    return (ranks[..., None] < torch.tensor(ks, device=ranks.device)).long()
 
 
-def check_average(average: str) -> None:
-    """Check the name of an average."""
-    if average not in get_args(Average):
-        raise LREError(f"average must be one of {', '.join(map(repr, get_args(Average)))}, got {average!r}")
+def checked_ks(ks: Sequence[int]) -> tuple[int, ...]:
+    """Check values of k."""
+    if not ks:
+        raise LREError("ks is empty: give at least one k, such as 1")
+    for k in ks:
+        check_number("a k in ks", k, 1)
+    return tuple(ks)

@@ -1,15 +1,15 @@
-"""Faithfulness and causality as torchmetrics: counts that are summed over batches and processes."""
+"""Success rates as torchmetrics: counts that are summed over batches and processes."""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lre_lightning.errors import LREError, check_number
-from lre_lightning.metrics.functional import Average, _success_compute, _success_update, check_average
+from lre_lightning.errors import LREError, check_choice, check_number
+from lre_lightning.metrics.functional import KS, Average, checked_ks, hits_at_k, success_compute, success_update
 
 
 class SuccessRate(Metric):
@@ -25,14 +25,14 @@ class SuccessRate(Metric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    _successes: ClassVar[str]
+    _successes: str
     total: Tensor
 
     def __init__(
         self, num_relations: int, grid_shape: Sequence[int] = (), average: Average = "macro", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        check_average(average)
+        check_choice("average", average, get_args(Average))
         check_number("num_relations", num_relations, 1)
         for size in grid_shape:
             check_number("a size in grid_shape", size, 1)
@@ -62,7 +62,7 @@ class SuccessRate(Metric):
         if predictions.shape[1:] != self.grid_shape:
             wanted = ", ".join(map(str, ("batch", *self.grid_shape)))
             raise LREError(f"predictions must have shape ({wanted}), got {tuple(predictions.shape)}")
-        correct, total = _success_update(predictions, targets, relations, self.num_relations, mask)
+        correct, total = success_update(predictions, targets, relations, self.num_relations, mask)
         # Not in place: states created in inference mode cannot be changed in place outside it.
         setattr(self, self._successes, self.correct + correct)
         self.total = self.total + total
@@ -74,18 +74,10 @@ class SuccessRate(Metric):
             Fractions in [0, 1], NaN where no sample was counted; `grid_shape`, or `(num_relations, *grid_shape)` with
             `average="none"`, float32.
         """
-        return _success_compute(self.correct, self.total, self.average)
+        return success_compute(self.correct, self.total, self.average)
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot one result of `compute` or `forward`, or several as a series of steps; each has at most one dimension.
-
-        Args:
-            val: The results. None: the result of `compute`.
-            ax: The matplotlib axis to plot on. None: a new figure.
-
-        Returns:
-            The figure (None if `ax` was given) and the axis.
-        """
+        """Plot one result of `compute`, or several as a series of steps; each has at most one dimension."""
         return self._plot(self.compute() if val is None else val, ax)
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,16 +91,6 @@ class SuccessRate(Metric):
             return value.reshape((*rows, *self.grid_shape))
 
         return shaped
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> "SuccessRate":
-        """Follow a module to another device but not to another dtype: half precision counts exactly to 2048 only."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        super()._apply(move, exclude_state)
-        return self
 
 
 class Faithfulness(SuccessRate):
@@ -167,3 +149,45 @@ class Causality(SuccessRate):
     """
 
     _successes = "causal"
+
+
+class RecallAtK(SuccessRate):
+    """Fraction of samples whose wanted token is among the k most likely, for several k.
+
+    Columns "R@1", "R@2" and "R@3" of table "attribute-lens" of Hernandez et al. (ICLR 2024), section "Application: The
+    Attribute Lens". `update(predictions, targets, relations, mask=None)` takes the scores of the whole vocabulary; if
+    they do not fit into memory, pass a few samples at a time. Ties are settled as in `token_ranks`. Counts add up until
+    `reset`.
+
+    Arguments and errors are those of `Faithfulness`; `ks` are values of k, each at least 1, the last dimension of the
+    result and of `correct`.
+
+    Example:
+        >>> from torch import tensor
+        >>> from lre_lightning.metrics import RecallAtK
+        >>> metric = RecallAtK(num_relations=2, average="micro", ks=(1, 2))
+        >>> logits = tensor([[5.0, 3.0, 1.0], [1.0, 3.0, 2.0]])
+        >>> metric.update(logits, targets=tensor([0, 2]), relations=tensor([0, 1]))
+        >>> metric.compute()
+        tensor([0.5000, 1.0000])
+    """
+
+    def __init__(
+        self,
+        num_relations: int,
+        grid_shape: Sequence[int] = (),
+        average: Average = "macro",
+        ks: Sequence[int] = KS,
+        **kwargs: Any,
+    ) -> None:
+        self.ks = checked_ks(ks)
+        self._successes = "recalled_at_" + "_".join(map(str, self.ks))
+        super().__init__(num_relations, (*grid_shape, len(self.ks)), average, **kwargs)
+
+    def update(self, predictions: Tensor, targets: Tensor, relations: Tensor, mask: Tensor | None = None) -> None:
+        """Count one batch, as `Faithfulness.update` but of scores, `(batch, *grid_shape, vocab)`, floating."""
+        grid = self.grid_shape[:-1]
+        if predictions.shape[1:-1] != grid:
+            wanted = ", ".join(map(str, ("batch", *grid, "vocab")))
+            raise LREError(f"predictions must have shape ({wanted}), got {tuple(predictions.shape)}")
+        super().update(hits_at_k(predictions, targets, self.ks), torch.ones_like(targets), relations, mask)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.distraction import LENS, LM, OTHER_LENS, LatentKnowledge
-from lre_lightning.metrics.recall import KS
+from lre_lightning.metrics.functional import KS
 from lre_lightning.records.summary import spread
 from lre_lightning.report.tables import Cell, Row, Table
 
