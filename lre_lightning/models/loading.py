@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from lre_lightning.demo import resolve
 from lre_lightning.errors import LREError, check_number, first_line
-from lre_lightning.models.placement import STRATEGIES, DeviceMap, Place, expand_map
 from lre_lightning.models.quantization import QUANTIZATIONS, Quantization
 from lre_lightning.options import option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Place: TypeAlias = int | str
+"""A device, as torch names it or by the accelerator's index, or ``"disk"``."""
+
+DeviceMap: TypeAlias = str | dict[str, Place]
+"""A strategy (`STRATEGIES`), a place for the whole LM, or places by the names of modules."""
+
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
@@ -30,8 +37,8 @@ class Loading:
             default if None.
         device_map: Where the parts of the LM go (needs accelerate). ``"auto"``, ``"balanced"``, ``"balanced_low_0"``
             and ``"sequential"`` fill all devices, then the CPU, then the disk; a device, such as ``"cuda:1"`` or
-            ``"disk"``, takes the whole LM; a mapping gives a device to each module by name, with ``""`` for everything
-            that is not named. An LM on several devices, or offloaded, stays there, and the Trainer must have one
+            ``"disk"``, takes the whole LM; a mapping gives a device to each module by name, and no module may be within
+            another. An LM on several devices, or offloaded, stays there, and the Trainer must have one
             device; an LM on a single device is moved by Lightning.
         max_memory: How much of each device ``"auto"`` and the like may fill: ``{0: "20GiB", "cpu": "60GiB"}``.
         offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
@@ -62,6 +69,10 @@ class Loading:
             raise LREError(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise LREError(f"quantization {self.quantization!r} is unknown: use one of {', '.join(QUANTIZATIONS)}")
+        for part in self.device_map if isinstance(self.device_map, dict) else ():
+            for name in self.device_map:
+                if part.startswith(f"{name}." if name else "") and name != part:
+                    raise LREError(f"device_map names {name!r} and, within it, {part!r}: name every part once")
         if self.max_memory is not None and self.device_map not in STRATEGIES:
             raise LREError(
                 f"max_memory needs a device_map of {', '.join(STRATEGIES)}, not {self.device_map!r}: it limits what "
@@ -75,33 +86,21 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
     """Load a causal LM with its unembedding from a hub name or a folder; ``"demo"`` is the bundled LM.
 
     Raises:
-        LREError: If a device or a part is unknown, something is not installed, or no causal LM can be loaded.
+        LREError: If a device is unknown, something is not installed, or no causal LM can be loaded.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     path = locate(name_or_path)
-    source: dict[str, Any] = {"trust_remote_code": loading.trust_remote_code}
-    if loading.revision is not None:
-        source["revision"] = loading.revision
-    names = ("attn_implementation", "max_memory", "offload_folder")
-    given = source | {name: value for name in names if (value := getattr(loading, name)) is not None}
+    names = ("attn_implementation", "max_memory", "offload_folder", "revision", "trust_remote_code")
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(loading, name)) is not None}
     given["dtype"] = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
     try:
         if loading.quantization is not None:
             given["quantization_config"] = BitsAndBytesConfig(**QUANTIZATIONS[loading.quantization])
-        if loading.device_map in STRATEGIES:
-            given["device_map"] = loading.device_map
-        elif loading.device_map is not None:
-            places = loading.device_map if isinstance(loading.device_map, dict) else {"": loading.device_map}
-            if set(places) != {""}:
-                config = AutoConfig.from_pretrained(path, **source)
-                with torch.device("meta"):
-                    model = AutoModelForCausalLM.from_config(config, trust_remote_code=loading.trust_remote_code)
-                places = expand_map(model, places)
-            given["device_map"] = places
+        if loading.device_map is not None:
+            whole = isinstance(loading.device_map, str) and loading.device_map not in STRATEGIES
+            given["device_map"] = {"": loading.device_map} if whole else loading.device_map
         return AutoModelForCausalLM.from_pretrained(path, **given)
-    except LREError:
-        raise
     except Exception as error:  # of a hub, a config, a file of weights, a device
         where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
         raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {first_line(error)}") from error

@@ -1,74 +1,15 @@
-"""Devices of an LM's parts: device maps, and the hooks with which accelerate implements them."""
+"""Devices of an LM's parts: the hooks with which accelerate implements a device map."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
 
 from lre_lightning.errors import LREError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-Place: TypeAlias = int | str
-"""A device, as torch names it or by the accelerator's index, or ``"disk"``."""
-
-DeviceMap: TypeAlias = str | dict[str, Place]
-"""A strategy (`STRATEGIES`), a place for the whole LM, or places by the names of modules."""
-
-STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
-
-
-def expand_map(model: PreTrainedModel, places: Mapping[str, Place]) -> dict[str, Place]:
-    """Return a device map without exceptions, such as one block of an LM on another device: accelerate takes none.
-
-    Of the names in `places` (``""`` is the whole LM) the longest that covers a weight decides. Tied weights go to one
-    place: the first of theirs that is not the disk. The model needs no values.
-
-    Raises:
-        LREError: If the LM has no part of that name, or a weight has no place.
-    """
-    weights = dict(itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers()))
-    names = {*weights, *(name for name, _ in model.named_modules())}
-    for name in places:
-        if name not in names:
-            parts = [f"{one}.{part}" for one, module in model.named_children() for part, _ in module.named_children()]
-            raise LREError(
-                f"device_map names {name!r}, which the LM does not have: it has {', '.join(parts)} and parts of those"
-            )
-    wanted: dict[str, Place] = {}
-    for name in weights:
-        covering = [part for part in places if _covers(part, name)]
-        if not covering:
-            raise LREError(f"device_map has no place for {name!r}: give '' a place for everything that is not named")
-        wanted[name] = places[max(covering, key=len)]
-    for name, weight in weights.items():
-        tied = [wanted[other] for other, same in weights.items() if same is weight]
-        wanted[name] = next((place for place in tied if place != "disk"), "disk")
-    return _merge(model, "", wanted)
-
-
-def _covers(part: str, name: str) -> bool:
-    return part in ("", name) or name.startswith(f"{part}.")
-
-
-def _merge(module: nn.Module, path: str, wanted: Mapping[str, Place]) -> dict[str, Place]:
-    """Return a place for each of the largest modules whose weights have the same place."""
-    inside = {name: place for name, place in wanted.items() if _covers(path, name)}
-    places = set(inside.values())
-    if not places:
-        return {}
-    if len(places) == 1:
-        return {path: places.pop()}
-    found = {name: place for name, place in inside.items() if name.rpartition(".")[0] == path}
-    for name, child in module.named_children():
-        found |= _merge(child, f"{path}.{name}".lstrip("."), inside)
-    return found
 
 
 def check_loaded(model: nn.Module, name: str) -> None:

@@ -86,17 +86,21 @@ class SplitDevices(TorchFunctionMode):
         return found
 
 
+def places(model, far, there, here):
+    """A place for every part of a model: `there` for the parts and blocks named in `far`, and `here` for all others."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+    blocks = {f"{name}.{index}" for name, module in lists for index in range(len(module)) if name.count(".") == 1}
+    names = [name for name, _ in model.named_modules() if name.count(".") == 1 and f"{name}.0" not in blocks]
+    return {name: there if name in far else here for name in [*names, *blocks, "lm_head"]}
+
+
 def split(model, far):
     """Let accelerate place the parts named in `far` on one device and all others on another; both are only claimed."""
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    blocks = {f"{name}.{index}" for name, module in lists for index in range(len(module))}
-    names = [name for name, _ in model.named_modules() if name.count(".") == 1 and f"{name}.0" not in blocks]
-    places = {name: FAR if name in far else NEAR for name in [*names, *blocks, "lm_head"]}
-    attach_align_device_hook_on_blocks(
-        model, dict.fromkeys(places, "cpu"), dict.fromkeys(places, False), skip_keys=model._skip_keys_device_placement
-    )
+    device_map = places(model, far, FAR, NEAR)
+    cpu = dict.fromkeys(device_map, "cpu"), dict.fromkeys(device_map, False)
+    attach_align_device_hook_on_blocks(model, *cpu, skip_keys=model._skip_keys_device_placement)
     model._hf_hook.execution_device = None
-    for name, device in places.items():
+    for name, device in device_map.items():
         for module in model.get_submodule(name).modules():
             if hasattr(module, "_hf_hook"):
                 module._hf_hook.execution_device = device

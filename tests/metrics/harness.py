@@ -94,7 +94,8 @@ class Case:
         if self.average == "micro":
             values = [_mean(list(itertools.chain(*by_relation))) for by_relation in zip(*outcomes, strict=True)]
         else:
-            means = [[Fraction(sum(seen), len(seen)) for seen in found if seen] for found in zip(*outcomes, strict=True)]
+            known = [[seen for seen in found if seen] for found in zip(*outcomes, strict=True)]
+            means = [[Fraction(sum(seen), len(seen)) for seen in found] for found in known]
             values = list(map(_mean, means))
         return torch.tensor(values).reshape(shape)
 

@@ -18,9 +18,9 @@ import huggingface_hub.constants
 from lre_lightning import LREError, LanguageModel
 from lre_lightning.models.tokenizer import load_tokenizer
 
-def load(name, revision, **options):
+def load(name, revision):
     try:
-        lm = LanguageModel.from_pretrained(name, revision=revision, **options)
+        lm = LanguageModel.from_pretrained(name, revision=revision)
         print(lm.name, lm.revision, lm.num_layers, lm.fingerprint, len(load_tokenizer(name, revision)))
     except LREError as error:
         print("error:", error)
@@ -28,7 +28,7 @@ def load(name, revision, **options):
 load("toy/lm", "v1")
 load("toy/lm", "v9")
 huggingface_hub.constants.HF_HUB_OFFLINE = True
-load("toy/lm", "v1", device_map={"": "cpu", "model.layers.1": "disk"})
+load("toy/lm", "v1")
 """
 
 

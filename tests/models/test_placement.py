@@ -19,7 +19,7 @@ from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.training.module import LREModule
-from tests.helpers.split_devices import CPU, FAR, NEAR, SplitDevices, split
+from tests.helpers.split_devices import CPU, FAR, NEAR, SplitDevices, places, split
 from tests.helpers.tiny_models import LAYERS, WIDTH, tiny_model
 from tests.helpers.toy import toy_tokenizer, write_toy_model, write_toy_relations
 from tests.models.test_families import PROMPTS, SUBJECTS, batch_of
@@ -84,23 +84,19 @@ def saved(request, tmp_path_factory):
     return Saved(str(folder), plain, everything(plain), names[plain.module_at("emb")], blocks)
 
 
-MAPS = {
-    "auto": lambda emb, blocks: "auto",
-    "all on disk": lambda emb, blocks: "disk",
-    "half a block on disk": lambda emb, blocks: {"": "cpu", f"{blocks[1]}.mlp": "disk"},
-    "embedding on disk": lambda emb, blocks: {"": "cpu", emb: "disk"},
-    "unembedding on disk": lambda emb, blocks: {"": "cpu", "lm_head": "disk"},
-    "unembedding not on disk": lambda emb, blocks: {emb.split(".")[0]: "disk", "lm_head": "cpu"},
+ON_DISK = {
+    "a block": lambda emb, blocks: blocks[1:2],
+    "all blocks": lambda emb, blocks: blocks,
+    "the vocabulary": lambda emb, blocks: [emb, "lm_head"],
 }
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", ["auto", "disk", *ON_DISK])
 def test_an_lm_gives_the_same_results_wherever_its_parts_are(saved, name):
     folder, plain, expected, emb, blocks = saved
-    lm = LanguageModel.from_pretrained(folder, dtype="float64", device_map=MAPS[name](emb, blocks))
-    tied = plain.module_at("emb").weight is plain.model.get_output_embeddings().weight
-    shared = tied and name in ("embedding on disk", "unembedding on disk")  # the values are in memory in any case
-    assert bool(lm.offloaded) == ("disk" in name and not shared)
+    device_map = places(plain.model, ON_DISK[name](emb, blocks), "disk", "cpu") if name in ON_DISK else name
+    lm = LanguageModel.from_pretrained(folder, dtype="float64", device_map=device_map)
+    assert bool(lm.offloaded) == (name != "auto")
     check_same(lm, plain, expected)
 
 
@@ -191,7 +187,8 @@ def test_offloaded_weights_are_loaded_for_as_many_rows_as_fit(tmp_path, monkeypa
 
 
 def test_an_lm_with_a_device_map_stays_where_it_is_and_cannot_be_cast(saved):
-    lm = LanguageModel.from_pretrained(saved.folder, dtype="float64", device_map={"": "cpu", saved.blocks[1]: "disk"})
+    device_map = places(saved.plain.model, saved.blocks[1:2], "disk", "cpu")
+    lm = LanguageModel.from_pretrained(saved.folder, dtype="float64", device_map=device_map)
     before = {name: parameter.device.type for name, parameter in lm.named_parameters()}
     assert set(before.values()) == {"cpu", "meta"}
     for one in (lm, LREModule(lm)):
@@ -212,10 +209,13 @@ def test_an_lm_with_a_device_map_stays_where_it_is_and_cannot_be_cast(saved):
         ({"device_map": "gpu"}, "no decoder-only LM can be loaded .* with device_map 'gpu': Expected one of cpu, "),
         ({"device_map": "meta"}, "which is on the meta device"),
         (
-            {"device_map": {"": "cpu", "model.layer.0": "disk"}},
-            "device_map names 'model.layer.0', which the LM does not have: it has model.embed_tokens, model.layers, ",
+            {"device_map": {"model.layers": "cpu", "model.layers.1": "disk"}},
+            "device_map names 'model.layers' and, within it, 'model.layers.1': name every part once",
         ),
-        ({"device_map": {"model.layers": "cpu"}}, "device_map has no place for 'model.embed_tokens.weight'"),
+        (
+            {"device_map": {"model.layers": "disk", "lm_head": "cpu"}},
+            "The device_map provided does not give any device for the following parameters: model.embed_tokens.weight",
+        ),
         ({"max_memory": {"cpu": "much"}, "device_map": "auto"}, "`size` much is not in a valid format"),
     ],
 )
