@@ -100,39 +100,29 @@ class AffineBlock(LlamaDecoderLayer):
         return super().forward(hidden_states, *args, **kwargs) @ self.matrix.T + self.shift
 
 
-def affine_toy(matrix: torch.Tensor, shift: torch.Tensor, rows: torch.Tensor) -> LanguageModel:
-    """The toy in float64, with every block h -> A h + c: o = A^k s + ... with k blocks after s.
+def random_toy() -> LanguageModel:
+    """The toy in float64 with blocks h -> A h + c that nothing but the LRE approximates well: o = A^k s + ….
 
-    Embeddings are such that o of subject i is the unit vector of object i modulo their number, and noise.
-
-    Args:
-        matrix: A, `(WIDTH, WIDTH)`.
-        shift: c, `(WIDTH,)`.
-        rows: Rows of the unembedding for the objects, and after them for "[BOS]", "[UNK]", …; others are zero.
+    Embeddings are such that o of subject i is the unit vector of object i modulo their number, and noise. Those
+    vectors, and noise, are the rows of the unembedding for the objects; "[BOS]" and "[UNK]" have rows of noise.
     """
+    generator = torch.Generator().manual_seed(3)
+    matrix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4
+    shift = torch.randn(WIDTH, generator=generator, dtype=torch.float64) / 4
+    rows = torch.randn(6, WIDTH, generator=generator, dtype=torch.float64) / 10
+    rows[:4] += torch.eye(WIDTH, dtype=torch.float64)[:4]
     model = toy_model().double()
     for layer in model.model.layers:
         layer.__class__ = AffineBlock
         layer.register_buffer("matrix", matrix)
         layer.register_buffer("shift", shift)
     first_object, first_subject = WORDS.index(OBJECTS[0]), WORDS.index(SUBJECTS[0])
-    others = rows[len(OBJECTS) :]
     model.lm_head.weight.data.zero_()
-    model.lm_head.weight.data[first_object : first_object + len(OBJECTS)] = rows[: len(OBJECTS)]
-    model.lm_head.weight.data[: len(others)] = others
+    model.lm_head.weight.data[first_object : first_object + len(OBJECTS)] = rows[:4]
+    model.lm_head.weight.data[:2] = rows[4:]
     noise = 0.05 * torch.randn(len(SUBJECTS), WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     states = torch.eye(WIDTH, dtype=torch.float64)[torch.arange(len(SUBJECTS)) % len(OBJECTS)] + noise
     for _ in range(LAYERS):
         states = (states - shift) @ torch.linalg.inv(matrix).T
     model.model.embed_tokens.weight.data[first_subject:] = states
     return LanguageModel(model)
-
-
-def random_toy() -> LanguageModel:
-    """An affine toy in which nothing but the LRE approximates the blocks well."""
-    generator = torch.Generator().manual_seed(3)
-    matrix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4
-    shift = torch.randn(WIDTH, generator=generator, dtype=torch.float64) / 4
-    rows = torch.randn(6, WIDTH, generator=generator, dtype=torch.float64) / 10
-    rows[:4] += torch.eye(WIDTH, dtype=torch.float64)[:4]
-    return affine_toy(matrix, shift, rows)

@@ -1,4 +1,4 @@
-"""Baselines whose right answer is known in closed form, and against plain loops over whole prompts."""
+"""Baselines against closed forms, and against plain loops over whole prompts."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,8 @@ from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.prompt import Prompt, make_prompts
+from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
-from lre_lightning.relations.relation import Sample
 from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.scoring.baselines import (
     CAUSALITY,
@@ -21,14 +20,10 @@ from lre_lightning.scoring.baselines import (
     translation,
     with_baselines,
 )
-from lre_lightning.scoring.scores import with_grid
-from tests.helpers import toy
-from tests.helpers.tiny_models import VOCAB, tiny_model
+from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 from tests.scoring.trials import answer, normal, state, states_of
 
 LAYERS = ("emb", 0, 1)
-HIDDEN = toy.WIDTH
-UNIT = torch.eye(HIDDEN, dtype=torch.float64)
 BLANK = TrialRecord("toy", "", 0, samples=24, range_size=4, tested=24, known=24, layers=LAYERS, betas=(0.5, 1.0))
 
 
@@ -47,10 +42,10 @@ def least_squares(subjects, objects, new):
     return (new - subject) @ weight + object_
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, HIDDEN, HIDDEN + 1, 50])
+@pytest.mark.parametrize("count", [1, 2, 8, WIDTH, WIDTH + 1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_linear_regression_is_numpys_least_squares(count, dtype):
-    subjects, objects, new = (normal(n, HIDDEN, seed=i, dtype=dtype) + i for i, n in enumerate((count, count, 5)))
+    subjects, objects, new = (normal(n, WIDTH, seed=i, dtype=dtype) + i for i, n in enumerate((count, count, 5)))
     found = linear_regression(subjects, objects)(new)
     assert found.dtype == dtype
     expected = least_squares(*(tensor.double().numpy() for tensor in (subjects, objects, new)))
@@ -62,8 +57,8 @@ def test_linear_regression_is_numpys_least_squares(count, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_examples_without_a_difference_predict_their_mean(count, dtype):
     """For example subjects with the same last token, at the embedding."""
-    subjects, objects = normal(1, HIDDEN, dtype=dtype).expand(count, -1), normal(count, HIDDEN, seed=2, dtype=dtype)
-    found = linear_regression(subjects, objects)(normal(4, HIDDEN, seed=3, dtype=dtype))
+    subjects, objects = normal(1, WIDTH, dtype=dtype).expand(count, -1), normal(count, WIDTH, seed=2, dtype=dtype)
+    found = linear_regression(subjects, objects)(normal(4, WIDTH, seed=3, dtype=dtype))
     torch.testing.assert_close(found, objects.mean(0).expand(4, -1))
 
 
@@ -71,15 +66,15 @@ def test_examples_without_a_difference_predict_their_mean(count, dtype):
 @pytest.mark.parametrize("far", [10, 10000])
 def test_a_small_difference_between_examples_counts_and_rounding_does_not(count, far):
     """Examples far from zero, centred with rounding, span one direction more than their differences do."""
-    subjects, new = (far + normal(n, HIDDEN, seed=seed).float() / 10 for n, seed in ((count, 1), (50, 3)))
-    objects = normal(count, HIDDEN, seed=2).float()
+    subjects, new = (far + normal(n, WIDTH, seed=seed).float() / 10 for n, seed in ((count, 1), (50, 3)))
+    objects = normal(count, WIDTH, seed=2).float()
     expected = least_squares(*(tensor.double().numpy() for tensor in (subjects, objects, new)))
     found = linear_regression(subjects, objects)(new).double().numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * far)
 
 
 def test_translation_adds_the_mean_difference_and_identity_nothing():
-    subjects, objects, new = normal(7, HIDDEN), normal(7, HIDDEN, seed=1), normal(3, 2, HIDDEN, seed=2)
+    subjects, objects, new = normal(7, WIDTH), normal(7, WIDTH, seed=1), normal(3, 2, WIDTH, seed=2)
     shift = sum(o - s for s, o in zip(subjects, objects, strict=True)) / 7
     torch.testing.assert_close(translation(subjects, objects)(new), new + shift)
     assert torch.equal(identity(subjects, objects)(new), new)
@@ -87,99 +82,14 @@ def test_translation_adds_the_mean_difference_and_identity_nothing():
 
 def test_examples_are_gathered_in_draw_order_and_widened():
     lm = LanguageModel(tiny_model("gpt2", torch.bfloat16))
-    examples, half = Examples(lm, ["emb", 0]), torch.arange(HIDDEN, dtype=torch.bfloat16)
-    assert examples.gather(0, ONE_PROCESS).shape == (3, 0, HIDDEN)
+    examples, half = Examples(lm, ["emb", 0]), torch.arange(WIDTH, dtype=torch.bfloat16)
+    assert examples.gather(0, ONE_PROCESS).shape == (3, 0, WIDTH)
     for place in (2, 0, 1):
         examples.add(place, PromptJacobian({}, {0: half, "emb": 2 * half}, place * half))
     found = examples.gather(3, ONE_PROCESS)
     assert found.dtype == torch.float32
     expected = [[factor * half.float() for factor in factors] for factors in ((2, 2, 2), (1, 1, 1), (0, 1, 2))]
     assert torch.equal(found, torch.stack([torch.stack(rows) for rows in expected]))
-
-
-# Toys whose blocks are affine maps: every baseline has another known answer.
-
-
-def fractions(lm, train=(0, 1, 2, 3)):
-    """Every baseline's fraction of successes by layer, after checking that the LRE's is 1 everywhere.
-
-    Subjects `train` are the examples under a few-shot context, and all others are test samples.
-    """
-    tokenizer = toy.toy_tokenizer()
-    samples = [Sample(name, toy.OBJECTS[i % len(toy.OBJECTS)]) for i, name in enumerate(toy.SUBJECTS)]
-    context, test = [samples[i] for i in train], [s for i, s in enumerate(samples) if i not in train]
-    prompts, alone = (make_prompts(tokenizer, "{}", test, given) for given in (context, ()))
-    examples, lres = Examples(lm, LAYERS), {}
-    for place, prompt in enumerate(make_prompts(tokenizer, "{}", context)):
-        example = prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS)
-        examples.add(place, example)
-        lres = {layer: LRE(example.jacobian[layer], example.bias(layer), layer, Origin("", "", "")) for layer in LAYERS}
-    states = states_of(lm, prompts, LAYERS, alone=alone, train=context)
-    tests = len(test)
-    record = with_baselines(with_grid(BLANK, states, lres, [1.0], [HIDDEN]), states, lres, examples)
-    assert states.all_known == record.edited == tests
-    assert record.faithful == record.causal == record.faithful_zero_shot == ((tests,),) * 3
-    assert record.zero_shot_baselines == record.faithful_baselines  # blocks see no context
-    found = {**record.faithful_baselines, **record.causal_baselines}
-    return {name: tuple(count / tests for count in by_layer) for name, by_layer in found.items()}
-
-
-NO_SHIFT, ROWS = torch.zeros(HIDDEN, dtype=torch.float64), UNIT[:6]
-EVERYWHERE, NOWHERE, AT_THE_LAST_BLOCK = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0)
-
-
-def test_blocks_that_do_nothing_make_every_baseline_right():
-    found = fractions(toy.affine_toy(UNIT, NO_SHIFT, ROWS))
-    assert found == dict.fromkeys(found, EVERYWHERE)
-
-
-def test_without_a_difference_between_examples_linear_regression_repeats_their_object():
-    """18 of the 23 others have another object."""
-    found = fractions(toy.affine_toy(UNIT, NO_SHIFT, ROWS), train=(6,))
-    assert found.pop("linear regression") == (5 / 23,) * 3
-    assert found == dict.fromkeys(found, EVERYWHERE)
-
-
-def test_blocks_that_add_a_constant():
-    """The unembedding reads off s, and off anything put in its place, one decoy that the blocks take away or add."""
-    found = fractions(toy.affine_toy(UNIT, 5 * UNIT[4] - 5 * UNIT[5], ROWS))
-    everywhere = {"linear regression", "translation", "oracle"}
-    assert found == {name: EVERYWHERE if name in everywhere else AT_THE_LAST_BLOCK for name in found}
-
-
-def turn():
-    """The orthogonal map that takes the unit vector of each object to that of the next."""
-    matrix = UNIT.clone()
-    matrix[:4, :4] = UNIT[:4, :4].roll(1, 0)
-    return matrix
-
-
-def test_blocks_that_permute_directions():
-    found = fractions(toy.affine_toy(turn(), NO_SHIFT, ROWS))
-    everywhere = {"linear regression", "oracle"}
-    assert found == {name: EVERYWHERE if name in everywhere else AT_THE_LAST_BLOCK for name in found}
-
-
-@pytest.mark.parametrize(("train", "right"), [((0, 1, 4, 5), 8), ((0, 1, 2, 5), 14)])
-def test_linear_regression_is_right_only_about_objects_that_its_examples_span(train, right):
-    """Of the 20 test subjects, those with an object that an example has; the LRE is right about all of them."""
-    found = fractions(toy.affine_toy(turn(), NO_SHIFT, ROWS), train)
-    assert found["linear regression"] == (right / 20,) * 3
-
-
-def test_the_row_of_the_unembedding_and_o_are_told_apart():
-    """A decoy row that is long reads more off an object's row than that row itself, and little off its o."""
-    rows = ROWS.clone()
-    rows[:4] += UNIT[6]
-    rows[4] = 3 * UNIT[6]
-    found = fractions(toy.affine_toy(UNIT, NO_SHIFT, rows))
-    assert found.pop("unembedding") == NOWHERE
-    assert found == dict.fromkeys(found, EVERYWHERE)
-
-
-def test_a_long_row_of_the_unembedding_outweighs_what_blocks_add_and_o_does_not():
-    found = fractions(toy.affine_toy(UNIT, 2 * UNIT[4], 10 * ROWS))
-    assert (found["unembedding"], found["object"], found["oracle"]) == (EVERYWHERE, AT_THE_LAST_BLOCK, EVERYWHERE)
 
 
 # A random LM: every count against whole prompts run one by one.
@@ -211,7 +121,7 @@ def prompts(lm):
 
 @pytest.fixture(scope="module")
 def lres():
-    weights = UNIT + normal(3, HIDDEN, HIDDEN, seed=7) / 10
+    weights = torch.eye(WIDTH, dtype=torch.float64) + normal(3, WIDTH, WIDTH, seed=7) / 10
     return {layer: LRE(w, w[0], layer, Origin("", "", "")) for layer, w in zip(LAYERS, weights, strict=True)}
 
 

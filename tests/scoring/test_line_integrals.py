@@ -135,7 +135,7 @@ def test_a_pullback_in_inference_mode_is_refused():
 @pytest.fixture(scope="module")
 def affine():
     """A toy with random affine blocks, prompts of all its subjects, and its LRE at each layer."""
-    lm = toy.affine_toy(normal(toy.WIDTH, toy.WIDTH), normal(toy.WIDTH, seed=1), torch.eye(toy.WIDTH).double()[:6])
+    lm = toy.random_toy()
     first = toy.WORDS.index(toy.SUBJECTS[0])
     prompts = [
         Prompt("", name, toy.OBJECTS[i % 4], (0, first + i), (1, 2), (toy.WORDS.index(toy.OBJECTS[i % 4]),))
