@@ -19,6 +19,22 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session")
+def random_toy():
+    """A toy with random affine blocks, of which numpy can compute everything."""
+    from tests.helpers.toy import random_toy
+
+    return random_toy()
+
+
+@pytest.fixture(scope="session")
+def toy_relations(tmp_path_factory):
+    """The folder of the toy's relations."""
+    from tests.helpers.toy import write_toy_relations
+
+    return str(write_toy_relations(tmp_path_factory.mktemp("relations")))
+
+
+@pytest.fixture(scope="session")
 def launch(tmp_path_factory):
     """A warm process that runs the command line, by default a fit of the toy: see `tests.helpers.launcher`."""
     from tests.helpers.launcher import Launcher

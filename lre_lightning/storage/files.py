@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from lre_lightning.errors import LREError, first_line
 
 ADVICE = {
@@ -57,12 +55,9 @@ def written_whole(path: Path, append: bool = False) -> Iterator[Path]:
         with failures_named(path):
             make_folder(path.parent)
             part.unlink(missing_ok=True)
-            part.touch()
-            mode = part.stat().st_mode
             if append and path.exists():
                 shutil.copyfile(path, part)
             yield part
-            part.chmod(mode)  # safetensors makes files that only their owner can read
             _sync(part)
             part.replace(path)
             _sync(path.parent)
@@ -87,11 +82,9 @@ def failures_named(path: Path) -> Iterator[None]:
     """Turn the system's error about a failed write into a `NotWritten` that names the path and says what to do."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        found = re.search(r"os error (\d+)", str(error))  # as safetensors says it
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-        reason = first_line(error) if number is None else os.strerror(number)
-        advice = ADVICE.get(number or 0)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else first_line(error)
+        advice = ADVICE.get(error.errno or 0)
         raise NotWritten(f"{str(path)!r} cannot be written: {reason}" + (f"; {advice}" if advice else "")) from error
 
 

@@ -41,21 +41,14 @@ TRIALS = 6
 
 @dataclass
 class Run:
-    """A run of the command line.
+    """A run of the command line in the folder `cwd`; changes of `watched` count as file operations.
 
     Attributes:
-        args: Its arguments.
-        cwd: The folder to run in.
-        watched: The folder whose changes count as file operations.
-        script: The name of the program.
-        die_at: Number of the file operation in `watched` before which the process kills itself.
+        die_at: Number of the file operation before which the process kills itself.
         torn: With `die_at`, the process instead dies in the next write that makes a file larger than this, in bytes;
             the part of the write that fits is on the disk.
         file_size: The largest size that a file may get, in bytes.
-        signum: A signal that it receives.
-        where: The function that it is in then, as ``"module:Class.name"``.
-        turn: The call of that function, from 0.
-        sleeping: Whether that function then takes a minute.
+        signum: A signal that it receives in the function `where`, ``"module:Class.name"``, at its call `turn`.
         environment: Variables to set.
         code: Python to run in place of the command line.
     """
@@ -70,26 +63,18 @@ class Run:
     signum: int | None = None
     where: str | None = None
     turn: int = 0
-    sleeping: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     code: str | None = None
 
 
 @dataclass
 class Ended:
-    """How a run ended.
+    """How a run ended; `trials` are the numbers of those that it started.
 
-    Attributes:
-        status: Exit status; minus the signal's number if a signal killed it.
-        seconds: How long it took.
-        operations: Number of file operations, if it ended by itself.
-        trials: Numbers of the trials that it started.
-        output: What it printed.
-        error: What it printed on standard error.
+    The status is minus the signal's number if a signal killed it. Operations are counted if it ended by itself.
     """
 
     status: int
-    seconds: float
     operations: int
     trials: list[int]
     output: str
@@ -165,15 +150,15 @@ def serve(model: str, relations: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warm_up(model, relations)
-    children: dict[int, tuple[Run, float]] = {}
+    children: dict[int, Run] = {}
     for line in sys.stdin:
         question = json.loads(line)
         if isinstance(question, dict):
             run = Run(**question)
             answer: object = started(run)
-            children[answer] = run, time.monotonic()
+            children[answer] = run
         else:
-            answer = asdict(waited_for(question, *children.pop(question)))
+            answer = asdict(waited_for(question, children.pop(question)))
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     for pid in children:  # that a test has failed to wait for
@@ -188,13 +173,7 @@ def warm_up(model: str, relations: str) -> None:
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.models.language_model import LanguageModel
 
-    for name in (
-        "torch._dynamo",
-        "torch.utils.tensorboard",
-        "lre_lightning.cli",
-        "lre_lightning.report.page",
-        "pydantic",
-    ):
+    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.cli", "lre_lightning.report.page"):
         importlib.import_module(name)
     torch.set_num_threads(1)
     LanguageModel.from_pretrained(model)
@@ -216,12 +195,11 @@ def started(run: Run) -> int:
     return pid
 
 
-def waited_for(pid: int, run: Run, start: float) -> Ended:
+def waited_for(pid: int, run: Run) -> Ended:
     """Wait for a child."""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    seconds = time.monotonic() - start
     begun, operations, output, error = ((Path(run.cwd) / name).read_text() for name in FILES)
-    return Ended(status, seconds, int(operations or 0), [int(line) for line in begun.split()], output, error)
+    return Ended(status, int(operations or 0), [int(line) for line in begun.split()], output, error)
 
 
 def child(run: Run, begun: Path, operations: Path, output: Path, error: Path) -> None:
@@ -317,12 +295,7 @@ def signal_within(run: Run) -> None:
     def signalled(*args, **kwargs):
         calls[0] += 1
         if calls[0] == run.turn + 1:
-            if run.sleeping:
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
-                signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), run.signum))
-                time.sleep(60)
-            else:
-                os.kill(os.getpid(), run.signum)
+            os.kill(os.getpid(), run.signum)
         return function(*args, **kwargs)
 
     setattr(holder, name, signalled)

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 import transformers
 
+from lre_lightning.models.hooks import replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+
 WIDTH, LAYERS, VOCAB = 16, 3, 97
 _COMMON: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 _GPT2: dict[str, Any] = {**_COMMON, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}
@@ -107,6 +111,28 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model.to(dtype)
+
+
+SHARED = [5, 9, 2, 40, 41, 7]
+PROMPTS = [[*SHARED, 11, 12, 13], [*SHARED, 21, 8], [*SHARED, 11, 12, 60, 61, 62]]
+SUBJECTS = [7, 6, 7]
+
+
+def batch_of(lm: LanguageModel, prompts: Any = PROMPTS, subjects: Any = SUBJECTS) -> PromptBatch:
+    """Return prompts of several lengths as a batch."""
+    length = max(map(len, prompts))
+    ids = torch.tensor([prompt + [0] * (length - len(prompt)) for prompt in prompts])
+    return PromptBatch(lm, ids, torch.tensor(subjects), torch.tensor([len(prompt) - 1 for prompt in prompts]))
+
+
+def plain_output(lm: LanguageModel, ids: Any, position: int, layer: Any, value: torch.Tensor) -> torch.Tensor:
+    """Return o of a whole prompt with s replaced, as a function of it: a hook, no cache, no batch."""
+
+    def put(hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.index_copy(1, torch.tensor([position]), value.to(hidden)[None, None])
+
+    with replace(lm.module_at(layer), put):
+        return lm(torch.as_tensor(ids)[None])[0, -1]
 
 
 class WideTorch(types.ModuleType):

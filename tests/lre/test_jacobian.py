@@ -1,14 +1,15 @@
 """Jacobians element by element against the plain computation: whole prompt, no cache, layer by layer."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre import jacobian as engine
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from tests.helpers.tiny_models import FAMILIES, VOCAB, WIDTH, tiny_model, widen_casts
+from tests.helpers.tiny_models import FAMILIES, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -22,17 +23,9 @@ CASES = [
 def plain_jacobian(lm, ids, position, layer):
     """Jacobian of o with respect to s by `torch.autograd.functional.jacobian` of the whole prompt."""
 
-    def run(subject):
-        def put(hidden):
-            edited = hidden.clone()
-            edited[0, position] = subject
-            return edited
-
-        with replace(lm.module_at(layer), put):
-            return lm(ids[None])[0, -1]
-
     with torch.no_grad():
         subject = lm.hidden_states(ids[None], [layer])[layer][0, position]
+    run = partial(plain_output, lm, ids, position, layer)
     return torch.autograd.functional.jacobian(run, subject), subject, run(subject)
 
 

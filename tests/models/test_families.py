@@ -5,25 +5,25 @@ import torch
 
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.caches import Joined, select_prefixes, share_cache
-from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.patching import PromptBatch
-from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model, widen_casts
+from tests.helpers.tiny_models import (
+    FAMILIES,
+    LAYERS,
+    PROMPTS,
+    SUBJECTS,
+    VOCAB,
+    WIDTH,
+    batch_of,
+    plain_output,
+    tiny_model,
+    widen_casts,
+)
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 IDS = torch.arange(20).reshape(2, 10) * 7 % VOCAB
 CONTEXT = torch.arange(9) * 7 % VOCAB  # longer than the sliding window of 6
 MORE = torch.tensor([[3, 50, 8], [60, 61, 9]])
 SUFFIX = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])  # two for each row of MORE
-SHARED = [5, 9, 2, 40, 41, 7]
-PROMPTS = [[*SHARED, 11, 12, 13], [*SHARED, 21, 8], [*SHARED, 11, 12, 60, 61, 62]]
-SUBJECTS = [7, 6, 7]
-
-
-def batch_of(lm, prompts=PROMPTS, subjects=SUBJECTS):
-    length = max(map(len, prompts))
-    ids = torch.tensor([prompt + [0] * (length - len(prompt)) for prompt in prompts])
-    return PromptBatch(lm, ids, torch.tensor(subjects), torch.tensor([len(prompt) - 1 for prompt in prompts]))
 
 
 @pytest.fixture(params=FAMILIES)
@@ -121,13 +121,7 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
             torch.testing.assert_close(subject[row, column], states[layer][0, position], **TOLERANCE)
             torch.testing.assert_close(output[row], states[LAYERS - 1][0, -1], **TOLERANCE)
 
-            def put(hidden, row=row, position=position):
-                hidden = hidden.clone()
-                hidden[:, position] = new[row]
-                return hidden
-
-            with replace(lm.module_at(layer), put):
-                expected = lm(torch.tensor([prompt] * 4))[:, -1]
+            expected = torch.stack([plain_output(lm, prompt, position, layer, value) for value in new[row]])
             torch.testing.assert_close(patched[row], expected, **TOLERANCE)
             # At the last block only the last token reaches o, which is not the subject's.
             assert torch.allclose(expected, output[row]) == (layer == LAYERS - 1)

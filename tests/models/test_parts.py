@@ -14,7 +14,7 @@ from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.parts import LOGIT_TRANSFORMS, SUPPORTED, Parts
 from lre_lightning.models.patching import PromptBatch
-from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, tiny_model
+from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, plain_output, tiny_model
 from tests.lre.test_jacobian import PROMPT, plain_jacobian, relative_error
 
 SMALL = {
@@ -205,16 +205,13 @@ def test_a_declared_architecture_has_logits_jacobians_and_patched_runs(own):
     batch = PromptBatch(lm, PROMPT[None], torch.tensor([9]), torch.tensor([13]))
     new = torch.randn(WIDTH, dtype=torch.float64)
 
-    def put(hidden):
-        return torch.cat([hidden[:, :9], new[None, None], hidden[:, 10:]], dim=1)
-
     for layer in lm.layers:
         expected, _, output = plain_jacobian(lm, PROMPT, 9, layer)
         assert expected.any() == (layer != 1)
         assert relative_error(result.jacobian[layer], expected) < 1e-12
         assert relative_error(result.object, output) < 1e-12
-        with torch.no_grad(), replace(lm.module_at(layer), put):
-            patched = lm(PROMPT[None])[0, -1]
+        with torch.no_grad():
+            patched = plain_output(lm, PROMPT, 9, layer, new)
         torch.testing.assert_close(batch.patched(layer, new[None, None])[0, 0], patched)
 
 

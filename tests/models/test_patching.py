@@ -5,8 +5,7 @@ import torch
 
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
-from tests.helpers.tiny_models import WIDTH, tiny_model
-from tests.models.test_families import batch_of
+from tests.helpers.tiny_models import WIDTH, batch_of, tiny_model
 
 
 @pytest.mark.parametrize(

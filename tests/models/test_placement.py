@@ -20,9 +20,8 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.training.module import LREModule
 from tests.helpers.split_devices import CPU, FAR, NEAR, SplitDevices, places, split
-from tests.helpers.tiny_models import LAYERS, WIDTH, tiny_model
+from tests.helpers.tiny_models import LAYERS, PROMPTS, SUBJECTS, WIDTH, batch_of, tiny_model
 from tests.helpers.toy import toy_tokenizer, write_toy_model, write_toy_relations
-from tests.models.test_families import PROMPTS, SUBJECTS, batch_of
 from tests.training.test_module import GRID, data_of, trainer_of
 
 

@@ -12,8 +12,7 @@ import lre_lightning.lre.jacobian as engine
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.training.module import LREModule
-from tests.helpers.tiny_models import LAYERS, tiny_model
-from tests.models.test_families import PROMPTS
+from tests.helpers.tiny_models import LAYERS, PROMPTS, tiny_model
 from tests.models.test_placement import check_equal, everything
 
 

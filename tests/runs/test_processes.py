@@ -1,7 +1,9 @@
 """The processes of a run: errors that they share, strategies, and runs of two that are killed and stopped."""
 
 import os
+import shlex
 import signal
+import sys
 import time
 
 import lightning as L
@@ -94,7 +96,9 @@ def test_two_processes_are_killed_and_stopped_and_resumed(launch, whole, tmp_pat
     finished = finished_trials(tmp_path / "run" / "checkpoints" / "last.ckpt")[0]
     ended = run("--ckpt_path=last", trials=finished + 2, signum=signal.SIGTERM)
     assert ended.status == 143
-    assert ended.error.count("stopped; resume with: ") == 1
+    typed = [sys.executable, CLI, *launch.fit(tmp_path, *options), "--ckpt_path", "last"]
+    (line,) = (line for line in ended.error.splitlines() if line.startswith("stopped; resume with: "))
+    assert shlex.split(line.partition(": ")[2]) == typed
     assert "Traceback" not in ended.error
     ended = launch(tmp_path, "--ckpt_path=last")
     assert ended.status == 0, ended.error

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 
 import lightning as L
 import pytest
@@ -188,101 +187,61 @@ def test_a_file_that_gets_too_large(launch, whole, tmp_path):
     assert_resumes(launch, tmp_path, whole, ended)
 
 
-@pytest.fixture
-def mount(tmp_path):
-    """Mount something as ``<tmp_path>/disk``; skips if that is not allowed."""
-    disk = tmp_path / "disk"
-
-    def mounted(*options):
-        disk.mkdir(exist_ok=True)
-        result = subprocess.run(["mount", *options, disk], capture_output=True, text=True)
-        if result.returncode:
-            pytest.skip(f"this user may not mount: {result.stderr.strip()}")
-        return disk
-
-    yield mounted
-    while os.path.ismount(disk):
-        subprocess.run(["umount", disk], check=True)
-
-
-@pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount here")
-def test_a_full_or_read_only_disk(launch, whole, mount):
-    """The disk is full before the fit, at its beginning, and in the middle of it; at last it is read-only."""
-    disk = mount("-t", "tmpfs", "-o", "size=1m", "tmpfs")
-    message = "cannot be written: No space left on device; free some space there"
-    for free in (0, 24, 44):
-        (disk / "others").write_bytes(bytes((1024 - free) * 1024))
-        ended = launch(disk, cwd=str(disk.parent))
-        assert_one_error(ended, disk, message)
-        (disk / "others").unlink()
-    assert ended.trials
-    assert_resumes(launch, disk, whole, ended)
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    ended = launch(disk, cwd=str(disk.parent))
-    assert_one_error(ended, disk, "cannot be written: Read-only file system; give a writable folder")
-    assert "Loading" not in ended.error  # of an LM
-
-
-@pytest.mark.parametrize("name", ["run", "run/lres"])
-def test_a_file_in_place_of_a_folder(launch, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("run", "file", "a file is where a folder should be"),
+        ("run/lres", "file", "a file is where a folder should be"),
+        ("run/fit_results.jsonl", "folder", "a folder is where the file should be"),
+        ("run/checkpoints/last.ckpt", "folder", "a folder is where the file should be"),
+    ],
+)
+def test_something_else_in_place_of_a_file_or_folder(launch, tmp_path, name, kind, message):
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("something")
+    (path.parent if kind == "file" else path).mkdir(parents=True, exist_ok=True)
+    if kind == "file":
+        path.write_text("something")
     ended = launch(tmp_path)
-    assert_one_error(ended, path, "cannot be written", "a file is where a folder should be")
+    assert_one_error(ended, path, "cannot be written", message)
     assert ended.trials == []
-    assert ("Loading" in ended.error) == (name != "run")
-    assert path.read_text() == "something"
-
-
-@pytest.mark.parametrize("name", ["fit_results.jsonl", "checkpoints/last.ckpt"])
-def test_a_folder_in_place_of_a_file(launch, tmp_path, name):
-    path = tmp_path / "run" / name
-    path.mkdir(parents=True)
-    ended = launch(tmp_path)
-    assert_one_error(ended, path, "cannot be written", "a folder is where the file should be")
-    assert ended.trials == []
+    assert ("Loading" in ended.error) == (name != "run")  # an LM
+    assert kind == "folder" or path.read_text() == "something"
 
 
 # Not alone
 
 
-def assert_in_use(launch, folder, args, pid):
-    ended = launch(folder, args=args, cwd=str(folder.parent))
-    owner = f"is in use by process {pid} on {socket.gethostname()} since"
-    assert_one_error(ended, folder / "run", owner, "default_root_dir")
-    assert "Loading" not in ended.error  # of an LM
-
-
-def test_two_fits_in_one_folder(launch, whole, tmp_path):
-    """The second one ends at once and changes nothing; the first one, held in its third trial, continues."""
-    first = launch.start_and_hold(tmp_path, f"{MODULE}.training_step", 2)
+@pytest.mark.parametrize(
+    ("command", "where", "turn", "others"),
+    [
+        ("fit", f"{MODULE}.training_step", 2, ["fit"]),
+        ("evaluate", "lre_lightning.commands.evaluate:_settings", 0, ["evaluate", "fit"]),  # between two of its fits
+        ("dataset", "lre_lightning.commands.dataset:new_record", 1, ["dataset"]),
+    ],
+)
+def test_two_runs_in_one_folder(launch, whole, tmp_path, command, where, turn, others):
+    """The second one ends at once and changes nothing; the first one, held meanwhile, continues or is killed."""
+    fit = launch.fit(tmp_path)
+    args = {
+        "fit": fit,
+        "evaluate": ["evaluate", *fit[1:], "--n_shots=[]", "--templates=false"],
+        "dataset": ["dataset", *(option for option in fit[1:] if "callbacks" not in option)],
+    }
+    first = launch.start_and_hold(tmp_path, where, turn, args=args[command])
     before = results(tmp_path / "run")
-    for more in ([], ["--ckpt_path=last"]):
-        assert_in_use(launch, tmp_path, launch.fit(tmp_path, *more), first)
+    owner = f"is in use by process {first} on {socket.gethostname()} since"
+    for other in [*map(args.get, others), *([[*fit, "--ckpt_path=last"]] if command == "fit" else [])]:
+        ended = launch(tmp_path, args=other, cwd=str(tmp_path.parent))
+        assert_one_error(ended, tmp_path / "run", owner, "default_root_dir")
+        assert command == "dataset" or "Loading" not in ended.error  # of an LM
     assert results(tmp_path / "run") == before
-    os.kill(first, signal.SIGCONT)
-    assert launch.wait(first).status == 0
-    assert results(tmp_path / "run") == results(whole.root)
-
-
-def test_an_evaluation_keeps_its_folder_between_two_of_its_fits(launch, tmp_path):
-    args = ["evaluate", *launch.fit(tmp_path)[1:], "--n_shots=[]", "--templates=false"]
-    first = launch.start_and_hold(tmp_path, "lre_lightning.commands.evaluate:_settings", 0, args=args)
-    for other in (args, launch.fit(tmp_path)):
-        assert_in_use(launch, tmp_path, other, first)
-    os.kill(first, signal.SIGKILL)
-    assert launch.wait(first).status == -signal.SIGKILL
-    assert launch(tmp_path, args=args, signum=signal.SIGTERM, where=f"{MODULE}.training_step").status == 143
-
-
-def test_two_counts_in_one_folder(launch, tmp_path):
-    args = ["dataset", *(option for option in launch.fit(tmp_path)[1:] if "callbacks" not in option)]
-    first = launch.start_and_hold(tmp_path, "lre_lightning.commands.dataset:new_record", 1, args=args)
-    ended = launch(tmp_path, args=args, cwd=str(tmp_path.parent))
-    assert_one_error(ended, tmp_path / "run", "is in use by", f"process {first} ")
-    os.kill(first, signal.SIGCONT)
-    assert launch.wait(first).status == 0
+    os.kill(first, signal.SIGKILL if command == "evaluate" else signal.SIGCONT)
+    assert launch.wait(first).status == (-signal.SIGKILL if command == "evaluate" else 0)
+    if command == "fit":
+        assert results(tmp_path / "run") == results(whole.root)
+    if command == "evaluate":  # which the folder is free for again
+        ended = launch(tmp_path, args=args[command], signum=signal.SIGTERM, where=f"{MODULE}.training_step")
+        assert ended.status == 143
 
 
 class Fails(Callback):

@@ -20,8 +20,8 @@ from lre_lightning.scoring.baselines import (
     translation,
     with_baselines,
 )
-from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
-from tests.scoring.trials import answer, normal, state, states_of
+from tests.helpers.tiny_models import WIDTH, tiny_model
+from tests.scoring.trials import answer, normal, prompts_for, state, states_of
 
 LAYERS = ("emb", 0, 1)
 BLANK = TrialRecord("toy", "", 0, samples=24, range_size=4, tested=24, known=24, layers=LAYERS, betas=(0.5, 1.0))
@@ -95,12 +95,6 @@ def test_examples_are_gathered_in_draw_order_and_widened():
 # A random LM: every count against whole prompts run one by one.
 
 
-def random_prompt(number, object_token):
-    """Context, a subject of two tokens, none to two tokens of template."""
-    ids = (1, 7, 7, 9, 20 + number % 3, 30 + number, *(3, 5)[: (number + 2) % 3])
-    return Prompt("", f"s{number}", f"o{object_token}", ids, (4, 6), (object_token,))
-
-
 def subject_alone(prompt):
     """The start token and the subject."""
     subject = prompt.input_ids[slice(*prompt.subject_span)]
@@ -114,9 +108,7 @@ def lm():
 
 @pytest.fixture(scope="module")
 def prompts(lm):
-    """Twenty-four prompts of which the LM knows twenty-two."""
-    said = [answer(lm, random_prompt(number, 0)) for number in range(24)]
-    return [random_prompt(number, token if number > 1 else (token + 1) % VOCAB) for number, token in enumerate(said)]
+    return prompts_for(lm, 24)
 
 
 @pytest.fixture(scope="module")

@@ -32,32 +32,22 @@ NOT_MEASURED = {
 SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return toy.random_toy()
-
-
-@pytest.fixture(scope="module")
-def relations(tmp_path_factory):
-    return str(toy.write_toy_relations(tmp_path_factory.mktemp("relations")))
-
-
 def data_of(source, **options):
     return RelationDataModule(toy.toy_tokenizer(), source=source, n_shot=4, **{"trials": 2, **options})
 
 
 @pytest.fixture(scope="module")
-def fitted(lm, relations, tmp_path_factory):
+def fitted(random_toy, toy_relations, tmp_path_factory):
     """A fit with all measurements, the states of its trials by relation and number, and its folder."""
     root, states, join = tmp_path_factory.mktemp("run"), {}, TrialStates.join
 
     def note(batches, trial, processes):
         return states.setdefault((trial.relation.name, trial.number), join(batches, trial, processes))
 
-    module, trainer = LREModule(lm, **FULL), trainer_of(root, [ResultsTable()], inference_mode=True)
+    module, trainer = LREModule(random_toy, **FULL), trainer_of(root, [ResultsTable()], inference_mode=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialStates, "join", note)
-        trainer.fit(module, datamodule=data_of(relations))
+        trainer.fit(module, datamodule=data_of(toy_relations))
     trainer.save_checkpoint(root / "fit.ckpt")
     return module, states, root
 
@@ -129,10 +119,10 @@ class ByHand:
 
 
 @pytest.mark.parametrize("key", SCORED, ids=str)
-def test_every_count_is_that_of_numpy(lm, fitted, key):
+def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     module, all_states, _ = fitted
     record, states = module.records[key], all_states[key]
-    hand = ByHand(lm, states.trial)
+    hand = ByHand(random_toy, states.trial)
     edits = [
         (states.prompts[row].subject, states.prompts[target].subject)
         for row, target in zip(states.edited.tolist(), states.targets.tolist(), strict=True)
@@ -176,11 +166,11 @@ def test_every_count_is_that_of_numpy(lm, fitted, key):
         assert min(abs(exact - distance) for distance in distances) < 1e-9
 
 
-def test_records_say_where_they_come_from(lm, fitted):
+def test_records_say_where_they_come_from(random_toy, fitted):
     module, _, root = fitted
     assert [key for key, record in module.records.items() if record.scored] == SCORED
     for record in module.records.values():
-        assert (record.model, record.n_shot, record.template, record.template_index) == (lm.name, 4, "{}", 0)
+        assert (record.model, record.n_shot, record.template, record.template_index) == (random_toy.name, 4, "{}", 0)
         assert (record.beta, record.reported) == (0.8, True)
         assert (record.range_size, record.first_tokens) == (4, 4)
     assert read_records([root]) == list(module.records.values())
@@ -197,18 +187,18 @@ def test_objects_that_begin_alike_have_one_first_token():
     assert (record.tested, record.known, record.template, record.scored) == (3, 1, "the {}", False)
 
 
-def test_by_default_a_fit_measures_the_grid_and_low_ranks_alone(lm, fitted, relations, tmp_path):
+def test_by_default_a_fit_measures_the_grid_and_low_ranks_alone(random_toy, fitted, toy_relations, tmp_path):
     whole, _, _ = fitted
-    module = LREModule(lm, **GRID)
-    trainer_of(tmp_path).fit(module, datamodule=data_of(relations))
+    module = LREModule(random_toy, **GRID)
+    trainer_of(tmp_path).fit(module, datamodule=data_of(toy_relations))
     for key, record in whole.records.items():
         assert module.records[key] == dataclasses.replace(record, **NOT_MEASURED)
 
 
-def test_the_embedding_joins_given_layers_for_baselines(lm, fitted, relations, tmp_path):
+def test_the_embedding_joins_given_layers_for_baselines(random_toy, fitted, toy_relations, tmp_path):
     whole, _, _ = fitted
-    module = LREModule(lm, layers=[1], **FULL)
-    trainer_of(tmp_path).fit(module, datamodule=data_of(relations, trials=1, relations="thing colour"))
+    module = LREModule(random_toy, layers=[1], **FULL)
+    trainer_of(tmp_path).fit(module, datamodule=data_of(toy_relations, trials=1, relations="thing colour"))
     record, reference = module.records["thing colour", 0], whole.records["thing colour", 0]
     assert record.layers == ("emb", 1)
     for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
@@ -217,10 +207,12 @@ def test_the_embedding_joins_given_layers_for_baselines(lm, fitted, relations, t
     assert record.faithful_zero_shot == (reference.faithful_zero_shot[0], reference.faithful_zero_shot[2])
 
 
-def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(lm, fitted, relations, tmp_path, monkeypatch):
+def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(
+    random_toy, fitted, toy_relations, tmp_path, monkeypatch
+):
     whole, _, _ = fitted
-    monkeypatch.setattr(lm, "chunk_size", 3)
-    module, data = LREModule(lm, **FULL), data_of(relations, trials=1, loader={"batch_size": 3})
+    monkeypatch.setattr(random_toy, "chunk_size", 3)
+    module, data = LREModule(random_toy, **FULL), data_of(toy_relations, trials=1, loader={"batch_size": 3})
     trainer_of(tmp_path, num_sanity_val_steps=2).fit(module, datamodule=data)
     for key, record in module.records.items():
         expected = whole.records[key]
@@ -228,10 +220,10 @@ def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(lm, fitted, r
         assert np.allclose(record.line_integrals, expected.line_integrals, rtol=1e-9)
 
 
-def test_validation_scores_the_saved_lres_alone(lm, fitted, relations, tmp_path):
+def test_validation_scores_the_saved_lres_alone(random_toy, fitted, toy_relations, tmp_path):
     whole, _, root = fitted
-    module = LREModule(lm, **FULL)
-    data = data_of(relations, loader={"batch_size": 3})
+    module = LREModule(random_toy, **FULL)
+    data = data_of(toy_relations, loader={"batch_size": 3})
     trainer_of(tmp_path, [ResultsTable()]).validate(module, data, root / "fit.ckpt", weights_only=True)
     assert read_records([tmp_path / "validate_results.jsonl"]) == list(module.records.values())
     assert (tmp_path / "validate_results.csv").exists()
@@ -242,12 +234,12 @@ def test_validation_scores_the_saved_lres_alone(lm, fitted, relations, tmp_path)
         assert record == dataclasses.replace(record, **NOT_MEASURED, faithful_low_rank=())
 
 
-def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(lm, fitted):
+def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(random_toy, fitted):
     module, _, root = fitted
-    assert module.lm is lm
+    assert module.lm is random_toy
     checkpoint = torch.load(root / "fit.ckpt", weights_only=True)
-    assert checkpoint["hyper_parameters"]["name_or_path"] == lm.name == "LlamaForCausalLM"
+    assert checkpoint["hyper_parameters"]["name_or_path"] == random_toy.name == "LlamaForCausalLM"
     assert list(checkpoint["state_dict"]) == ["bank._extra_state"]
-    loaded = LREModule.load_from_checkpoint(root / "fit.ckpt", name_or_path=lm)
-    assert loaded.lm is lm
+    loaded = LREModule.load_from_checkpoint(root / "fit.ckpt", name_or_path=random_toy)
+    assert loaded.lm is random_toy
     assert (loaded.records, loaded.hparams) == (module.records, module.hparams)

@@ -9,14 +9,12 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
-from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.line_integrals import line_integrals, with_line_integrals
 from tests.helpers import toy
-from tests.helpers.tiny_models import WIDTH, tiny_model, widen_casts
+from tests.helpers.tiny_models import WIDTH, batch_of, plain_output, tiny_model, widen_casts
 from tests.scoring.trials import normal, states_of
 
 FAMILIES = ("gpt2", "llama", "gpt_neox", "gemma2")
@@ -31,19 +29,11 @@ def lre_of(weight, layer):
 
 
 def runs_of(lm):
-    length = max(map(len, PROMPTS))
-    ids = torch.tensor([prompt + [0] * (length - len(prompt)) for prompt in PROMPTS])
-    return PromptBatch(lm, ids, torch.tensor(SUBJECTS), torch.tensor([len(prompt) - 1 for prompt in PROMPTS]))
+    return batch_of(lm, PROMPTS, SUBJECTS)
 
 
 def plain(lm, row, layer, value):
-    """O of a whole prompt with the hidden state at the subject replaced, as a function of it."""
-
-    def put(hidden):
-        return hidden.index_copy(1, torch.tensor([SUBJECTS[row]]), value.to(hidden)[None, None])
-
-    with replace(lm.module_at(layer), put):
-        return lm(torch.tensor([PROMPTS[row]]))[0, -1]
+    return plain_output(lm, PROMPTS[row], SUBJECTS[row], layer, value)
 
 
 @pytest.fixture(params=FAMILIES)

@@ -2,11 +2,12 @@
 
 import torch
 
-from lre_lightning.models.hooks import replace
 from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.states import PromptStates, TrialStates
+from tests.helpers.tiny_models import VOCAB, plain_output
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -38,15 +39,20 @@ def state(lm, prompt, layer, position=None):
 
 def answer(lm, prompt, layer=None, value=None):
     """The LM's answer to a whole prompt, with the hidden state of its subject replaced if a value is given."""
-
-    def put(hidden):
-        hidden = hidden.clone()
-        hidden[0, prompt.subject_position] = value
-        return hidden
-
-    ids = torch.tensor([prompt.input_ids])
     with torch.no_grad():
         if value is None:
-            return int(lm.model(ids).logits[0, -1].argmax())
-        with replace(lm.module_at(layer), put):
-            return int(lm.model(ids).logits[0, -1].argmax())
+            return int(lm.model(torch.tensor([prompt.input_ids])).logits[0, -1].argmax())
+        return int(lm.decode(plain_output(lm, prompt.input_ids, prompt.subject_position, layer, value)).argmax())
+
+
+def prompt_of(number, object_token):
+    """Context, a subject of two tokens, none to two tokens of template."""
+    ids = (1, 7, 7, 9, 20 + number % 3, 30 + number, *(3, 5)[: (number + 2) % 3])
+    return Prompt(f"s{number} is", f"s{number}", f"o{object_token}", ids, (4, 6), (object_token,))
+
+
+def prompts_for(lm, count):
+    """Prompts of which the LM knows all but the first two."""
+    said = [answer(lm, prompt_of(number, 0)) for number in range(count)]
+    assert len(set(said)) > 2
+    return [prompt_of(number, token if number > 1 else (token + 1) % VOCAB) for number, token in enumerate(said)]

@@ -19,23 +19,13 @@ NAMES = ("half colour", "thing colour", "wrong colour")
 GIVEN = {"thing colour": {"layer": 1, "rank": 3}}
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return toy.random_toy()
-
-
-@pytest.fixture(scope="module")
-def relations(tmp_path_factory):
-    return str(toy.write_toy_relations(tmp_path_factory.mktemp("relations")))
-
-
 @pytest.fixture
-def fit(lm, relations, tmp_path):
+def fit(random_toy, toy_relations, tmp_path):
     """Fit trials of some relations and return the module and its trainer."""
 
     def run(fitting, trials=1, names="thing colour", ckpt_path=None, max_epochs=-1, **options):
-        module = LREModule(lm, **{**GRID, **options}, fitting=fitting)
-        data = RelationDataModule(toy.toy_tokenizer(), names, relations, n_shot=4, trials=trials)
+        module = LREModule(random_toy, **{**GRID, **options}, fitting=fitting)
+        data = RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=4, trials=trials)
         trainer = trainer_of(tmp_path, [ResultsTable()], max_epochs=max_epochs)
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
         return module, trainer, data
@@ -60,7 +50,7 @@ def choices_of(module, relation="thing colour"):
     return {trial: (r.layer, r.rank) for (name, trial), r in module.records.items() if name == relation}
 
 
-def test_selection_trials_choose_and_are_not_reported(lm, fit, tmp_path, monkeypatch):
+def test_selection_trials_choose_and_are_not_reported(random_toy, fit, tmp_path, monkeypatch):
     count_edits(monkeypatch, {("half colour", 0): (0, 2), 0: (1, 5), 1: ("emb", 2), 2: (0, WIDTH)})
     module, trainer, data = fit({"selection_trials": 1}, trials=3, names=None)
     assert choices_of(module, "half colour") == dict.fromkeys((0, 1, 2), (0, 2))
@@ -73,7 +63,7 @@ def test_selection_trials_choose_and_are_not_reported(lm, fit, tmp_path, monkeyp
     files = sorted(str(path.relative_to(tmp_path / "lres")) for path in (tmp_path / "lres").rglob("*.safetensors"))
     assert files == [f"{name}_colour/trial{trial}.safetensors" for name in ("half", "thing") for trial in (1, 2)]
     trainer.save_checkpoint(tmp_path / "fit.ckpt")
-    again = LREModule(lm, **GRID, fitting={"selection_trials": 1})
+    again = LREModule(random_toy, **GRID, fitting={"selection_trials": 1})
     trainer_of(tmp_path / "again").validate(again, data, tmp_path / "fit.ckpt", weights_only=True)
     assert {key: (record.reported, record.scored) for key, record in again.records.items()} == {
         key: (key[1] > 0, key in kept) for key in keys
@@ -102,7 +92,7 @@ def test_selection_trials_must_leave_some_to_report(fit):
         fit({"selection_trials": 2}, trials=2)
 
 
-def test_a_given_layer_is_the_only_one_that_is_estimated(lm, fit, tmp_path):
+def test_a_given_layer_is_the_only_one_that_is_estimated(random_toy, fit, tmp_path):
     module, trainer, _ = fit({"choices": GIVEN}, names=["half colour", "thing colour"], ranks=None)
     record, lre = module.records["thing colour", 0], module.bank.lres["thing colour", 0]
     assert (record.layers, record.ranks, record.layer, record.rank) == ((1,), (3,), 1, 3)
@@ -110,7 +100,7 @@ def test_a_given_layer_is_the_only_one_that_is_estimated(lm, fit, tmp_path):
     assert (lre.layer, lre.rank) == (1, 3)
     assert (module.records["half colour", 0].layers, module.records["half colour", 0].ranks) == (LAYERS, (4, 8, 16))
     trainer.save_checkpoint(tmp_path / "fit.ckpt")
-    loaded = LREModule.load_from_checkpoint(tmp_path / "fit.ckpt", name_or_path=lm)
+    loaded = LREModule.load_from_checkpoint(tmp_path / "fit.ckpt", name_or_path=random_toy)
     assert loaded.hparams == module.hparams
 
 
@@ -143,15 +133,15 @@ def test_selection_trials_are_not_reported_with_given_choices_either(fit):
         ({"layer": 1}, "the choice for 'of toys' lacks its 'rank': give layer and rank"),
     ],
 )
-def test_choices_out_of_range(lm, choice, message):
+def test_choices_out_of_range(random_toy, choice, message):
     with pytest.raises(LREError, match=message):
-        LREModule(lm, fitting={"choices": {"thing colour": {"layer": 1, "rank": 3}, "of toys": choice}})
+        LREModule(random_toy, fitting={"choices": {"thing colour": {"layer": 1, "rank": 3}, "of toys": choice}})
 
 
 @pytest.mark.parametrize("name", ["selection_trials", "line_integrals"])
-def test_numbers_below_zero_are_refused(lm, name):
+def test_numbers_below_zero_are_refused(random_toy, name):
     with pytest.raises(LREError, match=f"{name} must be a whole number of at least 0, got -1"):
-        LREModule(lm, fitting={name: -1})
+        LREModule(random_toy, fitting={name: -1})
 
 
 def test_choices_for_none_of_the_relations_are_refused(fit):
