@@ -69,8 +69,9 @@ class Loading:
             raise LREError(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise LREError(f"quantization {self.quantization!r} is unknown: use one of {', '.join(QUANTIZATIONS)}")
-        for part in self.device_map if isinstance(self.device_map, dict) else ():
-            for name in self.device_map:
+        places = self.device_map if isinstance(self.device_map, dict) else {}
+        for part in places:
+            for name in places:
                 if part.startswith(f"{name}." if name else "") and name != part:
                     raise LREError(f"device_map names {name!r} and, within it, {part!r}: name every part once")
         if self.max_memory is not None and self.device_map not in STRATEGIES:
