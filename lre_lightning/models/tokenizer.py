@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from lre_lightning.errors import LREError
@@ -67,6 +68,11 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
+        if "tiktoken" in reason and find_spec("sentencepiece") is None:
+            reason = (
+                "tokenizer.model needs sentencepiece and protobuf: pip install 'lre-lightning[sentencepiece]', or save "
+                "the tokenizer as tokenizer.json"
+            )
         where = "the folder" if os.path.isdir(path) else "no such folder here, and from the Hub"
         raise LREError(f"cannot load the tokenizer {name_or_path!r} ({where}): {reason}") from error
     check_tokenizer(tokenizer)

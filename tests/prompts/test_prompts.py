@@ -3,6 +3,7 @@
 import os
 import re
 import unicodedata
+from importlib.util import find_spec
 from itertools import accumulate
 
 import pytest
@@ -350,12 +351,19 @@ def test_a_saved_tokenizer_is_loaded(tmp_path):
         ("/no/where", "does not exist"),
         ("nobody/nothing", "no such folder here, and from the Hub"),
         ("a folder without one", "cannot load the tokenizer"),
+        pytest.param(
+            "a folder with tokenizer.model",
+            r"needs sentencepiece and protobuf: pip install 'lre-lightning\[sentencepiece\]'",
+            marks=pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece is installed"),
+        ),
     ],
 )
 def test_a_tokenizer_that_cannot_be_loaded_is_one_line(tmp_path, name, message):
-    if name == "a folder without one":
+    if name.startswith("a folder"):
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+        if "tokenizer.model" in name:
+            (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e")
         name = str(tmp_path)
-        (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(LREError, match=message) as caught:
         load_tokenizer(name)
     assert name in str(caught.value)
