@@ -22,6 +22,7 @@ from lre_lightning.commands.command import Command
 from lre_lightning.commands.data import Data
 from lre_lightning.commands.dataset import Dataset
 from lre_lightning.commands.distract import Distract
+from lre_lightning.commands.edit import Edit
 from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.fit import Fit
 from lre_lightning.commands.predict import Predict
@@ -41,7 +42,7 @@ from lre_lightning.training.module import LREModule
 
 COMMANDS: dict[str, Command] = {
     command.name: command
-    for command in (Fit(), Validate(), Predict(), Evaluate(), Dataset(), Distract(), Report(), Data())
+    for command in (Fit(), Validate(), Predict(), Edit(), Evaluate(), Dataset(), Distract(), Report(), Data())
 }
 
 CONFIGS = Path(lre_lightning.__file__).parent / "configs"

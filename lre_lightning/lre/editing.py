@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +90,40 @@ class PromptEdit:
             yield
         if not applied:
             raise LREError(f"the edit of {self.prompt.text!r} was not applied: no run of the LM held this prompt")
+
+    @torch.no_grad()
+    def continuations(self, max_new_tokens: int = 10, samples: int = 0) -> list[tuple[str, str]]:
+        """Let the LM continue the prompt without and with the edit (Table "causal-generations" of the paper).
+
+        Args:
+            max_new_tokens: The number of tokens to generate.
+            samples: The number of sampled continuations, drawn with torch's global generator.
+
+        Returns:
+            The text before and after the edit: of the greedy continuation, then of each sampled one. Samples before and
+            after are drawn from the same state of the generator.
+
+        Raises:
+            LREError: If the LM does not generate.
+        """
+        if not hasattr(self.lm.model, "generate"):
+            raise LREError(f"{self.lm.name} has no method `generate`: load it as AutoModelForCausalLM does")
+        state = torch.get_rng_state()
+        before = self._generate(max_new_tokens, samples)
+        torch.set_rng_state(state)
+        with self.active():
+            after = self._generate(max_new_tokens, samples)
+        return list(zip(before, after, strict=True))
+
+    def _generate(self, max_new_tokens: int, samples: int) -> list[str]:
+        ids = torch.tensor([self.prompt.input_ids], device=self.lm.device)
+        common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "pad_token_id": ids[0, 0]}
+        model: Any = self.lm.model
+        rows = [*model.generate(ids, **common, do_sample=False)]
+        if samples:
+            rows += [*model.generate(ids, **common, do_sample=True, num_return_sequences=samples)]
+        texts = self.lm.tokenizer.batch_decode([row[ids.shape[1] :] for row in rows], skip_special_tokens=True)
+        return [text.strip() for text in texts]
 
     def __repr__(self) -> str:
         subject = self.prompt.subject

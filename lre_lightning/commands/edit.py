@@ -1,0 +1,100 @@
+"""The subcommand ``edit``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from lre_lightning.commands.validate import FromCheckpoint
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.runs.checkpoints import read_checkpoint
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+    from lre_lightning.lre.editing import PromptEdit
+    from lre_lightning.lre.lre import LRE
+
+
+class Edit(FromCheckpoint):
+    """Edit the subject of a prompt, and show how the LM continues it before and after.
+
+    The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so that the LM answers for another subject (the
+    paper's table "causal-generations").
+    """
+
+    name = "edit"
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("prompt", type=str, help='the prompt, such as "The capital of Canada is"')
+        parser.add_argument("--target", type=str, required=True, help="the subject to answer for instead")
+        parser.add_argument(
+            "--relation", type=str | None, help="the relation whose LRE edits; found by its template if not given"
+        )
+        parser.add_argument("--subject", type=str | None, help="the subject in the prompt; found by the template")
+        parser.add_argument("--layers", type=list[Layer] | None, help="the layers to edit; the LRE's own if not given")
+        parser.add_argument("--magnitude", type=float, default=1.0, help="a factor of the edit")
+        parser.add_argument("--max_new_tokens", type=int, default=10, help="the number of tokens to generate")
+        parser.add_argument("--samples", type=int, default=2, help="the number of sampled continuations")
+        parser.add_argument("--ckpt_path", type=str, default="last", help='the checkpoint of the fit, or "last"')
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        if not line.trainer.is_global_zero:
+            return
+        line.model.load_state_dict(read_checkpoint(line.options.ckpt_path)["state_dict"])
+        lm, options = line.placed_lm(), line.options
+        lm.tokenizer = line.datamodule.tokenizer
+        lre = find_lre(line.model.lres, options.prompt, options.relation).bind(lm)
+        edit = lre.edit_prompt(options.prompt, options.target, options.subject, options.layers, options.magnitude)
+        print_edit(edit, lre.origin.relation, options.max_new_tokens, options.samples)
+
+
+def find_lre(lres: Mapping[tuple[str, int], LRE], prompt: str, relation: str | None) -> LRE:
+    """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial.
+
+    Raises:
+        LREError: If there is no such relation, or there are several.
+    """
+    first: dict[str, int] = {}
+    for name, trial in sorted(lres):
+        first.setdefault(name, trial)
+    if relation is not None:
+        if relation not in first:
+            raise LREError(f"there is no LRE of {relation!r}: the checkpoint has those of {', '.join(first)}")
+        return lres[relation, first[relation]]
+    found = [lre for key in first.items() if _asks(lre := lres[key], prompt)]
+    if len(found) != 1:
+        names = ", ".join(repr(lre.origin.relation) for lre in found) or "no LRE"
+        raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")
+    return found[0]
+
+
+def _asks(lre: LRE, prompt: str) -> bool:
+    try:
+        return bool(lre.origin.subject_of(prompt))
+    except LREError:
+        return False
+
+
+def print_edit(edit: PromptEdit, relation: str, max_new_tokens: int, samples: int) -> None:
+    """Print how the LM continues a prompt before and after an edit."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from lre_lightning.storage.plain import printable
+
+    table = Table("", f"before: {edit.prompt.subject}", f"after: {edit.target}", box=box.SIMPLE_HEAD)
+    table.title, table.title_justify = f"{edit.prompt.text} \u2026", "left"
+    for number, texts in enumerate(edit.continuations(max_new_tokens, samples)):
+        table.add_row(f"sample {number}" if number else "greedy", *map(printable, texts))
+    table.add_row("next token", str(edit.before), str(edit.after))
+    console = Console(markup=False, emoji=False, highlight=False)
+    console.print(table)
+    console.print(f"{relation}, layer {', '.join(map(str, edit.layers))}")

@@ -1,0 +1,45 @@
+"""`edit`: how the LM continues a prompt before and after an edit."""
+
+import sys
+
+import pytest
+import torch
+
+from lre_lightning.cli import main
+from lre_lightning.commands.edit import find_lre
+from lre_lightning.errors import LREError
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
+from tests.commands.test_predict import QUICK, fitted  # noqa: F401
+
+
+def edit(monkeypatch, fitted, *args):  # noqa: F811
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    return main(["edit", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}", *args])
+
+
+def test_an_edit_is_printed_beside_the_lms_own_continuation(fitted, monkeypatch, capsys):  # noqa: F811
+    options = ["--relation=thing colour", "--subject=thing5", "--max_new_tokens=1", "--samples=1"]
+    assert edit(monkeypatch, fitted, "colour thing5", "--target=thing6", *options) == 0
+    greedy = next(line for line in capsys.readouterr().out.splitlines() if "greedy" in line)
+    assert greedy.split() == ["greedy", "green", "blue"]
+
+
+def test_an_edit_without_its_relation_is_one_clear_error(fitted, monkeypatch, capsys):  # noqa: F811
+    assert edit(monkeypatch, fitted, "thing5", "--target=thing6", "--relation=colour") == 2
+    assert (
+        "there is no LRE of 'colour': the checkpoint has those of half colour, thing colour" in capsys.readouterr().err
+    )
+
+
+def test_the_relation_is_found_by_the_form_of_the_prompt():
+    def lre(relation, trial, template):
+        return LRE(torch.eye(2), torch.zeros(2), 0, Origin("toy", "", relation, trial=trial, template=template))
+
+    templates = {"capital": "The capital of {} is", "city": "The {} is", "language": "People in {} speak"}
+    lres = {(name, trial): lre(name, trial, text) for name, text in templates.items() for trial in (1, 2)}
+    assert find_lre(lres, "People in Peru speak", None).origin == lres["language", 1].origin
+    with pytest.raises(LREError, match="has the form of 'capital', 'city': name the relation"):
+        find_lre(lres, "The capital of Peru is", None)
+    with pytest.raises(LREError, match="has the form of no LRE: name the relation"):
+        find_lre(lres, "Peru", None)
