@@ -22,7 +22,7 @@ from lre_lightning.models.caches import growing_cache
 from lre_lightning.models.hooks import observe, replace, skip
 from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes
-from lre_lightning.models.parts import Parts, check_parts, context_length, find_parts
+from lre_lightning.models.parts import Parts, check_parts, context_length, decode, find_parts
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.quantization import multiply_dequantized
 from lre_lightning.models.tokenizer import load_tokenizer
@@ -298,7 +298,8 @@ class LanguageModel(nn.Module):
         Returns:
             Logits `(..., vocab)` in the LM's dtype.
         """
-        return self._parts.decode(hidden.to(runs_on(self._parts.unembedding), self.dtype))
+        states = hidden.to(runs_on(self._parts.unembedding), self.dtype)
+        return decode(self.model, self._parts, self._tuple_length, states)
 
     def logit_rows(self, count: int) -> int:
         """Return how many of `count` hidden states to decode at a time: 128 MiB of logits, but at least one."""

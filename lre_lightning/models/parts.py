@@ -7,43 +7,30 @@ depends on the name of a model or a module.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.models.caches import share_cache
-from lre_lightning.models.hooks import hidden_of, hooked, observe, replace, skip
+from lre_lightning.models.hooks import hidden_of, hooked, observe, overridden, replace, skip
 from lre_lightning.models.placement import runs_on
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SUPPORTED = (
     "GPT-2, GPT-J, GPT-Neo, GPT-NeoX (Pythia), OPT, BLOOM, Falcon, MPT, Phi, Llama, Mistral, Mixtral, Qwen, Gemma, "
     "OLMo, StableLM, StarCoder2, Cohere and Granite"
 )
 
-LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "logit_scale": lambda logits, scale: logits * scale,
-    "logits_scaling": lambda logits, scale: logits / scale,
-    "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
-}
-"""Effect of a config's numbers on the unembedding's output, in this order, in the families that use them."""
-
-
 @dataclass(frozen=True)
 class Parts:
     """The parts of a causal LM that an LRE depends on: found for Hugging Face models, declared for your own.
 
-    The backbone is called with `input_ids` and, for a suffix, `past_key_values` and ``use_cache=True``; the model
+    The model and its backbone are called with `input_ids`, `use_cache` and, for a suffix, `past_key_values`; the model
     returns an object with `logits` and `past_key_values`, a transformers `Cache`. Blocks take the hidden states
     `(batch, positions, hidden)` as their first argument and return them, alone or first in a tuple.
 
@@ -52,16 +39,14 @@ class Parts:
         embedding: The token embedding, with `weight` `(vocab, hidden)`; its output is the hidden state at layer
             ``"emb"``.
         blocks: The decoder blocks, first to last.
-        head: Modules applied to the last block's output before the unembedding (the final norm), in order.
         unembedding: The module from the final norm's output to logits, with `weight` `(vocab, hidden)`.
-        logits: What the architecture does to the unembedding's output, such as a scale or a soft cap; None if nothing.
 
     Example:
         >>> from lre_lightning import LanguageModel
         >>> from lre_lightning.models.parts import Parts
         >>> model = LanguageModel.from_pretrained("demo").model  # or an nn.Module of your own
         >>> body = model.model
-        >>> parts = Parts(body, body.embed_tokens, list(body.layers), [body.norm], model.lm_head)
+        >>> parts = Parts(body, body.embed_tokens, list(body.layers), model.lm_head)
         >>> LanguageModel(model, name="mine", parts=parts).num_layers == len(body.layers)
         True
     """
@@ -69,17 +54,7 @@ class Parts:
     backbone: nn.Module
     embedding: nn.Module
     blocks: Sequence[nn.Module]
-    head: Sequence[Callable[[Tensor], Any]]
     unembedding: nn.Module
-    logits: Callable[[Tensor], Tensor] | None = None
-
-    def decode(self, hidden: Tensor) -> Tensor:
-        """Apply the decoder head D to outputs of the last block `(..., hidden)` in the LM's dtype."""
-        for module in self.head:
-            hidden = hidden_of(module(hidden))
-        logits: Tensor = self.unembedding(hidden)
-        return logits if self.logits is None else self.logits(logits)
-
 
 def context_length(model: nn.Module) -> int | None:
     """Return the number of tokens an LM is made for, None if its config does not say.
@@ -114,9 +89,7 @@ def find_parts(model: nn.Module) -> Parts:
     if not lists:
         raise _unsupported(name, f"it has no list of {count} decoder blocks")
     _, blocks = min(lists, key=lambda item: item[0].count("."))  # the outermost
-    parts = Parts(backbone, embedding, tuple(blocks), [], unembedding)
-    parts = dataclasses.replace(parts, head=_find_head(name, parts))
-    return dataclasses.replace(parts, logits=_find_logits(model, parts))
+    return Parts(backbone, embedding, tuple(blocks), unembedding)
 
 
 def _unsupported(name: str, why: str) -> LREError:
@@ -138,47 +111,19 @@ def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
         raise _unsupported(name, f"a few tokens cannot be run through it ({first_line(error)})") from error
 
 
-@torch.no_grad()
-def _find_head(name: str, parts: Parts) -> tuple[nn.Module, ...]:
-    """Return the modules outside the blocks that run after the last block, in order."""
-    ran: list[nn.Module] = []
-    inside = {id(module) for block in parts.blocks for module in block.modules()}
-    with ExitStack() as stack:
-        for module in parts.backbone.modules():
-            if inside.isdisjoint(map(id, module.modules())):
-                stack.enter_context(hooked(module, lambda module, *_: ran.append(module)))
-        stack.enter_context(hooked(parts.blocks[-1], lambda *_: ran.clear()))
-        _run(name, parts.backbone, input_ids=_probe_ids(parts), use_cache=False)
-    nested = {id(child) for module in ran for child in module.modules() if child is not module}
-    return tuple(module for module in ran if id(module) not in nested)
+def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) -> Tensor:
+    """Run on outputs of the last block `(..., hidden)` what the model does after it: the decoder head D.
 
-
-@torch.no_grad()
-def _find_logits(model: PreTrainedModel, parts: Parts) -> Callable[[Tensor], Tensor] | None:
-    """Return what turns the unembedding's output into the model's logits.
-
-    A number may be in a config and mean nothing in its family: the combination that fits the logits best is chosen.
+    `items` is the length of the tuple that a block returns. Returns logits `(..., vocab)`.
     """
-    config, name = model.config.get_text_config(), type(model).__name__
-    found = {attribute: getattr(config, attribute, None) for attribute in LOGIT_TRANSFORMS}
-    numbers = [(attribute, float(value)) for attribute, value in found.items() if isinstance(value, int | float)]
-    if not numbers:
-        return None
-    seen: list[Tensor] = []
-    with observe(parts.blocks[-1], seen.append):
-        logits = _run(name, model, input_ids=_probe_ids(parts)).logits
-    raw = _run(name, parts.decode, hidden=seen[-1])
-    choices = [dict(chosen) for count in range(len(numbers), -1, -1) for chosen in combinations(numbers, count)]
-    errors = [float((_transform(chosen, raw) - logits.to(raw)).abs().max()) for chosen in choices]
-    return partial(_transform, choices[errors.index(min(errors))])
-
-
-def _transform(numbers: Mapping[str, float], logits: Tensor) -> Tensor:
-    """Apply those of `LOGIT_TRANSFORMS` whose numbers are given by attribute of the config."""
-    for attribute, transform in LOGIT_TRANSFORMS.items():
-        if attribute in numbers:
-            logits = transform(logits, numbers[attribute])
-    return logits
+    states = hidden.reshape(-1, 1, hidden.shape[-1])
+    ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    with ExitStack() as stack:
+        stack.enter_context(overridden({parts.embedding: lambda *_: states}))
+        stack.enter_context(skip(parts.blocks, items))
+        stack.enter_context(replace(parts.blocks[-1], lambda _: states))
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits.reshape(*hidden.shape[:-1], -1)
 
 
 @torch.no_grad()
@@ -205,8 +150,9 @@ def check_parts(model: nn.Module, parts: Parts) -> int | None:
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     items = None if isinstance(returned[-1], Tensor) else len(returned[-1])
     _check_suffix(name, parts, items, states)
-    if not _equal(_run(name, parts.decode, hidden=states[-1]), logits):
-        raise _unsupported(name, "its logits are not its final norm and unembedding of the last block's output")
+    decoded = _run(name, partial(decode, model, parts, items), hidden=states[-1])
+    if not _equal(decoded, logits) or decoded.shape[-1] != len(parts.unembedding.weight):
+        raise _unsupported(name, "its logits do not follow from the last block's output by its unembedding")
     _check_gradients(name, parts)
     return items
 
