@@ -26,6 +26,7 @@ SUPPORTED = (
     "OLMo, StableLM, StarCoder2, Cohere and Granite"
 )
 
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a causal LM that an LRE depends on: found for Hugging Face models, declared for your own.
@@ -55,6 +56,7 @@ class Parts:
     embedding: nn.Module
     blocks: Sequence[nn.Module]
     unembedding: nn.Module
+
 
 def context_length(model: nn.Module) -> int | None:
     """Return the number of tokens an LM is made for, None if its config does not say.
@@ -134,25 +136,27 @@ def check_parts(model: nn.Module, parts: Parts) -> int | None:
         Length of the tuple that a block returns; None if it returns the hidden states alone.
     """
     name, ids = type(model).__name__, _probe_ids(parts)
-    modules = [parts.embedding, *parts.blocks]
+    modules = [parts.embedding, *parts.blocks, parts.unembedding]
     returned: list[Any] = []
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(hooked(module, lambda _module, _inputs, output: returned.append(output)))
         logits = _run(name, model, input_ids=ids, use_cache=True).logits
     if len(returned) != len(modules):
-        raise _unsupported(name, f"its token embedding and {len(parts.blocks)} blocks do not run once each")
-    states = [hidden_of(output) for output in returned]
+        raise _unsupported(
+            name, f"its token embedding, {len(parts.blocks)} blocks and unembedding do not run once each"
+        )
+    *outputs, _ = returned
+    states = [hidden_of(output) for output in outputs]
     shapes = [tuple(hidden.shape) for hidden in states]
     if len(set(shapes)) > 1:
         raise _unsupported(name, f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}")
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
-    items = None if isinstance(returned[-1], Tensor) else len(returned[-1])
+    items = None if isinstance(outputs[-1], Tensor) else len(outputs[-1])
     _check_suffix(name, parts, items, states)
-    decoded = _run(name, partial(decode, model, parts, items), hidden=states[-1])
-    if not _equal(decoded, logits) or decoded.shape[-1] != len(parts.unembedding.weight):
-        raise _unsupported(name, "its logits do not follow from the last block's output by its unembedding")
+    if not _equal(_run(name, partial(decode, model, parts, items), hidden=states[-1]), logits):
+        raise _unsupported(name, "its logits do not follow from the last block's output alone")
     _check_gradients(name, parts)
     return items
 

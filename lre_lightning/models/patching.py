@@ -47,17 +47,9 @@ class PromptBatch:
         input_ids: Token ids `(batch, positions)`, int64, padded on the right. The batch may be empty, `(0, 1)`.
         subject_position: Index of the subject's last token, `(batch,)`, int64.
         last_position: Index of each prompt's last token, `(batch,)`, int64.
-        like: Prompts that may share the same tokens, which are then not run again.
     """
 
-    def __init__(
-        self,
-        lm: LanguageModel,
-        input_ids: Tensor,
-        subject_position: Tensor,
-        last_position: Tensor,
-        like: PromptBatch | None = None,
-    ) -> None:
+    def __init__(self, lm: LanguageModel, input_ids: Tensor, subject_position: Tensor, last_position: Tensor) -> None:
         self.lm = lm
         lm.check_ids(input_ids)
         self._ids = ids = input_ids.to(lm.device)
@@ -66,9 +58,7 @@ class PromptBatch:
         if len(ids):
             beginning = ids[:, : int(subject_position.min())]
             self._shared = int((beginning == beginning[0]).all(0).long().cumprod(0).sum())
-        shared = ids[:1, : self._shared].flatten()
-        known = like is not None and len(like) and torch.equal(shared, like._ids[0, : like._shared])
-        self._context: Cache | None = like._context if like is not None and known else lm.prefix_cache(shared)
+        self._context: Cache | None = lm.prefix_cache(ids[:1, : self._shared].flatten())
 
     @classmethod
     def join(cls, batches: Sequence[PromptBatch]) -> PromptBatch:
@@ -76,7 +66,7 @@ class PromptBatch:
         length = max(batch._ids.shape[1] for batch in batches)
         ids = torch.cat([functional.pad(batch._ids, (0, length - batch._ids.shape[1])) for batch in batches])
         subject, last = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("_subject", "_last"))
-        return cls(batches[0].lm, ids, subject, last, batches[0])
+        return cls(batches[0].lm, ids, subject, last)
 
     def select(self, rows: Tensor) -> PromptBatch:
         """Return the prompts of `rows`, int64 `(chosen,)`; the tokens that the batch shares are not run again."""

@@ -8,7 +8,6 @@ from torch import nn
 from transformers.activations import ACT2FN, GELUActivation
 
 from lre_lightning.models.activations import _pointwise, one_slope_for_all_lanes
-from lre_lightning.models.hooks import overridden
 
 LANES, POSITIONS, WIDTH = 3, 2, 7
 
@@ -78,21 +77,3 @@ def test_only_activations_are_overridden_and_only_within_the_context():
         fail()
     assert seen == [module[0], module[1][0]]
     assert not any("forward" in vars(one) for one in module.modules())
-
-
-def test_a_forward_that_was_overridden_before_is_run_on_one_lane_and_restored():
-    module, shapes = nn.Sequential(nn.GELU()), []
-    inputs, cotangents = equal_lanes()
-
-    def cube(states):
-        shapes.append(states.shape)
-        return states**3
-
-    with overridden({module[0]: cube}):
-        with one_slope_for_all_lanes(module, LANES, POSITIONS):
-            output, gradient = value_and_gradient(module, inputs, cotangents)
-        assert module[0].forward is cube
-    assert shapes == [(1, POSITIONS, WIDTH)]
-    torch.testing.assert_close(output, inputs.detach() ** 3)
-    torch.testing.assert_close(gradient, 3 * inputs.detach() ** 2 * cotangents)
-    assert "forward" not in vars(module[0])

@@ -201,8 +201,8 @@ def test_a_declared_architecture_has_logits_jacobians_and_patched_runs(own):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"unembedding": nn.Linear(WIDTH, 9)}, "its logits do not follow from the last block's output by its unembed"),
-        ({"blocks": [nn.Linear(2, 2)]}, "its token embedding and 1 blocks do not run once"),
+        ({"unembedding": nn.Linear(WIDTH, 9)}, "its token embedding, 2 blocks and unembedding do not run once"),
+        ({"blocks": [nn.Linear(2, 2)]}, "its token embedding, 1 blocks and unembedding do not run once"),
         (None, "OwnLM is not supported: it is not a Hugging Face PreTrainedModel, so its parts must be declared"),
     ],
 )
@@ -234,4 +234,19 @@ def test_a_model_whose_suffixes_differ_from_whole_prompts_is_refused(own, body):
     torch.manual_seed(0)
     own.body = body().double()
     with pytest.raises(LREError, match="the end of a prompt, run on cached keys and values, differs"):
+        LanguageModel(own, parts=parts_of(own))
+
+
+class TokenLM(OwnLM):
+    """Logits that depend on the token itself."""
+
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        output.logits = output.logits + input_ids[..., None]
+        return output
+
+
+def test_a_model_whose_head_reads_more_than_hidden_states_is_refused(own):
+    own.__class__ = TokenLM
+    with pytest.raises(LREError, match="its logits do not follow from the last block's output alone"):
         LanguageModel(own, parts=parts_of(own))

@@ -108,13 +108,6 @@ def test_weights_that_exceed_max_memory_go_to_the_disk(saved):
     check_same(lm, plain, expected)
 
 
-def test_weights_on_disk_are_read_in_the_lms_dtype(saved):
-    plain = LanguageModel.from_pretrained(saved.folder, dtype="bfloat16")
-    lm = LanguageModel.from_pretrained(saved.folder, dtype="bfloat16", device_map="disk")
-    assert torch.equal(lm(torch.tensor(PROMPTS[:1])), plain(torch.tensor(PROMPTS[:1])))
-    assert lm.dtype == torch.bfloat16
-
-
 def test_weights_that_are_stored_in_another_form_need_an_offload_folder(tmp_path):
     """Experts are stored one by one and used as one tensor."""
     tiny_model("mixtral", torch.float32).save_pretrained(tmp_path / "saved")

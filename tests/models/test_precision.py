@@ -12,8 +12,6 @@ from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.patching import PromptBatch
-from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 
 PROMPTS = torch.stack([torch.arange(14) * step % VOCAB for step in (11, 13, 17)])
@@ -108,16 +106,3 @@ def test_lre_arithmetic_on_half_precision_states_is_float32(dtype):
     edit = lre.edit(subject, other)
     assert edit.dtype == torch.float32
     assert relative_error(edit, wide.edit(subject.double(), other.double())) < 2 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_answers_and_edits_are_token_ids(dtype):
-    lm = LanguageModel(tiny_model("gpt2", dtype))
-    runs = PromptBatch(lm, PROMPTS, torch.full((3,), POSITION), torch.full((3,), 13))
-    subject, output = runs.hidden_states([0, 1])
-    assert subject.dtype == output.dtype == dtype
-    estimator = estimate(lm)
-    lres = [LRE(estimator.weight(layer), estimator.bias(layer), layer, Origin("", "", "")) for layer in (0, 1)]
-    answers = faithfulness_predictions(lm, lres, subject, [1.0, 2.0])
-    edits = causality_predictions(runs, lres, subject, output.roll(1, 0) - output, [1, 4, 16])
-    assert answers.dtype == edits.dtype == lm.predict(output).dtype == torch.int64
