@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from lre_lightning.commands.distract import Distract
 from lre_lightning.commands.edit import Edit
 from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.fit import Fit
+from lre_lightning.commands.parser import Parser, PrintCompletion, ShortHelp, UsageError, named_configs
 from lre_lightning.commands.predict import Predict
 from lre_lightning.commands.report import Report
 from lre_lightning.commands.resuming import SECTIONS, explicit_options
@@ -44,8 +44,6 @@ COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (Fit(), Validate(), Predict(), Edit(), Evaluate(), Dataset(), Distract(), Report(), Data())
 }
-
-CONFIGS = Path(lre_lightning.__file__).parent / "configs"
 
 DEFAULT_ROOT_DIR = "lre_runs"
 
@@ -98,9 +96,11 @@ class LRECommandLine(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
+            parser_class=Parser,
             parser_kwargs={
                 "prog": "lre",
                 "description": "Linear relational embeddings of transformer language models.",
+                "version": lre_lightning.__version__,
             },
         )
 
@@ -124,18 +124,21 @@ class LRECommandLine(LightningCLI):
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Add all subcommands, but the arguments of the given one only: collecting them takes as long as parsing."""
         given = given_command(self._args)
+        completion = "--print_completion"
+        parser.add_argument(completion, action=PrintCompletion, help="Print a script that completes in a shell.")
+        every = isinstance(self._args, list | None) and completion in (sys.argv if self._args is None else self._args)
         self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
         added = parser.add_subcommands()
         for name, command in COMMANDS.items():
             description = type(command).__doc__ or ""
-            options: dict[str, Any] = {"prog": f"lre {name}", "description": description}
-            subparser = self.init_parser(**options) if command.needs_lm else LightningArgumentParser(**options)
-            if name == given or (name == Fit.name and given == Evaluate.name):  # an evaluation consists of fits
+            subparser = (self.init_parser if command.needs_lm else Parser)(description=description, add_help=False)
+            if every or name == given or (name == Fit.name and given == Evaluate.name):  # an evaluation is made of fits
                 if command.needs_lm:
                     self._add_arguments(subparser)
                 command.add_arguments(subparser)
             self._subcommand_parsers[name] = subparser
             added.add_subcommand(name, subparser, help=description.splitlines()[0])
+            subparser.prog, subparser.formatter_class = f"lre {name} [options]", ShortHelp
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
@@ -173,13 +176,10 @@ class LRECommandLine(LightningCLI):
             for name, value in flatten(kind, found[section]).items()
         }
         parser = self._subcommand_parsers[self.config["subcommand"]]
-        parser.exit_on_error = False
         try:
             parser.parse_object(found, self.options)  # checks the types, which `set_defaults` does not
-        except ArgumentError as error:
-            raise LREError(f"checkpoint {str(path)!r} does not fit: {' '.join(str(error).split())}") from error
-        finally:
-            parser.exit_on_error = True
+        except UsageError as error:
+            raise LREError(f"checkpoint {str(path)!r} does not fit: {error.lines[0]}") from error
         for key, value in flat.items():
             if value is None and parser.get_default(key) is not None:
                 raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
@@ -289,22 +289,6 @@ def given_command(args: ArgsType) -> str | None:
         return next((argument for argument in (sys.argv[1:] if args is None else args) if argument in COMMANDS), None)
     name: str | None = args.get("subcommand")
     return name
-
-
-def named_configs(args: Sequence[str]) -> list[str]:
-    """Replace ``--config NAME`` by the file of a bundled configuration of that name, such as ``gptj``."""
-    found = list(args)
-    for i, argument in enumerate(args):
-        if argument.startswith("--config="):
-            found[i] = f"--config={_config_file(argument.removeprefix('--config='))}"
-        elif argument == "--config" and i + 1 < len(args):
-            found[i + 1] = _config_file(args[i + 1])
-    return found
-
-
-def _config_file(name: str) -> str:
-    path = CONFIGS / f"{name}.yaml"
-    return str(path) if path.is_file() and not Path(name).exists() else name
 
 
 def checkpoint_folder(root_dir: Any) -> str:

@@ -37,7 +37,7 @@ MOST_GROUPS = 5
 
 
 class Data(Command):
-    """List relations with their counts, and show prompts as an LM sees them."""
+    """List relations, and show prompts as an LM sees them."""
 
     name = "data"
     needs_lm = False

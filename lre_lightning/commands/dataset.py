@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Dataset(Command):
-    """Count what an LM knows of the relations under n-shot contexts, without estimating anything.
+    """Count what an LM knows of the relations.
 
-    Samples, known facts (mean and deviation over trials) and first-token coverage, the paper's tables "dataset",
-    "full-dataset" and "first_token_filter", go as CSV and LaTeX to the folder ``dataset`` below
+    Nothing is estimated. Samples, known facts (mean and deviation over trials) and first-token coverage, the paper's
+    tables "dataset", "full-dataset" and "first_token_filter", go as CSV and LaTeX to the folder ``dataset`` below
     --trainer.default_root_dir. The same command resumes a count that was stopped.
     """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
+from lre_lightning.commands.resuming import add_checkpoint_arguments
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.runs.checkpoints import read_checkpoint
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Distract(FromCheckpoint):
-    """Ask what an LM still knows under distraction: its own answer against the attribute lens.
+    """Ask what an LM still knows under distraction.
 
     Each known fact is asked for after a falsehood, stated twice or followed by an instruction to repeat it (the paper's
     table "attribute-lens"): how often the true object is among the LM's k most likely tokens, and among those of the
@@ -29,7 +30,7 @@ class Distract(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--ckpt_path", type=str, default="last", help='the checkpoint of the fit, or "last"')
+        add_checkpoint_arguments(parser, "take the LREs from", "last")
 
     @override
     def run(self, line: LRECommandLine) -> None:

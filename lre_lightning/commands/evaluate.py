@@ -56,7 +56,7 @@ MAIN = Setting("main", "Main fit: layers, ranks and betas")
 
 
 class Evaluate(Command):
-    """Evaluate an LM as the paper does: grid search, baselines, sweeps, and a report.
+    """Evaluate an LM as the paper does, up to a report.
 
     Fits in folders of their own below --trainer.default_root_dir: a main fit (grid search over layers, ranks and betas,
     with baselines and line integrals), then fits at other n, with other templates, and without relation-specific text.

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning import Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-from lre_lightning.commands.resuming import check_options, find_checkpoint
+from lre_lightning.commands.resuming import add_checkpoint_arguments, check_options, find_checkpoint
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.runs.checkpoints import finished_trials
@@ -29,15 +28,14 @@ PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK",
 
 
 class Fit(Command):
-    """Estimate one LRE per relation and trial, and score it on the grid of layers, betas and ranks."""
+    """Estimate one LRE per relation and trial, and score it."""
 
     name = "fit"
     resumable = True
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        skip: set[int | str] = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
-        parser.add_method_arguments(Trainer, "fit", skip=skip)
+        add_checkpoint_arguments(parser, "resume the fit from")
 
     @override
     def check(self, line: LRECommandLine) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lightning import Trainer
 from typing_extensions import override
 
+from lre_lightning.commands.resuming import add_checkpoint_arguments
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError, first_line
 
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 
 
 class Predict(FromCheckpoint):
-    """Show what an LM knows about the subjects of texts: their attribute lenses."""
+    """Show what an LM knows about the subjects of texts."""
 
     name = "predict"
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        skip: set[int | str] = {"model", "dataloaders", "datamodule", "return_predictions"}
-        parser.add_method_arguments(Trainer, "predict", skip=skip)
+        add_checkpoint_arguments(parser, "take the LREs from", "last")
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
         parser.add_argument("--file", type=str | None, default=None, help="file with one text per line")
-        parser.set_defaults({"ckpt_path": "last"})
 
     @override
     def run(self, line: LRECommandLine) -> None:

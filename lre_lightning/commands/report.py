@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Report(Command):
-    """Write the tables and figures of one or several runs as a page, CSV and LaTeX."""
+    """Write tables and figures of one or several runs."""
 
     name = "report"
     needs_lm = False

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.options import declared, flatten
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.training.module import LREModule
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
 
 SECTIONS: dict[str, type] = {"model": LREModule, "data": RelationDataModule}
 
@@ -56,3 +59,17 @@ def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str,
                     f"{str(checkpoint)!r} is of a fit with {section}.{name} {before.get(name)!r}, not {value!r}: "
                     "resume it with the same options, or give another --trainer.default_root_dir"
                 )
+
+
+def add_checkpoint_arguments(parser: LightningArgumentParser, use: str, default: str | None = None) -> None:
+    """Add the arguments of the Trainer's methods that concern checkpoints.
+
+    Args:
+        parser: The parser of a subcommand.
+        use: What the checkpoint is for, as an infinitive.
+        default: The default of ``--ckpt_path``.
+    """
+    path = f'The checkpoint to {use}: a file, or "last" for the last one in --trainer.default_root_dir.'
+    parser.add_argument("--ckpt_path", type=str | None, default=default, help=path)
+    checks = "As in torch.load; null for this project's own checks of checkpoints, which let no code run."
+    parser.add_argument("--weights_only", type=bool | None, default=None, help=checks)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning import Trainer
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-from lre_lightning.commands.resuming import find_checkpoint
+from lre_lightning.commands.resuming import add_checkpoint_arguments, find_checkpoint
 from lre_lightning.errors import LREError
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ class Validate(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        parser.add_method_arguments(Trainer, "validate", skip={"model", "dataloaders", "datamodule"})
-        parser.set_defaults(verbose=False)  # the table of results says it better
+        add_checkpoint_arguments(parser, "take the LREs from")
 
     @override
     def run(self, line: LRECommandLine) -> None:
@@ -50,6 +48,6 @@ class Validate(FromCheckpoint):
             line.model,
             datamodule=line.datamodule,
             ckpt_path=options.ckpt_path,
-            verbose=options.verbose,
+            verbose=False,  # the table of results says it better
             weights_only=options.weights_only,
         )

@@ -286,9 +286,3 @@ def test_a_tokenizer_without_offsets(run, folders, tmp_path):
 def test_validate_with_nothing_to_validate(run, folders):
     assert_one_error(run("validate", *options(folders)), "there is no LRE to validate")
     assert_one_error(run("validate", *options(folders, "--ckpt_path=last")), "there is no checkpoint in")
-
-
-def test_unknown_options_are_argparse_errors(run, folders):
-    status, _, error = run("fit", *options(folders, "--model.layer=3"))
-    assert status == 2
-    assert "Traceback" not in error

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from lre_lightning.cli import main
-from lre_lightning.commands.command_line import CONFIGS
+from lre_lightning.commands.parser import CONFIGS
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.relations.sources import load_relations

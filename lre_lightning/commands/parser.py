@@ -1,0 +1,228 @@
+"""The argument parser: a short help, shell completion, and one line per mistake with the nearest valid name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from jsonargparse import DefaultHelpFormatter
+from lightning.pytorch.cli import LightningArgumentParser
+from typing_extensions import override
+
+import lre_lightning
+from lre_lightning.errors import LREError
+
+CONFIGS = Path(lre_lightning.__file__).parent / "configs"
+
+LIGHTNINGS = {"trainer", "checkpoint", "seed_everything", "weights_only"}
+"""Sections and options of Lightning's own, which the short help leaves out."""
+
+EVERYDAY = {"trainer.accelerator", "trainer.devices", "trainer.default_root_dir"}
+"""Those of them that the short help shows."""
+
+
+class UsageError(LREError):
+    """A mistake in the arguments.
+
+    Attributes:
+        lines: The message, and where help is.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+class FullHelp(DefaultHelpFormatter):
+    """The full help of the options whose names begin with `section`; all of them if it is ``"all"``."""
+
+    def __init__(self, prog: str, section: str) -> None:
+        super().__init__(prog)
+        self._section = section
+
+    @override
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], *args: Any, **kwargs: Any) -> None:
+        super().add_usage(usage, [action for action in actions if not action.option_strings], *args, **kwargs)
+
+    @override
+    def add_argument(self, action: argparse.Action) -> None:
+        if self._section == "all" or in_section(action, self._section):
+            super().add_argument(action)
+
+
+class ShortHelp(FullHelp):
+    """The first sentence about each option that this project adds, and the names of those in nested sections."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, "all")
+        self._max_help_position = 6
+
+    @override
+    def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
+        actions = [action for action in actions if self._shown(action)]
+        nested = [action.dest for action in actions if action.dest.count(".") == 2]
+        if nested:
+            names = ", ".join(name.rpartition(".")[2] for name in nested)
+            self.add_text(f"--{nested[0].rpartition('.')[0]}.NAME, where NAME is {names}")
+        else:
+            super().add_arguments(actions)
+
+    @staticmethod
+    def _shown(action: argparse.Action) -> bool:
+        lightnings = action.dest.split(".")[0] in LIGHTNINGS and action.dest not in EVERYDAY
+        derived = action.dest.endswith(".help") or (action.metavar == "CONFIG" and action.dest != "config")
+        return not lightnings and not derived and type(action).__name__ != "ActionLink"
+
+    @override
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return re.sub(r", --\S+\+ .*", "", super()._format_action_invocation(action))
+
+    @override
+    def _get_help_string(self, action: argparse.Action) -> str:
+        sentence = re.split(r"(?<=\.)\s+(?=[A-Z0-9`])", " ".join((action.help or "").split()))[0].replace("``", "")
+        shown = action.default not in (None, argparse.SUPPRESS) and str(action.default).strip(" \n[]{}")
+        return f"{sentence} (default: %(default)s)" if shown and action.option_strings else sentence
+
+
+class PrintHelp(argparse._HelpAction):
+    """Print the short help, or the full help of a section of the options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.nargs, self.metavar = "?", "SECTION"
+
+    @override
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        if values is not None:
+            if values != "all" and not any(in_section(action, values) for action in parser._actions):
+                names = {action.dest.rpartition(".")[0] for action in parser._actions}
+                parser.error(f"no option begins with {values!r}{nearest(values, ['all', *names])}")
+            parser.formatter_class = partial(FullHelp, section=values)  # type: ignore[assignment]
+        super().__call__(parser, namespace, values, option)
+
+
+class PrintCompletion(argparse._HelpAction):
+    """Print a script that completes subcommands, options and values in a shell."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.nargs, self.choices = None, ["bash", "zsh", "tcsh"]
+
+    @override
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        import shtab
+
+        parsers = [parser, *getattr(parser, "_subcommands_action").choices.values()]  # noqa: B009
+        for action in (action for each in parsers for action in each._actions):
+            known = known_values(getattr(action, "_typehint", None))
+            if known and action.nargs is None:
+                action.choices = known
+            elif action.dest == "config":
+                action.choices = bundled_configs()
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
+class Parser(LightningArgumentParser):
+    """Lightning's parser with a short help, whose errors are raised as `UsageError`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+        if not self.add_help:  # a subcommand's
+            text = 'Show this help, or all options of a section such as "model.fitting", "trainer" or "all".'
+            self.add_argument("-h", "--help", action=PrintHelp, help=text)
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        raise UsageError(explain(message, parser), f"help: {parser.prog.removesuffix(' [options]')} --help") from ex
+
+
+def in_section(action: argparse.Action, section: str) -> bool:
+    """Return whether an option's name begins with the parts of `section`."""
+    return f"{action.dest}.".startswith(f"{section}.")
+
+
+def explain(message: str, parser: argparse.ArgumentParser) -> str:
+    """Return a parser's message in one line, with the nearest valid name."""
+    unknown = re.search(r"unrecognized arguments: (.*)|does not accept option '(.*)'", message, re.DOTALL)
+    wrong = re.search(r'Parser key "(.+?)":.*(?:Given|Got) value: (.*)', message, re.DOTALL)
+    missing = re.search(r'Parser key "config": File does not exist: \'(.*)\'', message)
+    choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if message.startswith('expected "subcommand"'):
+        return f"give a subcommand: {', '.join(getattr(parser, '_subcommands_action').choices)}"  # noqa: B009
+    if missing:
+        name, known = Path(missing[1]).name, bundled_configs()
+        return f"there is no configuration {name!r}: give a file or {', '.join(known)}{nearest(name, known)}"
+    if unknown:
+        given = next((word for word in (unknown[1] or "").split() if word.startswith("-")), unknown[2])
+        if given is None:
+            return message
+        name = "--" + given.lstrip("-").partition("=")[0]
+        options = [option for option in parser._option_string_actions if option[-1] != "+"]
+        same = [option for option in options if option.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
+        return f"there is no option {name}{nearest(name, same, 0) or nearest(name, options)}"
+    if wrong:
+        kind = next((getattr(action, "_typehint", str) for action in parser._actions if action.dest == wrong[1]), str)
+        hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", wrong[2]))
+        return f"--{wrong[1]} takes {expected(kind)}, not {wrong[2].strip()}{next(filter(None, hints), '')}"
+    if choice:
+        return f"there is no {choice[1]!r}: choose from {choice[2]}{nearest(choice[1], choice[2].split(', '))}"
+    return " ".join(message.split())
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the question whether the nearest of the known names is meant; nothing if none is near."""
+    found = get_close_matches(name, known, 1, cutoff)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def known_values(kind: Any) -> list[str]:
+    """Return the values of a type that have names."""
+    if kind is bool:
+        return ["true", "false"]
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return [value for part in get_args(kind) for value in known_values(part)]
+
+
+def expected(kind: Any) -> str:
+    """Return the values of a type in words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is bool or origin is Literal:
+        return " or ".join(known_values(kind))
+    if origin in (Union, UnionType):
+        return " or ".join(map(expected, parts))
+    if origin is list:
+        return f"[{expected(parts[0])}, ...]"
+    names = {type(None): "null", int: "a whole number", float: "a number", str: "a text"}
+    return names.get(kind) or str(getattr(kind, "__name__", kind))
+
+
+def bundled_configs() -> list[str]:
+    """Return the names of the bundled configurations."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def named_configs(args: Sequence[str]) -> list[str]:
+    """Replace ``--config NAME`` by the file of a bundled configuration of that name, such as ``gptj``."""
+    found = list(args)
+    for i, argument in enumerate(args):
+        if argument.startswith("--config="):
+            found[i] = f"--config={_config_file(argument.removeprefix('--config='))}"
+        elif argument in ("-c", "--config") and i + 1 < len(args):
+            found[i + 1] = _config_file(args[i + 1])
+    return found
+
+
+def _config_file(name: str) -> str:
+    path = CONFIGS / f"{name}.yaml"
+    return str(path) if path.is_file() and not Path(name).exists() else name

@@ -1,0 +1,136 @@
+"""Arguments before any work: short help, mistakes in one line, completion, and Ctrl-C during the imports."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import lre_lightning
+from lre_lightning.cli import main
+from lre_lightning.commands.command_line import COMMANDS
+
+
+@pytest.fixture
+def lre(monkeypatch, capsys):
+    """Run the command line; return its status, its output and its errors."""
+    monkeypatch.setattr(sys, "argv", ["lre"])
+
+    def call(*args):
+        try:
+            status = main([*args])
+        except SystemExit as exit_:
+            status = exit_.code or 0
+        return (status, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fitt"], "there is no 'fitt': choose from 'fit', "),
+        (["fitt"], "; did you mean 'fit'?"),
+        ([], "give a subcommand: fit, validate, "),
+        (["fit", "--model.layer=3"], "there is no option --model.layer; did you mean --model.layers?"),
+        (["fit", "--trainer.acelerator", "cpu"], "no option --trainer.acelerator; did you mean --trainer.accelerator?"),
+        (["fit", "--n_shot=3"], "there is no option --n_shot; did you mean --data.n_shot?"),
+        (["fit", "-data.chat"], "there is no option --data.chat; did you mean --data.prompts.chat?"),
+        (["report", "run", "--ot=x"], "there is no option --ot; did you mean --out?"),
+        (["fit", "run"], "unrecognized arguments: run"),
+        (["fit", "--config=gptjj"], "there is no configuration 'gptjj': give a file or gpt2_xl, "),
+        (["fit", "--config=gptjj"], "; did you mean gptj?"),
+        (["fit", "--config=options.yaml"], "there is no option --model.layer; did you mean --model.layers?"),
+        (
+            ["fit", "--model.layers=[emd]"],
+            "--model.layers takes [a whole number or emb, ...] or null, not ['emd']; did you mean emb?",
+        ),
+        (
+            ["fit", "--model.fitting.select_by=causalty"],
+            "--model.fitting.select_by takes causality or faithfulness, not causalty; did you mean causality?",
+        ),
+        (
+            ["fit", "--data.prompts.chat=flase"],
+            "--data.prompts.chat takes true or false, not flase; did you mean false?",
+        ),
+        (["fit", "--data.trials=many"], "--data.trials takes a whole number, not many"),
+        (["fit", "--help=modle"], "no option begins with 'modle'; did you mean model?"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(lre, tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.yaml").write_text("model: {layer: [1]}\n")
+    status, output, error = lre(*args)
+    assert (status, output) == (2, "")
+    first, second = error.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert second == f"help: lre {args[0] if args[:1] in (['fit'], ['report']) else ''} --help".replace("  ", " ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
+    status, short, _ = lre(name, "--help")
+    assert status == 0
+    assert len(short.splitlines()) < 100
+    assert max(map(len, short.splitlines())) < 100
+    if COMMANDS[name].needs_lm:
+        for option in ("--model.layers", "--data.n_shot", "--trainer.default_root_dir", "select_by"):
+            assert option in short
+        assert "limit_train_batches" not in short
+        section = lre(name, "--help", "model.fitting")[1]
+        assert "--model.fitting.select_by {causality,faithfulness}" in section
+        assert "--model.layers" not in section
+        whole = lre(name, "--help", "all")[1]
+        assert "--trainer.limit_train_batches" in whole
+        assert "--checkpoint.save_top_k" in whole
+
+
+def test_the_help_says_in_one_line_what_each_subcommand_does(lre):
+    lines = lre("--help")[1].splitlines()
+    for name, command in COMMANDS.items():
+        assert f"    {name:<20}{type(command).__doc__.splitlines()[0]}" in lines
+
+
+def test_the_version(lre):
+    assert lre("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
+
+
+def test_a_shell_completes_subcommands_options_and_values(lre):
+    pytest.importorskip("shtab", reason="shtab writes the script")
+    script = lre("--print_completion", "bash")[1]
+
+    def completed(*words):
+        code = (
+            f"{script}\nCOMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}\n_shtab_lre\necho ${{COMPREPLY[*]}}"
+        )
+        return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("lre", "d") == ["dataset", "distract", "data"]
+    assert completed("lre", "fit", "--data.prompts.s") == [
+        f"--data.prompts.{name}" for name in ("shots", "separator", "system", "sampling")
+    ]
+    assert completed("lre", "fit", "--model.fitting.select_by", "c") == ["causality"]
+    assert completed("lre", "fit", "--config", "gptj") == ["gptj"]
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+class Interrupts:
+    def find_spec(self, name, *others):
+        if name == "lre_lightning.commands.main":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            except KeyboardInterrupt:  # as extension modules lose it
+                pass
+sys.meta_path.insert(0, Interrupts())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from lre_lightning.cli import main
+sys.exit(main(["--version"]))
+"""
+
+
+def test_ctrl_c_during_the_imports_ends_without_a_traceback():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
