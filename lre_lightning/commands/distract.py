@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
-from lre_lightning.commands.resuming import add_checkpoint_arguments
+from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.runs.checkpoints import read_checkpoint
 
@@ -30,7 +30,7 @@ class Distract(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_checkpoint_arguments(parser, "take the LREs from", "last")
+        add_ckpt_path(parser, "take the LREs from")
 
     @override
     def run(self, line: LRECommandLine) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Edit(FromCheckpoint):
-    """Edit the subject of a prompt, and show how the LM continues it before and after.
+    """Edit the subject of a prompt, and let the LM go on.
 
-    The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so that the LM answers for another subject (the
+    Its continuations before and after are shown. The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so that the LM answers for another subject (the
     paper's table "causal-generations").
     """
 
@@ -41,7 +42,7 @@ class Edit(FromCheckpoint):
         parser.add_argument("--magnitude", type=float, default=1.0, help="a factor of the edit")
         parser.add_argument("--max_new_tokens", type=int, default=10, help="the number of tokens to generate")
         parser.add_argument("--samples", type=int, default=2, help="the number of sampled continuations")
-        parser.add_argument("--ckpt_path", type=str, default="last", help='the checkpoint of the fit, or "last"')
+        add_ckpt_path(parser, "take the LRE from")
 
     @override
     def run(self, line: LRECommandLine) -> None:

@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-from lre_lightning.commands.resuming import add_checkpoint_arguments, check_options, find_checkpoint
+from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, check_options, find_checkpoint
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.runs.checkpoints import finished_trials
@@ -35,7 +35,8 @@ class Fit(Command):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_checkpoint_arguments(parser, "resume the fit from")
+        add_ckpt_path(parser, "resume the fit from", None)
+        add_weights_only(parser)
 
     @override
     def check(self, line: LRECommandLine) -> None:

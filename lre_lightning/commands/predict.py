@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
-from lre_lightning.commands.resuming import add_checkpoint_arguments
+from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError, first_line
 
@@ -27,7 +27,8 @@ class Predict(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_checkpoint_arguments(parser, "take the LREs from", "last")
+        add_ckpt_path(parser, "take the LREs from")
+        add_weights_only(parser)
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
         parser.add_argument("--file", type=str | None, default=None, help="file with one text per line")
 

@@ -61,15 +61,13 @@ def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str,
                 )
 
 
-def add_checkpoint_arguments(parser: LightningArgumentParser, use: str, default: str | None = None) -> None:
-    """Add the arguments of the Trainer's methods that concern checkpoints.
+def add_ckpt_path(parser: LightningArgumentParser, use: str, default: str | None = "last") -> None:
+    """Add the argument ``--ckpt_path``, whose help says what a checkpoint is used for."""
+    help_ = f'the checkpoint to {use}: a file, or "last" for the last one in --trainer.default_root_dir'
+    parser.add_argument("--ckpt_path", type=str | None, default=default, help=help_)
 
-    Args:
-        parser: The parser of a subcommand.
-        use: What the checkpoint is for, as an infinitive.
-        default: The default of ``--ckpt_path``.
-    """
-    path = f'The checkpoint to {use}: a file, or "last" for the last one in --trainer.default_root_dir.'
-    parser.add_argument("--ckpt_path", type=str | None, default=default, help=path)
-    checks = "As in torch.load; null for this project's own checks of checkpoints, which let no code run."
-    parser.add_argument("--weights_only", type=bool | None, default=None, help=checks)
+
+def add_weights_only(parser: LightningArgumentParser) -> None:
+    """Add the argument ``--weights_only`` of the Trainer's methods."""
+    help_ = "as in torch.load; null for this project's own checks of checkpoints, which let no code run"
+    parser.add_argument("--weights_only", type=bool | None, default=None, help=help_)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-from lre_lightning.commands.resuming import add_checkpoint_arguments, find_checkpoint
+from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
 from lre_lightning.errors import LREError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Validate(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_checkpoint_arguments(parser, "take the LREs from")
+        add_ckpt_path(parser, "take the LREs from", None)
+        add_weights_only(parser)
 
     @override
     def run(self, line: LRECommandLine) -> None:

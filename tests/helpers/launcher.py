@@ -173,7 +173,8 @@ def warm_up(model: str, relations: str) -> None:
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.models.language_model import LanguageModel
 
-    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.commands.main", "lre_lightning.report.page"):
+    ours = ("lre_lightning.commands.main", "lre_lightning.report.page")
+    for name in ("torch._dynamo", "torch.utils.tensorboard", *ours):
         importlib.import_module(name)
     torch.set_num_threads(1)
     LanguageModel.from_pretrained(model)
