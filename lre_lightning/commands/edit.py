@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Edit(FromCheckpoint):
     """Edit the subject of a prompt, and let the LM go on.
 
-    Its continuations before and after are shown. The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so that the LM answers for another subject (the
-    paper's table "causal-generations").
+    Its continuations before and after are shown. The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so
+    that the LM answers for another subject (the paper's table "causal-generations").
     """
 
     name = "edit"
