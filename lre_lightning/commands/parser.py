@@ -43,7 +43,7 @@ class FullHelp(DefaultHelpFormatter):
     """The full help of the options whose names begin with `section`; all of them if it is ``"all"``."""
 
     def __init__(self, prog: str, section: str) -> None:
-        super().__init__(prog)
+        super().__init__(prog)  # type: ignore[no-untyped-call]
         self._section = section
 
     @override
@@ -103,7 +103,7 @@ class PrintHelp(argparse._HelpAction):
             if values != "all" and not any(in_section(action, values) for action in parser._actions):
                 names = {action.dest.rpartition(".")[0] for action in parser._actions}
                 parser.error(f"no option begins with {values!r}{nearest(values, ['all', *names])}")
-            parser.formatter_class = partial(FullHelp, section=values)  # type: ignore[assignment]
+            parser.formatter_class = partial(FullHelp, section=values)
         super().__call__(parser, namespace, values, option)
 
 
