@@ -169,7 +169,7 @@ class RelationDataModule(LightningDataModule):
             return
         relations = self.candidates()
         for name in (self.prompts.train_samples or {}).keys() - self._templates.keys():
-            raise LREError(f"train_samples are given for {name!r}, which is none of the {len(relations)} relations")
+            raise LREError(f"train_samples are given for {name!r}, which is none of the relations")
         if self._expected is not None:
             check_relation(self._expected, relations[0], self._templates[relations[0].name])
         for relation in relations:
@@ -177,7 +177,7 @@ class RelationDataModule(LightningDataModule):
         problems = [problem for relation in relations for problem in find_problems(relation) if problem.repairable]
         if problems and not self.selection.repair:
             rank_zero_only(LOGGER.warning)(
-                "the relations have %d mistakes that --data.selection.repair true corrects, such as in %r: %s. "
+                "--data.selection.repair true corrects mistakes in the relations: %d, such as in %r: %s. "
                 "`lre data --check true` lists all",
                 *(len(problems), problems[0].relation, problems[0].what),
             )
@@ -204,9 +204,9 @@ class RelationDataModule(LightningDataModule):
         Raises:
             LREError: It has too few samples, or is none of them.
         """
-        count = len(self.candidates())
+        self.candidates()
         if relation.name not in self._templates:
-            raise LREError(f"{relation.name!r} is none of the {count} relations")
+            raise LREError(f"{relation.name!r} is none of the relations")
         train = (self.prompts.train_samples or {}).get(relation.name)
         sampling, templates = self.prompts.sampling, self._templates[relation.name]
         return draw(relation, self.n_shot, number, self.seed, sampling, train, templates)
@@ -269,10 +269,7 @@ class RelationDataModule(LightningDataModule):
             LREError: There is no such trial.
         """
         if not 0 <= index < len(self.schedule):
-            raise LREError(
-                f"there is no trial {index!r}: {len(self.relations)} relations and {self.trials} trials of each make "
-                f"the trials 0 to {len(self.schedule) - 1}"
-            )
+            raise LREError(f"there is no trial {index!r}: the schedule has 0 to {len(self.schedule) - 1}")
         if index not in self._trials:
             if len(self._trials) >= TRIALS_KEPT:
                 self._trials.clear()

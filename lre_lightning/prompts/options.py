@@ -76,8 +76,9 @@ class Prompts:
         if self.system is not None and not self.chat:
             raise LREError("system is a message of conversations: set chat, or leave system out")
         check_choice("sampling", self.sampling, get_args(Sampling))
-        if not isinstance(self.train_samples, Mapping | None):
-            raise LREError(f"train_samples must be lists by relation, got {self.train_samples!r}")
+        samples = {} if self.train_samples is None else self.train_samples
+        if not isinstance(samples, Mapping) or not all(isinstance(some, list | tuple) for some in samples.values()):
+            raise LREError(f"train_samples must be lists by relation, got {samples!r}")
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -105,14 +106,14 @@ def choose_templates(
     """
     if isinstance(template, Mapping):
         for name in template.keys() - {relation.name for relation in relations}:
-            raise LREError(f"a template is given for {name!r}, which is none of the {len(relations)} relations")
+            raise LREError(f"a template is given for {name!r}, which is none of the relations")
     templates = [(relation, _templates_of(relation, template)) for relation in relations]
     chosen = [(relation, found) for relation, found in templates if found]
     if not chosen:
         if isinstance(template, int):
             most = max(len(relation.templates) for relation in relations)
             raise LREError(f"no relation has a template {template}: the relations have at most {most}, counted from 0")
-        raise LREError(f"none of the {len(relations)} relations has a template for {template!r}: give one yourself")
+        raise LREError(f"no relation has a template for {template!r}: give one yourself")
     replaced = [replace(r, prompt_templates=found) if r.templates[:1] != found else r for r, found in chosen]
     return tuple(replaced), tuple(found for _, found in chosen)
 

@@ -167,25 +167,19 @@ def test_prompts(
 
 def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tuple[Sample, ...]:
     """Return the training samples that the user names."""
-    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
-        raise LREError(f"the training samples of {relation.name!r} must be a list, got {wanted!r}")
-    if len(wanted) != n_shot:
-        raise LREError(
-            f"the training samples of {relation.name!r} are {len(wanted)}, but n_shot is {n_shot}: give as many"
-        )
     by_name: dict[str, list[Sample]] = defaultdict(list)
     for sample in relation.samples:
         by_name[sample.name].append(sample)
     named = [_find(relation, item, by_name) for item in wanted]
-    found = {sample.name: sample for sample in named}
-    if len(found) < len(wanted):
-        raise LREError(f"the training samples of {relation.name!r} have a subject twice: {list(wanted)}")
-    return tuple(found.values())
+    if not len(named) == len({sample.name for sample in named}) == n_shot:
+        right = f"{n_shot} samples of distinct subjects, as n_shot says"
+        raise LREError(f"the training samples of {relation.name!r} must be {right}, not {list(wanted)}")
+    return tuple(named)
 
 
 def _find(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sample]]) -> Sample:
     """Return the sample of a subject, or of a subject and an object; one that is written exactly like this first."""
-    parts = (wanted,) if isinstance(wanted, str) else wanted
+    parts = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(parts, Sequence) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
         raise LREError(f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]")
     asked = Sample(parts[0], parts[-1])
@@ -195,10 +189,7 @@ def _find(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sa
         nearest = difflib.get_close_matches(asked.name, by_name, 1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest and nearest[0] != asked.name else ""
         raise LREError(f"the relation {relation.name!r} has no sample {wanted!r} to train on{hint}")
-    objects = list(dict.fromkeys(sample.object for sample in found))
-    if len(objects) > 1:
-        raise LREError(
-            f"{parts[0]!r} has several objects in the relation {relation.name!r}, such as {objects[0]!r} and "
-            f"{objects[1]!r}: give the training sample as [subject, object]"
-        )
+    if len({sample.object for sample in found}) > 1:
+        objects = " and ".join(repr(sample.object) for sample in found[:5])
+        raise LREError(f"{parts[0]!r} of {relation.name!r} has the objects {objects}: give [subject, object]")
     return found[0]

@@ -6,7 +6,6 @@ No code of a data set is run. Its files are read as any other table is: `dataset
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,9 +100,7 @@ def choose_splits(place: str, splits: Mapping[str, _Split], split: Any) -> list[
     chosen = [name.strip() for name in dict.fromkeys(str(split).split("+"))]
     for name in chosen:
         if name not in splits:
-            nearest = difflib.get_close_matches(name, splits, 1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise LREError(f"{place!r} has no split {name!r}: {hint}It has {names}; join several by '+'")
+            raise LREError(f"{place!r} has no split {name!r}: it has {names}; join several by '+'")
     return [splits[name] for name in chosen]
 
 
@@ -118,9 +115,6 @@ def open_hub(source: str, options: Mapping[str, Any]) -> Opened:
         LREError: The Hub has no such data set, it cannot be downloaded, or it has no tables.
     """
     folder, name = fetch_hub(source, options)
-    suffixes = ", ".join([".json", *FORMATS])
-    if not any(path.suffix.lower() == ".json" or has_table_suffix(path) for path in folder.rglob("*")):
-        raise LREError(f"the data set {name!r} of the Hub has none of the requested tables: it must have {suffixes}")
     from datasets import load_dataset_builder
 
     chosen = {key: options[key] for key in ("name", "data_files", "data_dir") if options.get(key) is not None}

@@ -74,7 +74,7 @@ class Selection:
         """Return the relations that are kept, repaired and reduced to `max_samples` by a seeded choice.
 
         Raises:
-            LREError: None is kept; the message lists what there is.
+            LREError: None is kept.
         """
         if self.repair:
             relations = [repair(relation) for relation in relations]
@@ -83,7 +83,7 @@ class Selection:
             names = ("category", "domain", "range", "function", "symmetric")
             given = {name: getattr(self, name) for name in (*names, *SIZES)}
             wanted = ", ".join(f"{name} {value!r}" for name, value in given.items() if value is not None)
-            raise LREError(f"no relation has {wanted}: {_what_there_is(relations)}")
+            raise LREError(f"no relation has {wanted}: `lre data` lists the properties of all")
         if self.max_samples is not None:
             chosen = [cap(relation, self.max_samples, seed) for relation in chosen]
         return tuple(chosen)
@@ -135,14 +135,3 @@ def plain_names(relations: str | list[str] | None) -> list[str] | None:
 
 def _several(wanted: str | Sequence[str] | None) -> Sequence[str]:
     return [wanted] if isinstance(wanted, str) else wanted or []
-
-
-def _what_there_is(relations: Sequence[Relation]) -> str:
-    """Return the domains, ranges, function types and sizes of relations, for an error."""
-    parts = []
-    for title, name in (("domains", "domain_name"), ("ranges", "range_name"), ("function types", "function")):
-        found = sorted({getattr(relation, name) for relation in relations} - {""})
-        shown = ", ".join(found[:15]) + (", ..." if len(found) > 15 else "")
-        parts.append(f"{title} {shown or 'none'}")
-    sizes = [len(relation.samples) for relation in relations]
-    return f"{'; '.join(parts)}; {min(sizes)} to {max(sizes)} samples"

@@ -233,18 +233,11 @@ def _is_on_hub(source: str | Path, path: Path) -> bool:
 
 
 def _path(source: str | Path) -> Path:
-    """Return the path of a source.
-
-    Raises:
-        LREError: There is no user whose home folder is meant by ``~``, or the paper's relations cannot be downloaded.
-    """
+    """Return the path of a source; the paper's relations are downloaded."""
     if source == DEMO:
         return RELATIONS_DIR
     if source == PAPER:
         from lre_lightning.relations.paper import fetch_paper_relations
 
         return fetch_paper_relations()
-    try:
-        return Path(source).expanduser()
-    except RuntimeError as error:
-        raise LREError(f"no such file or folder of relations: {str(source)!r} ({error})") from error
+    return Path(os.path.expanduser(source))

@@ -362,7 +362,7 @@ def test_splits_are_chosen(tmp_path, name):
     assert read_table(source, options={"split": "dev+train"})[0].samples == of(("b", "y"), ("c", "x"), ("a", "x"))
     for split, message in {
         None: "has the splits 'train', 'test', 'dev': give split, such as 'train', or 'train",
-        "train+tset": r"no split 'tset': did you mean 'test'\? It has 'train', 'test', 'dev'",
+        "train+tset": r"no split 'tset': it has 'train', 'test', 'dev'",
         "train+test+dev": r"split 'test', row 2: subject is ''; it must not be empty$",
     }.items():
         with pytest.raises(LREError, match=message):
