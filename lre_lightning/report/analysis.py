@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
@@ -21,11 +24,16 @@ from lre_lightning.relations.relation import SLOT
 
 LARGEST_RATIO = 1e9
 ALL = "all relations"
+K = TypeVar("K")
+Array = npt.NDArray[np.float64]
 
-Score = Callable[[TrialRecord], float]
-"""A score of one trial, NaN where it was not measured."""
+Score = Callable[..., float]
+"""A score of one trial, perhaps at a point of an axis given by the axis's name; NaN where it was not measured."""
 
-Sweep = Mapping[float, Mapping[str, Spread]]
+Means = Mapping[str, Spread]
+"""Means and deviations of a score by relation, or by category."""
+
+Sweep = Mapping[float, Means]
 """Scores by relation at every point of an axis."""
 
 
@@ -54,31 +62,28 @@ def by_model(records: Iterable[TrialRecord]) -> list[ModelResults]:
     Raises:
         LREError: If an LM has no record with the relations' first templates.
     """
-    by_name: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        by_name.setdefault(record.model, []).append(record)
     models = []
-    for model, group in by_name.items():
+    for model, group in _grouped(records, "model").items():
         group.sort(key=lambda record: (record.category, record.relation, record.trial))
-        plain = [record for record in group if record.template_index == 0]
-        if not plain:
+        by_n = _grouped([record for record in group if record.template_index == 0], "n_shot")
+        if not by_n:
             raise LREError(f"the results of {model!r} lack the relations' first templates: add those of a fit")
-        points: Counter[int] = Counter()
-        for record in plain:
-            points[record.n_shot] += 1 + len(record.layers) * (len(record.betas) + len(record.ranks))
-        n = max(points, key=lambda n: (points[n], n))
-        at_n = [record for record in group if record.n_shot == n]
-        indices = sorted({record.template_index for record in at_n if record.template_index is not None})
-        models.append(
-            ModelResults(
-                model=model,
-                main=[record for record in plain if record.n_shot == n],
-                by_n={m: [record for record in plain if record.n_shot == m] for m in sorted(points)},
-                by_template={i: [record for record in at_n if record.template_index == i] for i in indices},
-                bare=[record for record in at_n if record.template_index is None and record.template == SLOT],
-            )
-        )
+        n = max(by_n, key=lambda n: (sum(map(_measurements, by_n[n])), n))
+        by_template = _grouped([record for record in group if record.n_shot == n], "template_index")
+        bare = [record for record in by_template.pop(None, []) if record.template == SLOT]
+        models.append(ModelResults(model, by_n[n], by_n, by_template, bare))
     return models
+
+
+def _grouped(records: Iterable[TrialRecord], field: str) -> dict[Any, list[TrialRecord]]:
+    groups: dict[Any, list[TrialRecord]] = {}
+    for record in records:
+        groups.setdefault(getattr(record, field), []).append(record)
+    return groups
+
+
+def _measurements(record: TrialRecord) -> int:
+    return 1 + len(record.layers) * (len(record.betas) + len(record.ranks))
 
 
 def short_name(model: str) -> str:
@@ -132,7 +137,7 @@ def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None 
     return record.causality(at, used) if used is not None and used in record.ranks else math.nan
 
 
-SCORES: dict[str, Callable[..., float]] = {"faithfulness": faithfulness, "causality": causality}
+SCORES: dict[str, Score] = {"faithfulness": faithfulness, "causality": causality}
 
 
 def low_rank_faithfulness(record: TrialRecord, rank: int) -> float:
@@ -155,14 +160,11 @@ def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
     }
 
 
-def causality_methods() -> dict[str, Callable[..., float]]:
-    """Return the causality of the LRE's edit and its baselines, each a function of a record and perhaps a layer."""
-    return {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)}
-
-
-def methods() -> dict[str, Mapping[str, Callable[..., float]]]:
-    """Return the scores of the LRE and of its baselines by metric and method."""
-    return {"faithfulness": faithfulness_methods(), "causality": causality_methods()}
+METHODS: dict[str, dict[str, Score]] = {
+    "faithfulness": faithfulness_methods(),
+    "causality": {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)},
+}
+"""Scores of the LRE and of its baselines by metric and method."""
 
 
 def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
@@ -173,6 +175,13 @@ def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
 def counted(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the records of scored and reported trials."""
     return [record for record in records if record.scored and record.reported]
+
+
+def scored_in_all(groups: Mapping[K, Sequence[TrialRecord]]) -> dict[K, list[TrialRecord]]:
+    """Return the scored and reported records of the relations that have some in every group."""
+    found = {name: counted(records) for name, records in groups.items()}
+    shared = set.intersection(*({record.relation for record in records} for records in found.values()))
+    return {name: [record for record in records if record.relation in shared] for name, records in found.items()}
 
 
 def spreads(values: Iterable[tuple[str, float]]) -> dict[str, Spread]:
@@ -196,10 +205,19 @@ def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spre
     return spreads([*by_category, *((ALL, mean) for mean, _ in means.values())])
 
 
+def sweep(records: Sequence[TrialRecord], score: Score, axis: str, points: Iterable[Any]) -> dict[Any, Means]:
+    """Return a score by relation at every point of an axis."""
+    return {point: per_relation(records, partial(score, **{axis: point})) for point in points}
+
+
+def overall(means: Means) -> Spread | None:
+    """Return mean and deviation over relations of their means; None if there is no relation."""
+    return spread([mean for mean, _ in means.values()]) if means else None
+
+
 def over_relations(records: Iterable[TrialRecord], score: Score) -> Spread | None:
     """Return mean and deviation over relations of their means over trials; None where no relation has the score."""
-    means = [mean for mean, _ in per_relation(records, score).values()]
-    return spread(means) if means else None
+    return overall(per_relation(records, score))
 
 
 def both_scores(records: Sequence[TrialRecord]) -> list[Spread | None]:
@@ -245,12 +263,10 @@ def beta_scores(records: Iterable[TrialRecord]) -> list[BetaScores]:
     shared = set.intersection(*(set(record.betas) for record in records)) if records else set()
     causal = per_relation(records, causality)
     scores = []
-    for beta in sorted(shared):
-        score = partial(faithfulness, beta=beta)
-        overall = over_relations(records, score)
-        if overall is not None:
-            agreement = correlation(per_relation(records, score), causal)
-            scores.append(BetaScores(beta, overall, over_relations(records, causality), agreement))
+    for beta, means in sweep(records, faithfulness, "beta", sorted(shared)).items():
+        faithful = overall(means)
+        if faithful is not None:
+            scores.append(BetaScores(beta, faithful, overall(causal), correlation(means, causal)))
     return scores
 
 
@@ -270,7 +286,7 @@ def agreement(records: Sequence[TrialRecord]) -> float | None:
     return correlation(per_relation(records, faithfulness), per_relation(records, causality))
 
 
-def correlation(one: Mapping[str, Spread], other: Mapping[str, Spread], ranks: bool = False) -> float | None:
+def correlation(one: Means, other: Means, ranks: bool = False) -> float | None:
     """Return Pearson's, or by `ranks` Spearman's, correlation of two scores over the relations that have both.
 
     It is None with fewer than three relations, or where one of the scores does not vary.
@@ -292,9 +308,13 @@ def paired(records: Sequence[TrialRecord], one: Score, other: Score) -> list[tup
     return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
 
 
-def known_facts(records: Iterable[TrialRecord]) -> dict[str, Spread]:
-    """Return the number of known test samples by relation, mean and deviation over all trials."""
-    return spreads((record.relation, record.known) for record in records)
+def near_zero(scores: Array, statistic: Callable[[Array], float]) -> bool:
+    """Return whether 0 is in the 95% interval of a statistic of scores, `(relations, scores)`: a seeded bootstrap."""
+    random, count = np.random.default_rng(0), len(scores)
+    with np.errstate(all="ignore"):  # a sample that does not vary has no correlation
+        values = [statistic(scores[random.integers(count, size=count)]) for _ in range(1000)]
+    low, high = np.nanquantile(values, [0.025, 0.975])
+    return bool(low <= 0 <= high)
 
 
 def underestimation(records: Iterable[TrialRecord]) -> dict[str, Spread]:

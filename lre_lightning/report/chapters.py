@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, baselines, relations, sweeps
 from lre_lightning.report.analysis import ModelResults
 from lre_lightning.report.comparison import comparison, dataset
 from lre_lightning.report.findings import findings
-from lre_lightning.report.sections import Section
+from lre_lightning.report.sections import Chapter, Section
 from lre_lightning.report.tables import cell_text
-
-WHOLE, HOW = "all", "how"
-"""Anchors of a chapter whose files have no folder of their own, and of the last part of the page."""
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """Sections on one LM, or on several.
-
-    Attributes:
-        title: The heading.
-        folder: Subfolder of the files, "" for none.
-        sections: The sections.
-        facts: The main numbers by name.
-    """
-
-    title: str
-    folder: str
-    sections: tuple[Section, ...]
-    facts: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def anchor(self) -> str:
-        """Prefix of the chapter's anchors."""
-        return self.folder or WHOLE
 
 
 def chapters_of(models: Sequence[ModelResults]) -> list[Chapter]:
@@ -87,12 +60,13 @@ def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:
 
 
 def folders_of(names: Iterable[str]) -> list[str]:
-    """Return names as folders and anchors, each of them unique."""
-    used = [WHOLE, HOW]
+    """Return names as folders and anchors, each of them unique and none that of another part of the page."""
+    used = ["all", "how"]
     for name in names:
-        plain = anchor(name) or "lm"
-        candidates = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
-        used.append(next(folder for folder in candidates if folder not in used))
+        folder = anchor(name) or "lm"
+        while folder in used:
+            folder += "-2"
+        used.append(folder)
     return used[2:]
 
 

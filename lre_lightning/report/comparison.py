@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lre_lightning.records.record import TrialRecord
@@ -14,7 +14,7 @@ from lre_lightning.report.analysis import SCORES, ModelResults
 from lre_lightning.report.plotting import LOOKS, Series, Style
 from lre_lightning.report.relations import plot_categories
 from lre_lightning.report.sections import Section, picture_of
-from lre_lightning.report.tables import Row, Table, alphabetical
+from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,27 +25,24 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     """Return the main scores of several LMs, and their agreement (appendix "models")."""
     by_name = dict(zip(analysis.names_of(models), (model.main for model in models), strict=True))
     found = {name: analysis.per_relation(records, analysis.faithfulness) for name, records in by_name.items()}
-
-    def row(name: str, records: Sequence[TrialRecord]) -> Row:
-        scored = analysis.categories(analysis.counted(records))
-        return (name, records[0].n_shot, len(scored), *analysis.both_scores(records), analysis.agreement(records))
-
-    def pair(one: str, other: str) -> Row:
-        r = analysis.correlation(found[one], found[other], ranks=True)
-        return (one, other, r, len({*found[one]} & {*found[other]}))
-
     overview = Table(
         "models",
         "LRE performance on different LMs, and the correlation (Pearson's R) of faithfulness and causality. Means and "
         "standard deviations over the relations that were scored.",
         ("LM", "n", "relations scored", *SCORES, "R"),
-        tuple(itertools.starmap(row, by_name.items())),
+        tuple(
+            (name, records[0].n_shot, len(found[name]), *analysis.both_scores(records), analysis.agreement(records))
+            for name, records in by_name.items()
+        ),
     )
     agreement = Table(
         "model_agreement",
         "Spearman's rank correlation of faithfulness over relations between LMs, over the relations that both have.",
         ("LM", "other LM", "Spearman's R", "relations"),
-        tuple(itertools.starmap(pair, itertools.combinations(by_name, 2))),
+        tuple(
+            (one, other, analysis.correlation(x, y, ranks=True), len(x.keys() & y))
+            for (one, x), (other, y) in itertools.combinations(found.items(), 2)
+        ),
     )
     by_category = picture_of(plot_categories, models, name="models_by_category")
     return (
@@ -72,15 +69,14 @@ def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
     Means and standard deviations over trials; the mark is a random guess, and relations that were not scored are grey.
     """
     found = [analysis.per_relation(model.main, analysis.faithfulness) for model in models]
-    plotting.need(any(found), "no relation was scored for any LM")
     figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
     for axes, model, scores in zip(panels, models, found, strict=True):
-        plotting.bars(axes, names, [Series("", LOOKS["faithfulness"], scores)], 0, 0.7)
+        plotting.bars(axes, names, [Series("", LOOKS["faithfulness"], scores)])
         plotting.guess_marks(axes, names, analysis.per_relation(model.main, analysis.random_guess))
         for row in (row for row, name in enumerate(names) if name not in scores):
-            axes.axhspan(row - 0.45, row + 0.45, color="#E8E8E8", linewidth=0, zorder=0.5)
+            axes.axhspan(row - 0.45, row + 0.45, color=plotting.GREY, alpha=0.2, linewidth=0, zorder=0.5)
             axes.text(0.03, row, "not scored", fontsize=7, color=plotting.GREY, style="italic", va="center")
-    plotting.legend(figure, panels)
+    plotting.legend(figure)
     return figure
 
 
@@ -93,7 +89,7 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
     pairs = list(itertools.combinations(found.items(), 2))
     columns = min(len(pairs), 3)
     height = 3.35 if columns > 2 else 4
-    figure, panels = plotting.panel_grid(len(pairs), columns, max(8, 3.4 * columns), height, 0.5, shared=False)
+    figure, panels = plotting.panel_grid(len(pairs), columns, max(8, 3.4 * columns), height, shared=False)
     kinds = analysis.categories(record for model in models for record in model.main)
     for axes, ((one, x), (other, y)) in zip(panels, pairs, strict=True):
         points = {name: (x[name][0], y[name][0]) for name in x if name in y}
@@ -102,7 +98,7 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
         axes.set_ylabel(plotting.text(f"faithfulness, {other}", 30), fontsize=9)
         r = plotting.r_of(analysis.correlation(x, y, ranks=True))
         axes.set_title(f"{r} ({plotting.number_of(len(points))})", fontsize=10)
-    plotting.legend(figure, panels)
+    plotting.legend(figure)
     return figure
 
 
@@ -122,35 +118,29 @@ def plot_known(models: Sequence[ModelResults]) -> Figure:
         analysis.spreads((record.relation, record.known / record.tested) for record in model.main if record.tested)
         for model in models
     ]
-    plotting.need(any(found), "no relation was tested for any LM")
     figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")
     for axes, model, known in zip(panels, models, found, strict=True):
         scored = analysis.categories(analysis.counted(model.main))
-        looks = (("scored", LOOKS["faithfulness"]), ("not scored", Style("#BBBBBB", hatch="////")))
-        series = [
-            Series(label, look, {name: known[name] for name in known if (name in scored) == (label == "scored")})
-            for label, look in looks
-        ]
-        plotting.bars(axes, names, series, 0, 0.7)
-    plotting.legend(figure, panels)
+        for label, look in (("scored", LOOKS["faithfulness"]), ("not scored", Style("#BBBBBB", hatch="////"))):
+            shown = {name: known[name] for name in known if (name in scored) == (label == "scored")}
+            plotting.bars(axes, names, [Series(label, look, shown)])
+    plotting.legend(figure)
     return figure
 
 
 def dataset_tables(models: Sequence[ModelResults]) -> tuple[Table, Table, Table]:
     """Return the tables "dataset", "full-dataset" and "first_token_filter" of records, scored or not."""
-    relations: dict[str, TrialRecord] = {}
-    for record in (record for model in models for record in model.main):
-        relations.setdefault(record.relation, record)
-    kinds = list(dict.fromkeys(record.category for record in relations.values()))
+    relations = {record.relation: record for model in reversed(models) for record in reversed(model.main)}
+    kinds = list(dict.fromkeys(record.category for model in models for record in model.main))
+    ordered = sorted(relations.values(), key=lambda r: (kinds.index(r.category), -r.samples, r.relation))
     known = []  # of the relations of which the LM knows at least n test samples
     for model in models:
-        n = {record.relation: record.n_shot for record in model.main}
-        facts = analysis.known_facts(model.main)
-        known.append({name: count for name, count in facts.items() if count[0] >= n[name]})
+        facts = analysis.spreads((record.relation, record.known) for record in model.main)
+        known.append({name: count for name, count in facts.items() if count[0] >= model.main[0].n_shot})
 
     def row(name: str, members: Sequence[TrialRecord]) -> Row:
-        counts = [sum(facts[r.relation][0] for r in members if r.relation in facts) for facts in known]
-        return (name, len(members), sum(record.samples for record in members), *map(float, counts))
+        counts = (sum((facts[r.relation][0] for r in members if r.relation in facts), 0.0) for facts in known)
+        return (name, len(members), sum(record.samples for record in members), *counts)
 
     heads = [f"known by {name}" for name in analysis.names_of(models)]
     by_category = Table(
@@ -159,13 +149,12 @@ def dataset_tables(models: Sequence[ModelResults]) -> tuple[Table, Table, Table]
         "mean over trials. Relations of which an LM knows fewer than n test samples count as 0.",
         ("category", "relations", "samples", *heads),
         (
-            *(row(kind, [record for record in relations.values() if record.category == kind]) for kind in kinds),
-            row("all", list(relations.values())),
+            *(row(kind, [record for record in ordered if record.category == kind]) for kind in kinds),
+            row("all", ordered),
         ),
         totals=1,
         digits=1,
     )
-    ordered = sorted(relations.values(), key=lambda r: (kinds.index(r.category), -r.samples, r.relation))
     by_relation = Table(
         "full_dataset",
         "Samples per relation, and test samples that LMs answer correctly. Means and standard deviations over trials "
@@ -180,28 +169,22 @@ def dataset_tables(models: Sequence[ModelResults]) -> tuple[Table, Table, Table]
 def _first_tokens(models: Sequence[ModelResults], sizes: Mapping[str, int]) -> Table:
     """Return how many objects their first tokens tell apart, given the number of objects by relation."""
     counts = [{r.relation: r.first_tokens for r in model.main if r.first_tokens is not None} for model in models]
-    measured = [relation for relation in alphabetical(sizes) if any(relation in found for found in counts)]
-    unique = [name for name in measured if all(found.get(name, sizes[name]) == sizes[name] for found in counts)]
     percent = [{name: 100 * count / sizes[name] for name, count in found.items()} for found in counts]
-
-    def summary(name: str, values: Iterable[float | None]) -> Row:
-        return (name, None, *(cell for value in values for cell in (value, None)))
-
-    rows: list[Row] = [
-        (name, sizes[name], *(kind.get(name) for pair in zip(percent, counts, strict=True) for kind in pair))
-        for name in measured
-        if name not in unique
-    ]
-    if unique:
-        collapsed = f"relations where all objects are uniquely identified ({len(unique)})"
-        rows.append(summary(collapsed, [100.0] * len(models)))
-    rows.append(summary("average", [statistics.fmean(shown.values()) if shown else None for shown in percent]))
+    measured = [relation for relation in alphabetical(sizes) if any(relation in found for found in counts)]
+    ambiguous = [name for name in measured if any(found.get(name, 100) < 100 for found in percent)]
+    columns = [kind for pair in zip(percent, counts, strict=True) for kind in pair]
+    unique = f"relations where all objects are uniquely identified ({len(measured) - len(ambiguous)})"
+    means = [statistics.fmean(found.values()) if found else None for found in percent]
     return Table(
         "first_tokens",
         "Range (number of distinct objects) by relation, the percentage of objects that their first token identifies "
         "when tokenized for each LM, and the number of distinct first tokens.",
         ("relation", "|range|", *(f"{name} {unit}" for name in analysis.names_of(models) for unit in ("%", "tokens"))),
-        tuple(rows),
+        (
+            *rows_of(ambiguous, sizes, *columns),
+            *([(unique, None, *(100.0, None) * len(models))] if len(ambiguous) < len(measured) else []),
+            ("average", None, *(cell for mean in means for cell in (mean, None))),
+        ),
         totals=1,
         digits=1,
     )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
@@ -23,47 +21,36 @@ from lre_lightning.errors import LREError
 from lre_lightning.lens.page import load_template
 from lre_lightning.records.record import read_records, result_files
 from lre_lightning.report import analysis
-from lre_lightning.report.chapters import Chapter, anchor, chapters_of
-from lre_lightning.report.sections import Picture
+from lre_lightning.report.chapters import anchor, chapters_of
+from lre_lightning.report.sections import Chapter, Picture
 from lre_lightning.report.tables import Table, to_text, write_table
 from lre_lightning.storage.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-    from matplotlib.figure import Figure
 
 PACKAGES = ("lre-lightning", "torch", "lightning", "transformers", "torchmetrics")
-LARGE_SVG = 400_000
-"""Number of characters from which a figure is on the page as a PNG, if that is smaller."""
-MATHEMATICS = re.compile(rb"font-family: 'cm\w+'")
-"""A text in Computer Modern."""
 LONGEST_CONFIG = 1_000_000
 """Number of characters of a configuration that the page shows."""
-SVG = "http://www.w3.org/2000/svg"
-XLINK = "http://www.w3.org/1999/xlink"
-
-
-@dataclass(frozen=True)
-class Plotted:
-    """A figure as files; where there was nothing to plot, `svg` and `png` are empty and `note` is the reason."""
-
-    svg: bytes = b""
-    png: bytes = b""
-    note: str = ""
+SVG_STYLE = "color-scheme: light dark; color: CanvasText; fill: currentColor; stroke-linejoin: round"
+"""Style of a figure, which is light or dark as its reader prefers."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The source of results: a file, or the folder of an evaluation, and its configurations by path."""
+    """The source of results: a file, or the folder of an evaluation.
+
+    Attributes:
+        results: The path.
+        config: Path of its configuration, "" if there is none.
+        text: The configuration.
+        command: Command that reproduces the results.
+    """
 
     results: str
-    configs: dict[str, str]
-    job: str = "fit"
-
-    @property
-    def command(self) -> str:
-        """Command that reproduces the results."""
-        return shlex.join(["lre", self.job, "--config", *list(self.configs)[:1]])
+    config: str = ""
+    text: str = ""
+    command: str = ""
 
 
 def make_report(results: Sequence[str | Path], out: str | Path, title: str | None = None) -> Path:
@@ -91,7 +78,7 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)
-    plotted = {path: plot(picture) for path, picture in tracked}
+    plotted = {path: plot(picture, path) for path, picture in tracked}
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
     newest = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), tz=timezone.utc)
     template = load_template(
@@ -101,15 +88,14 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
         title=title or f"Linear relational embeddings of {', '.join(analysis.names_of(models))}",
         chapters=chapters,
         plotted=plotted,
-        runs=[*evaluations(results), *map(run_of, files)],
+        runs=list(runs_of(results)),
         command=shlex.join(["lre", "report", *map(str, results), *(["--title", title] if title else [])]),
         date=newest.strftime("%Y-%m-%d %H:%M UTC"),
         versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     )
-    for path, figure in plotted.items():
-        if figure.svg:
-            write_whole(folder / "figures" / f"{path}.svg", figure.svg)
-            write_whole(folder / "figures" / f"{path}.png", figure.png)
+    for path, (svg, png) in plotted.items():
+        write_whole(folder / "figures" / f"{path}.svg", svg)
+        write_whole(folder / "figures" / f"{path}.png", png)
     for chapter in chapters:
         for table in (table for section in chapter.sections for table in section.tables if table.rows):
             write_table(table, folder / "tables" / path_of(chapter, table), f"{chapter.folder}-".removeprefix("-"))
@@ -117,25 +103,23 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
     return folder / "index.html"
 
 
-def run_of(results: Path) -> Run:
-    """Return the run of a file of results, with Lightning's newest configuration of a fit and the run's own."""
+def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
+    """Yield the evaluations and the files of results in the given places, with the newest configuration of each.
 
-    def version(config: Path) -> int:
-        number = config.parent.name.removeprefix("version_")
-        return int(number) if number.isdecimal() else -1
-
-    folder = results.parent
-    versions = sorted(filter(Path.is_file, folder.glob("lightning_logs/version_*/config.yaml")), key=version)
-    # Both fit and validate write one; only that of validate has the option `verbose`.
-    fits = [path for path in versions if not re.search("^verbose:", _text(path), re.MULTILINE)]
-    found = [*fits[-1:], *(path for path in [folder / "config.yaml"] if path.is_file())]
-    return Run(str(results), {str(path): _text(path) for path in found})
-
-
-def evaluations(results: Iterable[str | Path]) -> list[Run]:
-    """Return the folders among the given ones that `lre evaluate` wrote, which leaves its configuration there."""
-    found = [Path(given) / "config.yaml" for given in results if not (Path(given) / "fit_results.jsonl").is_file()]
-    return [Run(str(path.parent), {str(path): _text(path)}, "evaluate") for path in found if path.is_file()]
+    Those of validations are left out: only they have the option `verbose`.
+    """
+    sources = [("evaluate", path, [path / "config.yaml"]) for path in map(Path, results) if path.is_dir()]
+    sources = [source for source in sources if not (source[1] / "fit_results.jsonl").is_file()]
+    files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
+    sources += [("fit", file, sorted(file.parent.rglob("config.yaml"))) for file in files]
+    for job, path, configs in sources:
+        texts = {config: _text(config) for config in configs if config.is_file()}
+        fits = [config for config, text in texts.items() if not re.search("^verbose:", text, re.MULTILINE)]
+        newest = max(fits, key=lambda config: config.stat().st_mtime, default=None)
+        if newest:
+            yield Run(str(path), str(newest), texts[newest], shlex.join(["lre", job, "--config", str(newest)]))
+        elif job == "fit":
+            yield Run(str(path))
 
 
 def _text(path: Path) -> str:
@@ -148,62 +132,26 @@ def path_of(chapter: Chapter, item: Picture | Table) -> str:
     return f"{chapter.folder}/{item.name}".removeprefix("/")
 
 
-def plot(picture: Picture) -> Plotted:
+def plot(picture: Picture, salt: str = "") -> tuple[str, bytes]:
     """Return a figure as SVG and PNG, with the same bytes every time.
 
-    Text in the SVG remains text, which can be searched and suits any sans-serif font, unless some of it needs
-    matplotlib's own font for mathematics, which browsers lack.
+    The SVG has no background, and black is the colour of the text around it or that of the reader's theme. Text remains
+    text, which can be searched. Its identifiers differ from those of figures with another `salt`.
     """
     import matplotlib
 
-    def saved(figure: Figure, kind: str, **options: Any) -> bytes:
-        file = io.BytesIO()
-        figure.savefig(file, format=kind, **options)
-        return file.getvalue()
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": picture.name}):
-        try:
-            figure = picture.plot()
-        except LREError as error:
-            return Plotted(note=str(error))
-        svg = saved(figure, "svg", metadata={"Date": None})
-        if MATHEMATICS.search(svg):
-            matplotlib.rcParams["svg.fonttype"] = "path"
-            svg = saved(figure, "svg", metadata={"Date": None})
-        return Plotted(svg, saved(figure, "png", dpi=150, metadata={"Software": None}))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        figure, svg, png = picture.plot(), io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    # A style would apply to the whole page; groups are named by numbers, which all figures have.
+    plain = re.sub(r'(?s)<metadata>.*?</metadata>|<style.*?</style>| id="[\w.]+_\d+"', "", svg.getvalue())
+    plain = re.sub("(fill|stroke): #000000", r"\1: currentColor", plain)
+    return plain.replace("<svg ", f'<svg style="{SVG_STYLE}" ', 1), png.getvalue()
 
 
-def inline(plotted: Plotted, alt: str, prefix: str) -> Markup:
-    """Return a figure as an element of the page, from SVG, or from PNG if the SVG is large and the PNG smaller.
-
-    The text `alt` describes it to readers who cannot see it; `prefix` keeps its identifiers apart from those of others.
-    """
+def inline(svg: str, alt: str) -> Markup:
+    """Return a figure as an element of the page, which `alt` describes to readers who cannot see it."""
     from markupsafe import Markup
 
-    svg = _svg_element(plotted.svg, alt, prefix)
-    data = base64.b64encode(plotted.png).decode()
-    if len(svg) <= max(LARGE_SVG, len(data)):
-        return Markup(svg)
-    return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alt, data)
-
-
-def _svg_element(svg: bytes, alt: str, prefix: str) -> str:
-    """Return an SVG document as a labelled element without size or metadata, its identifiers prefixed."""
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    root = ElementTree.fromstring(svg)
-    # A style would apply to the whole page, which has one of its own for all figures.
-    for parent in list(root.iter()):
-        for unwanted in (*parent.findall(f"{{{SVG}}}style"), *parent.findall(f"{{{SVG}}}metadata")):
-            parent.remove(unwanted)
-        for name, value in parent.attrib.items():
-            if name == "id":
-                parent.set(name, prefix + value)
-            elif name in ("href", f"{{{XLINK}}}href"):
-                parent.set(name, re.sub("^#", f"#{prefix}", value))
-            else:
-                parent.set(name, value.replace("url(#", f"url(#{prefix}"))
-    width = float(root.attrib.pop("width").removesuffix("pt"))
-    del root.attrib["height"]
-    root.attrib.update({"role": "img", "aria-label": alt, "style": f"max-width: {width * 4 / 3:.0f}px"})
-    return ElementTree.tostring(root, encoding="unicode")
+    return Markup('<svg role="img" aria-label="{}"{}').format(alt, Markup(svg[svg.index("<svg ") + 4 :]))

@@ -10,24 +10,21 @@ import math
 import re
 import statistics
 import textwrap
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.summary import Spread
-from lre_lightning.report.analysis import Sweep
+from lre_lightning.records.summary import Spread, spread
+from lre_lightning.report.analysis import Means, Sweep
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NOT_IN_XML = re.compile("[^\t-\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-GREY = "#555555"
+GREY = "#767676"
 GUESS = "random guess"
 MEAN = "mean over relations"
 
@@ -53,6 +50,10 @@ STYLES = (
     Style("#000000", "*", ":", "----"),
 )
 LOOKS = {"faithfulness": STYLES[0], "causality": STYLES[1]}
+CATEGORIES = dict(zip(("bias", "commonsense", "factual", "linguistic"), STYLES[2:6], strict=True))
+"""Styles of the paper's categories."""
+OTHERS = [Style(look.colour, marker) for marker in "X*<>hpd8" for look in STYLES[:6]]
+"""Styles of other categories."""
 
 
 def style(index: int) -> Style:
@@ -61,8 +62,16 @@ def style(index: int) -> Style:
 
 
 def styles_of(categories: Mapping[str, str]) -> dict[str, Style]:
-    """Return a style for every category, the first other than those of faithfulness and causality."""
-    return {category: style(2 + index) for index, category in enumerate(dict.fromkeys(categories.values()))}
+    """Return a style for every category, given by relation: that of its name, the same in every figure and run.
+
+    If two names have the same style, the later one in the alphabet gets the next.
+    """
+    found: dict[str, Style] = {}
+    for name in sorted(set(categories.values())):
+        place = zlib.crc32(name.encode())
+        free = (look for i in range(len(OTHERS)) if (look := OTHERS[(place + i) % len(OTHERS)]) not in found.values())
+        found[name] = CATEGORIES.get(name) or next(free, OTHERS[place % len(OTHERS)])
+    return found
 
 
 @dataclass(frozen=True)
@@ -71,13 +80,7 @@ class Series:
 
     label: str
     look: Style
-    scores: Mapping[str, Spread]
-
-
-def need(found: object, missing: str) -> None:
-    """Raise an LREError if there is nothing to plot."""
-    if not found:
-        raise LREError(f"nothing to plot: {missing}")
+    scores: Means
 
 
 def text(name: str, width: int = 34) -> str:
@@ -94,7 +97,7 @@ def number_of(count: int) -> str:
     return f"{count} relation{'' if count == 1 else 's'}"
 
 
-def best_first(relations: Iterable[str], scores: Mapping[str, Spread]) -> list[str]:
+def best_first(relations: Iterable[str], scores: Means) -> list[str]:
     """Return relations by falling score, followed by those without the score."""
     return sorted(relations, key=lambda name: -scores[name][0] if name in scores else math.inf)
 
@@ -107,15 +110,13 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
 
 
-def panel_grid(
-    count: int, columns: int, width: float, height: float, margin: float, shared: bool = True
-) -> tuple[Figure, list[Axes]]:
+def panel_grid(count: int, columns: int, width: float, height: float, shared: bool = True) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels, `columns` in a row, which share their axes unless told otherwise.
 
-    The figure is `width` inches wide, and a row of panels `height` inches high, with a `margin` for all rows together.
+    The figure is `width` inches wide, and a row of panels `height` inches high.
     """
     rows = math.ceil(count / columns)
-    figure = new_figure(width, margin + height * rows)
+    figure = new_figure(width, 1.2 + height * rows)
     cells = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False).flatten().tolist()
     for axes in cells[count:]:
         axes.remove()
@@ -125,13 +126,11 @@ def panel_grid(
     return figure, panels
 
 
-def legend(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> None:
+def legend(figure: Figure, columns: int = 5) -> None:
     """Add a legend above the panels, which names each series once and the random guess last."""
-    named: dict[str, Artist] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    labels = sorted(named, key=lambda label: label == GUESS)
+    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    named = {label: handle for handle, label in reversed(pairs)}
+    labels = sorted(dict.fromkeys(label for _, label in pairs), key=lambda label: label == GUESS)
     handles = [named[label] for label in labels]
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
 
@@ -168,27 +167,27 @@ Points = list[tuple[float, float, float | None]]
 """Place, mean and deviation of scores."""
 
 
-def _placed(names: Sequence[str], series: Sequence[Series], step: float) -> Iterator[tuple[Series, Points]]:
-    """Yield the points of each series, with those of a row at a distance `step` from series to series."""
+def _placed(names: Sequence[str], series: Sequence[Series], height: float) -> Iterator[tuple[Series, Points]]:
+    """Yield the points of each series, with those of a row side by side in its `height`."""
     for index, one in enumerate(series):
-        shift = (index - (len(series) - 1) / 2) * step
+        shift = (index - (len(series) - 1) / 2) * height / len(series)
         yield one, [(row + shift, *one.scores[name]) for row, name in enumerate(names) if name in one.scores]
 
 
-def bars(axes: Axes, names: Sequence[str], series: Sequence[Series], step: float, size: float) -> None:
-    """Plot horizontal bars of a `size` with their deviations, those of a row at a distance `step`."""
-    for one, points in _placed(names, series, step):
+def bars(axes: Axes, names: Sequence[str], series: Sequence[Series]) -> None:
+    """Plot horizontal bars with their deviations, those of a row side by side."""
+    for one, points in _placed(names, series, 0.8):
         if points:
             places, means, _ = zip(*points, strict=True)
             look: dict[str, Any] = {"color": one.look.colour, "hatch": one.look.hatch}
-            axes.barh(places, means, size, label=one.label, edgecolor="white", linewidth=0, **look)
+            axes.barh(places, means, 0.76 / len(series), label=one.label, edgecolor="white", linewidth=0, **look)
             deviations(axes, points)
     fraction_axis(axes)
 
 
-def dots(axes: Axes, names: Sequence[str], series: Sequence[Series], step: float = 0, **options: float) -> None:
-    """Plot a dot per row and series, those of a row at a distance `step`; `options` are those of the markers."""
-    for one, points in _placed(names, series, step):
+def dots(axes: Axes, names: Sequence[str], series: Sequence[Series], **options: float) -> None:
+    """Plot a dot per row and series, those of a row side by side; `options` are those of the markers."""
+    for one, points in _placed(names, series, 0.64):
         look: dict[str, Any] = {"marker": one.look.marker, "color": one.look.colour, "linestyle": "none"}
         look |= {"markersize": 5, "clip_on": False, **options}
         axes.plot([mean for _, mean, _ in points], [place for place, *_ in points], label=one.label, **look)
@@ -199,16 +198,16 @@ def deviations(axes: Axes, points: Points) -> None:
     known = [point for point in points if point[2] is not None]
     if known:
         places, means, widths = zip(*known, strict=True)
-        axes.errorbar(means, places, xerr=widths, fmt="none", ecolor="#222222", elinewidth=0.9, capsize=1.8)
+        axes.errorbar(means, places, xerr=widths, fmt="none", ecolor="black", elinewidth=0.9, capsize=1.8)
 
 
-def guess_marks(axes: Axes, names: Sequence[str], guesses: Mapping[str, Spread]) -> None:
+def guess_marks(axes: Axes, names: Sequence[str], guesses: Means) -> None:
     """Mark the score of a random guess in each row that has one."""
     dots(axes, names, [Series(GUESS, Style("black", "|"), guesses)], markersize=12, markeredgewidth=1.6)
 
 
-def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str, str], marks: bool = True) -> None:
-    """Write each row's category to the right of it, after the category's mark unless the rows hold other marks."""
+def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str, str]) -> None:
+    """Write each row's category, with its mark, to the right of it."""
     from matplotlib.transforms import ScaledTranslation
 
     looks = styles_of(categories)
@@ -216,32 +215,29 @@ def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str
     beside = side + ScaledTranslation(9 / 72, 0, axes.figure.dpi_scale_trans)
     for row, relation in enumerate(relations):
         look, name = looks[categories[relation]], text(categories[relation], 20)
-        if marks:
-            axes.plot(1, row, look.marker, color=look.colour, markersize=6, transform=beside, clip_on=False)
-        place = (18 if marks else 6, 0)
-        axes.annotate(name, (1, row), place, xycoords=side, textcoords="offset points", fontsize=8, va="center")
+        axes.plot(1, row, look.marker, color=look.colour, markersize=6, transform=beside, clip_on=False)
+        axes.annotate(name, (1, row), (18, 0), xycoords=side, textcoords="offset points", fontsize=8, va="center")
 
 
 def dotted_rows(found: Mapping[str, Sequence[Series]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
     """Return a figure with a panel per metric, a row per relation, and a dot per series that has the relation."""
     figure, panels = rows(names, list(found), "mean over trials", 0.3)
     for axes, series in zip(panels, found.values(), strict=True):
-        shown = [one for one in series if one.scores]
-        dots(axes, names, shown, 0.64 / max(len(shown), 1))
+        dots(axes, names, [one for one in series if one.scores])
         for row in range(0, len(names), 2):
-            axes.axhspan(row - 0.5, row + 0.5, color="#F2F2F2", linewidth=0, zorder=0.2)
+            axes.axhspan(row - 0.5, row + 0.5, color=GREY, alpha=0.1, linewidth=0, zorder=0.2)
         fraction_axis(axes)
         axes.set_xlim(-0.03, 1.05)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
         axes.set_title(axes.get_title(), fontsize=10, pad=38)
-    category_marks(panels[-1], names, kinds, marks=False)
+    category_marks(panels[-1], names, kinds)
     return figure
 
 
 def layer_grid(titles: Sequence[str], layers: Sequence[Layer], ylabel: str) -> tuple[Figure, list[Axes]]:
     """Return a figure with a small panel per title, layers across and fractions upwards."""
     columns = min(len(titles), 4)
-    figure, panels = panel_grid(len(titles), columns, 10, 1.65 if columns > 2 else 3, 1.2)
+    figure, panels = panel_grid(len(titles), columns, 10, 1.65 if columns > 2 else 3)
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(text(title, 30), fontsize=9)
         axes.tick_params(labelsize=8)
@@ -265,11 +261,15 @@ def layer_axis(axes: Axes, layers: Sequence[Layer], most: int) -> None:
     axes.set_xlim(first - 0.5, last + 0.5)
 
 
-def curve(axes: Axes, points: Mapping[float, float], look: Style, label: str) -> None:
-    """Plot a line through points, if there are any, with markers on at most sixteen of them."""
-    if points:
-        x, y, every = list(points), list(points.values()), math.ceil(len(points) / 16)
-        axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
+def curve(axes: Axes, points: Mapping[float, Spread], look: Style, label: str, shade: float = 0) -> None:
+    """Plot a line through means, if there are any, with markers on at most sixteen, and `shade` their deviations."""
+    if not points:
+        return
+    x, y, every = list(points), [mean for mean, _ in points.values()], math.ceil(len(points) / 16)
+    axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
+    if shade:
+        low, high = ([mean + sign * (width or 0) for mean, width in points.values()] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=look.colour, alpha=shade, linewidth=0)
 
 
 def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bool = False) -> None:
@@ -277,29 +277,20 @@ def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bo
 
     The scores are of the same relations at every point; their number follows the label if `with_count`.
     """
-    means = {place: [mean for mean, _ in scores.values()] for place, scores in sweep.items()}
-    count = min(map(len, means.values()), default=0)
+    found = [[mean for mean, _ in means.values()] for means in sweep.values()]
+    count = min(map(len, found), default=0)
     if not count:
         return
     name = f"{label} ({number_of(count)})" if with_count else label
-    curve(axes, {place: statistics.fmean(at) for place, at in means.items()}, look, name)
+    curve(axes, {place: spread(means) for place, means in zip(sweep, found, strict=True)}, look, name)
     if count > 1:
-        low, _, high = zip(*(statistics.quantiles(at, n=4, method="inclusive") for at in means.values()), strict=True)
-        axes.fill_between(list(means), low, high, color=look.colour, alpha=0.15, linewidth=0)
+        low, _, high = zip(*(statistics.quantiles(means, n=4, method="inclusive") for means in found), strict=True)
+        axes.fill_between(list(sweep), low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
-def spread_curve(axes: Axes, scores: Mapping[float, Spread], look: Style, label: str, alpha: float = 0) -> None:
-    """Plot means along an axis, with their deviations shaded if `alpha` is above 0."""
-    curve(axes, {place: mean for place, (mean, _) in scores.items()}, look, label)
-    if alpha:
-        low, high = ([mean + sign * (width or 0) for mean, width in scores.values()] for sign in (-1, 1))
-        axes.fill_between(list(scores), low, high, color=look.colour, alpha=alpha, linewidth=0)
-
-
-def relation_curve(axes: Axes, sweep: Sweep, relation: str, look: Style, label: str, alpha: float = 0) -> None:
-    """Plot one relation's means along an axis as `spread_curve` does, at the points where it has one."""
-    found = {place: scores[relation] for place, scores in sweep.items() if relation in scores}
-    spread_curve(axes, found, look, label, alpha)
+def relation_curve(axes: Axes, sweep: Sweep, relation: str, look: Style, label: str, shade: float = 0) -> None:
+    """Plot one relation's means along an axis, at the points where it has one."""
+    curve(axes, {place: means[relation] for place, means in sweep.items() if relation in means}, look, label, shade)
 
 
 def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], kinds: Mapping[str, str], filled: set[str]) -> None:
@@ -326,43 +317,28 @@ def r_of(correlation: float | None) -> str:
 def label_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]], names: Sequence[str]) -> None:
     """Write the names of some points beside them, the most important first; a name without room is left out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     figure.draw_without_rendering()
     radius = 4 * figure.dpi / 72
     inner = axes.bbox.padded(-radius)
-
-    def around(x: float, y: float) -> Bbox:
-        return Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)
-
-    directions = [(1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)]
-    offsets = [(distance, *direction) for distance in (6, 14, 24, 36, 50, 70, 90) for direction in directions]
-    taken = [around(*axes.transData.transform(point)) for point in points.values()]
-    written: list[Bbox] = []
+    taken = [Bbox([at - radius, at + radius]) for at in map(axes.transData.transform, points.values())]
+    places = [(1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)]
     for name in names:
-        start = axes.transData.transform(points[name])
-        for distance, right, up in offsets:
+        for right, up in places:
             label = axes.annotate(
                 text(name),
                 points[name],
-                (distance * right, distance * up),
+                (6 * right, 6 * up),
                 textcoords="offset points",
                 fontsize=8,
                 ha=("right", "center", "left")[right + 1],
                 va=("top", "center", "bottom")[up + 1],
-                arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
                 in_layout=False,
             )
-            label.update_positions(renderer)
-            box = Text.get_window_extent(label, renderer)  # without the line to its point
-            inside = inner.x0 < box.x0 and inner.y0 < box.y0 and box.x1 < inner.x1 and box.y1 < inner.y1
-            end = start + np.array([right, up]) * distance * figure.dpi / 72
-            line = [around(*(start + (end - start) * part)) for part in np.linspace(0, 1, distance // 4)]
-            crossed = any(part.overlaps(other) for part in line for other in written)
-            if inside and not crossed and not any(box.overlaps(other) for other in taken):
-                taken += [box, *line]
-                written.append(box)
+            box = label.get_window_extent(renderer)
+            if inner.contains(*box.min) and inner.contains(*box.max) and not box.count_overlaps(taken):
+                taken.append(box)
                 break
             label.remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import Criterion, reselect
@@ -12,7 +12,7 @@ from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, SCORES, ModelResults
 from lre_lightning.report.plotting import LOOKS, Series
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
-from lre_lightning.report.tables import Row, Table, alphabetical
+from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,24 +23,24 @@ MANY_KNOWN = 30
 
 def relations(records: Sequence[TrialRecord]) -> Section:
     """Return the scores and hyperparameters by relation (table "hparams-gptj")."""
-    any_of = {record.relation: record for record in records}
     scored = {record.relation: record for record in analysis.counted(records)}
-    found = [analysis.per_relation(records, score) for score in SCORES.values()]
-
-    def row(name: str) -> Row:
-        record = scored.get(name)
-        chosen = (record.layer, record.beta, record.rank) if record else (None, None, None)
-        scores = (by_relation.get(name) for by_relation in found)
-        return (name, any_of[name].range_size, *chosen, *scores, any_of[name].random_guess)
-
+    chosen = ({name: getattr(record, axis) for name, record in scored.items()} for axis in ("layer", "beta", "rank"))
     guess, _ = analysis.over_relations(records, analysis.random_guess) or (None, None)
-    mean = ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess)
     table = Table(
         "hyperparameters",
         f"LRE performance and hyperparameters by relation on {analysis.lm_of(records)}. Means and standard deviations "
         "over trials, in the last row over relations. Where scores are missing, the LM knows too few facts.",
         ("relation", "|range|", "layer", "β", "rank", *SCORES, "random guess"),
-        (*map(row, alphabetical(any_of)), mean),
+        (
+            *rows_of(
+                alphabetical(analysis.categories(records)),
+                {record.relation: record.range_size for record in records},
+                *chosen,
+                *(analysis.per_relation(records, score) for score in SCORES.values()),
+                {record.relation: record.random_guess for record in records},
+            ),
+            ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess),
+        ),
         totals=1,
         exact=("β",),
     )
@@ -63,27 +63,26 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     label = "mean over trials" + (f" ({plotting.number_of(without)} not scored)" if without else "")
     shown = [f"{name}  (layer {scored[name].layer})" for name in names]
     figure, (axes,) = plotting.rows(shown, [""], label, 0.3)
-    plotting.bars(axes, names, series, 0.4, 0.38)
+    plotting.bars(axes, names, series)
     plotting.guess_marks(axes, names, analysis.per_relation(records, analysis.random_guess))
     plotting.category_marks(axes, names, kinds)
-    plotting.legend(figure, [axes])
+    plotting.legend(figure)
     return figure
 
 
 def categories(model: ModelResults) -> Section:
     """Return the scores by category of relations (figure "lre_other_models")."""
     counts = Counter(analysis.categories(analysis.counted(model.main)).values())
-    found = [analysis.per_category(model.main, score) for score in SCORES.values()]
     names = dict.fromkeys(analysis.categories(model.main).values())
+    counted = {name: counts[name] for name in names} | {ALL: counts.total()}
+    found = [analysis.per_category(model.main, score) for score in SCORES.values()]
+    *rows, (_, *last) = rows_of(counted, counted, *found)
     table = Table(
         "categories",
         f"LRE performance by category of relations on {analysis.lm_of(model.main)}. Means and standard deviations over "
         "the relations that were scored.",
         ("category", "relations scored", *SCORES),
-        (
-            *((name, counts[name], *(scores.get(name) for scores in found)) for name in names),
-            ("all", counts.total(), *(scores.get(ALL) for scores in found)),
-        ),
+        (*rows, ("all", *last)),
         totals=1,
     )
     return Section("Categories", (picture_of(plot_categories, [model]),), (table,))
@@ -94,9 +93,7 @@ def plot_categories(models: Sequence[ModelResults]) -> Figure:
 
     Means and standard deviations over relations.
     """
-    scored = [record for model in models for record in analysis.counted(model.main)]
-    plotting.need(scored, "no relation was scored for any LM")
-    rows = [*dict.fromkeys(record.category for record in scored), ALL]
+    rows = [*dict.fromkeys(record.category for model in models for record in analysis.counted(model.main)), ALL]
     labels = analysis.names_of(models)
     figure, panels = plotting.rows(rows, list(SCORES), plotting.MEAN, 0.25 + 0.2 * len(models))
     for axes, score in zip(panels, SCORES.values(), strict=True):
@@ -104,36 +101,38 @@ def plot_categories(models: Sequence[ModelResults]) -> Figure:
             Series(plotting.text(label), plotting.style(index), analysis.per_category(model.main, score))
             for index, (label, model) in enumerate(zip(labels, models, strict=True))
         ]
-        plotting.bars(axes, rows, series, 0.8 / len(models), 0.8 / len(models))
-    plotting.legend(figure, panels, columns=4 if all(len(label) < 24 for label in labels) else 2)
+        plotting.bars(axes, rows, series)
+    plotting.legend(figure, columns=4 if all(len(label) < 24 for label in labels) else 2)
     return figure
 
 
 def agreement(records: Sequence[TrialRecord]) -> Section:
     """Return the agreement of both scores by what chose layer and rank (figures "faith_vs_edit", "scatter_faith")."""
+    chosen = {"the fit": analysis.counted(records)}
+    chosen |= {criterion: reselect(records, criterion) for criterion in get_args(Criterion)}
 
-    def row(criterion: Criterion) -> Row:
-        chosen = reselect(records, criterion)
-        pairs = analysis.paired(chosen, analysis.causality, analysis.faithfulness)
+    def row(chooser: str) -> Row:
+        pairs = analysis.paired(chosen[chooser], analysis.causality, analysis.faithfulness)
         signs = Counter((causal > faithful) - (causal < faithful) for causal, faithful in pairs)
-        scores = analysis.both_scores(chosen)
-        return (criterion, analysis.agreement(chosen), len(pairs), *scores, signs[1], signs[0], signs[-1])
+        scores = analysis.both_scores(chosen[chooser])
+        return (chooser, analysis.agreement(chosen[chooser]), len(pairs), *scores, signs[1], signs[0], signs[-1])
 
-    def picture(criterion: Criterion) -> Picture:
-        note = f"Layer and rank are chosen by {criterion}."
-        chosen, title = reselect(records, criterion), f"Chosen by {criterion}"
-        return picture_of(plot_scatter, chosen, title, name=f"scatter_by_{criterion}", note=note)
+    def picture(chooser: str) -> Picture:
+        own = chooser == "the fit"
+        note = f"Layer and rank are chosen by {'the fit' if own else f'{chooser}, after the last trial'}."
+        name = "scatter" if own else f"scatter_by_{chooser}"
+        return picture_of(plot_scatter, chosen[chooser], f"Chosen by {chooser}", name=name, note=note)
 
     table = Table(
         "correlations",
-        f"Correlation (Pearson's R) of faithfulness and causality over relations on {analysis.lm_of(records)} by the "
-        "score that chose layer and rank, and the number of relations whose causality is above, equal to and below "
-        "their faithfulness. Means and standard deviations over relations.",
+        f"Correlation (Pearson's R) of faithfulness and causality over relations on {analysis.lm_of(records)}, and the "
+        "number of relations whose causality is above, equal to and below their faithfulness, by what chose layer and "
+        "rank: the fit, as in the rest of the report, or one of the scores, after the last trial. Means and standard "
+        "deviations over relations.",
         ("chosen by", "R", "relations", *SCORES, "above", "equal", "below"),
-        (row("causality"), row("faithfulness")),
+        tuple(map(row, chosen)),
     )
-    title = "Agreement of faithfulness and causality"
-    return Section(title, (picture("causality"), picture("faithfulness")), (table,))
+    return Section("Agreement of faithfulness and causality", tuple(map(picture, chosen)), (table,))
 
 
 def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
@@ -144,10 +143,9 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
     """
     faithful, causal = (analysis.per_relation(records, score) for score in SCORES.values())
     points = {name: (faithful[name][0], causal[name][0]) for name in faithful if name in causal}
-    plotting.need(points, "no relation has both faithfulness and causality")
     figure = plotting.new_figure(8.5, 6)
     axes = figure.subplots()
-    known = analysis.known_facts(analysis.counted(records))
+    known = analysis.spreads((record.relation, record.known) for record in analysis.counted(records))
     filled = {name for name in points if known[name][0] >= MANY_KNOWN}
     plotting.scatter(axes, points, analysis.categories(records), filled)
     axes.set(xlabel="faithfulness", ylabel="causality")
@@ -164,25 +162,20 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
 def underestimation(records: Sequence[TrialRecord]) -> Section:
     """Return the extent to which W underestimates the change of F between subjects (table "line_int")."""
     title = "Why β is above 1"
-    used: Counter[str] = Counter()
-    pairs: Counter[str] = Counter()
-    for record in analysis.counted(records):
-        used[record.relation] += len(analysis.change_ratios(record))
-        pairs[record.relation] += len(record.line_integrals)
-    if not pairs.total():
+    measured = [record for record in analysis.counted(records) if record.line_integrals]
+    if not measured:
         return missing(title, "How much W underestimates changes of F was", "--model.fitting.line_integrals 10")
-    ratios = analysis.underestimation(records)
+    used, left_out = Counter[str](), Counter[str]()
+    for record in measured:
+        used[record.relation] += len(analysis.change_ratios(record))
+        left_out[record.relation] += len(record.line_integrals) - len(analysis.change_ratios(record))
     table = Table(
         "underestimation",
         "Ratio between the actual change of F from one subject to another and the change that W estimates on "
         f"{analysis.lm_of(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not "
         "positive are left out.",
         ("relation", "pairs", "left out", "underestimation ratio"),
-        tuple(
-            (name, used[name], pairs[name] - used[name], ratios.get(name))
-            for name in alphabetical(pairs)
-            if pairs[name]
-        ),
+        rows_of(alphabetical(used), used, left_out, analysis.underestimation(records)),
         digits=3,
     )
     return Section(title, (picture_of(plot_underestimation, records),), (table,))
@@ -194,8 +187,6 @@ def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
     Means and standard deviations over pairs of subjects; at 1 nothing is underestimated.
     """
     ratios = analysis.underestimation(records)
-    plotting.need(ratios, "the records hold no line integrals")
-    kinds = analysis.categories(records)
     names = sorted(ratios, key=lambda name: -ratios[name][0])
     figure, (axes,) = plotting.rows(names, [""], "underestimation ratio, mean over pairs of subjects", 0.24)
     plotting.dots(axes, names, [Series("", LOOKS["faithfulness"], ratios)])
@@ -203,7 +194,7 @@ def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
     axes.axvline(1, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
-    plotting.category_marks(axes, names, kinds)
+    plotting.category_marks(axes, names, analysis.categories(records))
     return figure
 
 
@@ -213,8 +204,8 @@ def templates(model: ModelResults) -> Section:
     for _, records in sorted(model.by_template.items()):
         scores = [analysis.per_relation(records, score) for score in SCORES.values()]
         texts = {record.relation: record.template for record in analysis.counted(records)}
-        for name, template in texts.items():
-            found.setdefault(name, []).append((name, template, *(by_relation.get(name) for by_relation in scores)))
+        for row in rows_of(texts, texts, *scores):
+            found.setdefault(str(row[0]), []).append(row)
     several = [name for name in alphabetical(found) if len(found[name]) > 1]
     if not several:
         return missing("Prompt templates", "Other templates were", "--data.prompts.template 1")

@@ -1,4 +1,4 @@
-"""The parts of a report: each section holds the figures and tables on one subject, or says what was not measured."""
+"""The parts of a report: chapters of sections, which hold the figures and tables on one subject."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure to be plotted.
-
-    Attributes:
-        name: Stem of its files.
-        caption: What the figure shows, which is also its description for readers who cannot see it.
-        plot: Plots it.
-    """
+    """A figure to be plotted: the stem of its files, its caption, and the function that plots it."""
 
     name: str
     caption: str
@@ -32,13 +26,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """Figures and tables that belong together.
+    """Figures and tables that belong together; tables without rows are not shown.
 
-    Attributes:
-        title: The heading.
-        pictures: The figures.
-        tables: The tables; those without rows are not shown.
-        note: What was not measured, and how to measure it.
+    The `note` says what was not measured, and how to measure it.
     """
 
     title: str
@@ -47,13 +37,28 @@ class Section:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Chapter:
+    """Sections on one LM, or on several, with the main numbers by name; files are in the subfolder, "" for none."""
+
+    title: str
+    folder: str
+    sections: tuple[Section, ...]
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """Prefix of the chapter's anchors."""
+        return self.folder or "all"
+
+
 def picture_of(plot: Callable[..., Figure], *args: Any, name: str = "", note: str = "", **options: Any) -> Picture:
     """Return a figure to be plotted, whose name and caption are those of the function that plots it.
 
-    The caption is the function's docstring without its arguments and references to the paper, followed by a `note`.
+    The caption is the function's docstring without its references to the paper, followed by a `note`.
     """
-    text = inspect.cleandoc(plot.__doc__ or "").split("\n\nArgs:")[0]
-    caption = re.sub(r" \((compare )?(fig|app|table)\W[^)]*\)", "", " ".join([*text.split(), note]).strip())
+    text = " ".join([*inspect.cleandoc(plot.__doc__ or "").split(), note]).strip()
+    caption = re.sub(r" \((compare )?(fig|app|table)\W[^)]*\)", "", text)
     return Picture(name or plot.__name__.removeprefix("plot_"), caption, partial(plot, *args, **options))
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lre_lightning.grid import place_of
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.summary import spread
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, BetaScores, ModelResults, Sweep
-from lre_lightning.report.plotting import LOOKS, MEAN, STYLES, Style
+from lre_lightning.report.analysis import SCORES, BetaScores, ModelResults, Score, Sweep
+from lre_lightning.report.plotting import LOOKS, MEAN, STYLES
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table
 
@@ -19,19 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ScoreAt = Callable[..., float]
-"""A score of a trial at a point of an axis, given by the axis's name."""
 
-
-def sweep_rows(
-    records: Sequence[TrialRecord], axis: str, points: Sequence[Any], scores: Collection[ScoreAt]
-) -> tuple[Row, ...]:
+def sweep_rows(records: Sequence[TrialRecord], axis: str, points: Sequence[Any], *scores: Score) -> tuple[Row, ...]:
     """Return a row per point of an axis, with the means over relations of every score."""
-
-    def row(point: Any) -> Row:
-        return (point, *(analysis.over_relations(records, partial(score, **{axis: point})) for score in scores))
-
-    return tuple(map(row, points))
+    sweeps = [analysis.sweep(records, score, axis, points) for score in scores]
+    return tuple((point, *(analysis.overall(sweep[point]) for sweep in sweeps)) for point in points)
 
 
 def over_relations_of(records: Iterable[TrialRecord]) -> str:
@@ -39,24 +29,24 @@ def over_relations_of(records: Iterable[TrialRecord]) -> str:
     return f"Means and standard deviations over {plotting.number_of(len(analysis.categories(records)))}."
 
 
-def _sweep(records: Sequence[TrialRecord], score: ScoreAt) -> Sweep:
+def _by_layer(records: Sequence[TrialRecord], score: Score) -> Sweep:
     """Return a score by the place of the layer and by relation."""
-    layers = analysis.layers_of(records)
-    return {place_of(layer): analysis.per_relation(records, partial(score, layer=layer)) for layer in layers}
+    found = analysis.sweep(records, score, "layer", analysis.layers_of(records))
+    return {place_of(layer): means for layer, means in found.items()}
 
 
 def plot_layer_grid(
-    series: Mapping[str, tuple[Sequence[TrialRecord], ScoreAt]], names: Sequence[str], ylabel: str
+    series: Mapping[str, tuple[Sequence[TrialRecord], Score]], names: Sequence[str], ylabel: str
 ) -> Figure:
     """Plot a score of records by layer for each label: a panel for the mean over relations, and one per relation."""
     layers = analysis.layers_of([record for records, _ in series.values() for record in records])
     figure, panels = plotting.layer_grid([MEAN, *names], layers, ylabel)
     for look, (label, (records, score)) in zip(STYLES, series.items(), strict=False):
-        plotting.mean_curve(panels[0], _sweep(analysis.on_most(records, "layers"), score), look, label)
-        by_layer = _sweep(records, score)
+        plotting.mean_curve(panels[0], _by_layer(analysis.on_most(records, "layers"), score), look, label)
+        by_layer = _by_layer(records, score)
         for axes, name in zip(panels[1:], names, strict=True):
             plotting.relation_curve(axes, by_layer, name, look, label)
-    plotting.legend(figure, panels)
+    plotting.legend(figure)
     return figure
 
 
@@ -67,7 +57,7 @@ def layers(records: Sequence[TrialRecord]) -> Section:
         "layers",
         f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks. {over_relations_of(kept)}",
         ("layer", *SCORES),
-        sweep_rows(kept, "layer", analysis.layers_of(kept), SCORES.values()),
+        sweep_rows(kept, "layer", analysis.layers_of(kept), *SCORES.values()),
     )
     if len(table.rows) < 2:
         return missing("Layers", "Other layers were", "several --model.layers")
@@ -75,15 +65,15 @@ def layers(records: Sequence[TrialRecord]) -> Section:
     return Section("Layers", pictures, (table,))
 
 
-def _mean_curves(sweeps: Mapping[str, Sweep]) -> tuple[Figure, Axes]:
+def _mean_curves(sweeps: Mapping[str, Sweep], xlabel: str) -> tuple[Figure, Axes]:
     """Plot faithfulness and causality by label, with the number of relations."""
     figure = plotting.new_figure(8, 4.2)
     axes = figure.subplots()
     for (label, sweep), look in zip(sweeps.items(), LOOKS.values(), strict=True):
         plotting.mean_curve(axes, sweep, look, label, with_count=True)
     plotting.fraction_axis(axes, "y")
-    axes.set_ylabel(MEAN)
-    plotting.legend(figure, [axes])
+    axes.set(xlabel=xlabel, ylabel=MEAN)
+    plotting.legend(figure)
     return figure, axes
 
 
@@ -93,9 +83,8 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
     kept = analysis.on_most(records, "layers")
-    figure, axes = _mean_curves({name: _sweep(kept, score) for name, score in SCORES.items()})
+    figure, axes = _mean_curves({name: _by_layer(kept, score) for name, score in SCORES.items()}, "layer")
     plotting.layer_axis(axes, kept[0].layers, 16)
-    axes.set_xlabel("layer")
     return figure
 
 
@@ -106,47 +95,40 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
-    sweeps = {name: _sweep(records, score) for name, score in SCORES.items()}
+    sweeps = {name: _by_layer(records, score) for name, score in SCORES.items()}
     figure, panels = plotting.layer_grid(names, analysis.layers_of(records), "mean over trials")
     for axes, name in zip(panels, names, strict=True):
         for label, sweep in sweeps.items():
-            plotting.relation_curve(axes, sweep, name, LOOKS[label], label, alpha=0.2)
+            plotting.relation_curve(axes, sweep, name, LOOKS[label], label, shade=0.2)
         record = scored[name]
         assert record.layer is not None  # it was scored
         axes.axvline(place_of(record.layer), color=plotting.GREY, linewidth=1, zorder=1, label="chosen layer")
         axes.axhline(record.random_guess, color="black", linewidth=1.2, linestyle=":", label=plotting.GUESS)
-    plotting.legend(figure, panels)
+    plotting.legend(figure)
     return figure
 
 
 def mode_switch(model: ModelResults) -> Section:
     """Return faithfulness by layer with and without relation-specific text (figure "mode-switch")."""
     title = "With and without relation-specific text"
-    series = _both(model.main, model.bare)
+    series = _with_and_without(model.main, model.bare)
     kept = [analysis.on_most(records, "layers") for records in series.values()]
     if not all(kept):
         return missing(title, "Prompts without relation-specific text were", "--data.prompts.template '{}'")
-    rows = [
-        sweep_rows(group, "layer", analysis.layers_of([*kept[0], *kept[1]]), [analysis.faithfulness]) for group in kept
-    ]
+    layers = analysis.layers_of([*kept[0], *kept[1]])
+    found = [analysis.sweep(records, analysis.faithfulness, "layer", layers) for records in kept]
     table = Table(
         "mode_switch",
         f"LRE faithfulness by layer of {analysis.lm_of(model.main)} with and without relation-specific text in the "
         f"prompt. {over_relations_of(kept[0])}",
         ("layer", *series),
-        tuple((*one, other[1]) for one, other in zip(*rows, strict=True)),
+        tuple((layer, *(analysis.overall(sweep[layer]) for sweep in found)) for layer in layers),
     )
     return Section(title, (picture_of(plot_mode_switch, model.main, model.bare),), (table,))
 
 
-def _both(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> dict[str, list[TrialRecord]]:
-    """Return the counted records of the relations that were scored with and without relation-specific text."""
-    names = set(analysis.categories(analysis.counted(main))) & set(analysis.categories(analysis.counted(bare)))
-    kinds = {"with relation-specific text": main, "without": bare}
-    return {
-        label: [record for record in analysis.counted(records) if record.relation in names]
-        for label, records in kinds.items()
-    }
+def _with_and_without(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> dict[str, list[TrialRecord]]:
+    return analysis.scored_in_all({"with relation-specific text": main, "without": bare})
 
 
 def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> Figure:
@@ -155,7 +137,7 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
     Later layers switch from enriching s to predicting the next token. Where the prompt ends with the subject, s at the
     last layer is o itself.
     """
-    series = _both(main, bare)
+    series = _with_and_without(main, bare)
     kinds = analysis.categories(series["without"])
     names = plotting.best_first(kinds, analysis.per_relation(main, analysis.faithfulness))
     return plot_layer_grid(
@@ -171,7 +153,7 @@ def ranks(records: Sequence[TrialRecord]) -> Section:
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
         f"the rank, faithfulness with W truncated to it. {over_relations_of(kept)}",
         ("rank", *SCORES),
-        sweep_rows(kept, "rank", kept[0].ranks, (analysis.low_rank_faithfulness, analysis.causality)),
+        sweep_rows(kept, "rank", kept[0].ranks, analysis.low_rank_faithfulness, analysis.causality),
     )
     if len(table.rows) < 2:
         return missing("Ranks", "Other ranks were", "several --model.ranks")
@@ -185,19 +167,14 @@ def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
     """
     kept = analysis.on_most(records, "ranks")
     points = kept[0].ranks
-    methods: dict[str, ScoreAt] = {
-        "faithfulness, W truncated to the rank": analysis.low_rank_faithfulness,
-        "causality": analysis.causality,
-    }
-    figure, axes = _mean_curves(
-        {
-            label: {float(rank): analysis.per_relation(kept, partial(score, rank=rank)) for rank in points}
-            for label, score in methods.items()
-        }
-    )
+    faithful = analysis.sweep(kept, analysis.low_rank_faithfulness, "rank", points)
+    causal = analysis.sweep(kept, analysis.causality, "rank", points)
+    figure, axes = _mean_curves({"faithfulness, W truncated to the rank": faithful, "causality": causal}, "rank")
     axes.set_xscale("log", base=2)
+    ticks = [rank for rank in points if rank & (rank - 1) == 0] or points
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_xticks([], minor=True)
     axes.set_xlim(points[0] / 1.2, points[-1] * 1.2)
-    axes.set_xlabel("rank")
     return figure
 
 
@@ -232,43 +209,39 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     figure = plotting.new_figure(8, 4.6)
     axes = figure.subplots()
     faithful = {line.beta: line.faithfulness for line in scores}
-    causal = {line.beta: line.causality[0] for line in scores if line.causality is not None}
-    linked = {line.beta: line.correlation for line in scores if line.correlation is not None}
-    plotting.spread_curve(axes, faithful, STYLES[0], "faithfulness, mean over relations", alpha=0.12)
+    causal = {line.beta: (line.causality[0], None) for line in scores if line.causality is not None}
+    linked = {line.beta: (line.correlation, None) for line in scores if line.correlation is not None}
+    plotting.curve(axes, faithful, STYLES[0], "faithfulness, mean over relations", shade=0.12)
     plotting.curve(axes, causal, STYLES[1], "causality, mean over relations")
     plotting.curve(axes, linked, STYLES[2], "correlation R of the two over relations")
-    most, best = analysis.most_faithful_beta(scores), analysis.best_beta(scores)
-    if most is not None:
-        _star(axes, most, faithful[most][0], STYLES[0], "best mean faithfulness")
-    if best is not None:
-        _star(axes, best, linked[best], STYLES[2], "best correlation")
+    for label, beta, points, look in (
+        ("best mean faithfulness", analysis.most_faithful_beta(scores), faithful, STYLES[0]),
+        ("best correlation", analysis.best_beta(scores), linked, STYLES[2]),
+    ):
+        if beta is not None:
+            value = points[beta][0]
+            axes.axvline(beta, color=look.colour, linestyle=look.line, linewidth=0.9, alpha=0.7)
+            name = f"{label}: {value:.2f} at β = {beta:g}"
+            axes.plot([beta], [value], "*", color=look.colour, markersize=14, markeredgecolor="black", label=name)
     plotting.fraction_axis(axes, "y")
-    axes.set_ylim(min([-0.03, *(value - 0.05 for value in linked.values())]), 1.05)
+    axes.set_ylim(min([-0.03, *(value - 0.05 for value, _ in linked.values())]), 1.05)
     if len(scores) < 10:
         axes.set_xticks(list(faithful), [f"{beta:g}" for beta in faithful])
     axes.set_xlabel("β")
-    plotting.legend(figure, [axes], columns=2)
+    plotting.legend(figure, columns=2)
     return figure
-
-
-def _star(axes: Axes, beta: float, value: float, look: Style, label: str) -> None:
-    """Mark a beta by a star on the curve and a line down to the axis."""
-    axes.axvline(beta, color=look.colour, linestyle=look.line, linewidth=0.9, alpha=0.7)
-    name = f"{label}: {value:.2f} at β = {beta:g}"
-    axes.plot([beta], [value], "*", color=look.colour, markersize=14, markeredgecolor="black", label=name)
 
 
 def n_shots(model: ModelResults) -> Section:
     """Return the scores by the number n of training examples (figure "varying_n")."""
-    by_n = {n: records for n, records in model.by_n.items() if analysis.counted(records)}
+    by_n = {n: records for n, records in sorted(model.by_n.items()) if analysis.counted(records)}
     if len(by_n) < 2:
         return missing("Number of examples", "Other n were", "another --data.n_shot")
-    shared = set.intersection(*({record.relation for record in analysis.counted(group)} for group in by_n.values()))
-    kept = {n: [record for record in records if record.relation in shared] for n, records in sorted(by_n.items())}
+    kept = analysis.scored_in_all(by_n)
     table = Table(
         "n_shots",
-        f"LRE performance on {analysis.lm_of(model.main)} by n. Means and standard deviations over the "
-        f"{plotting.number_of(len(shared))} scored at every n.",
+        f"LRE performance on {analysis.lm_of(model.main)} by n, over the relations scored at every n. "
+        f"{over_relations_of(kept[max(kept)])}",
         ("n", *SCORES),
         tuple((n, *analysis.both_scores(records)) for n, records in kept.items()),
     )
@@ -278,25 +251,13 @@ def n_shots(model: ModelResults) -> Section:
 def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     """Faithfulness and causality by the number n of training examples (fig:varying_n).
 
-    Thin lines are relations, the thick line is their mean with its standard deviation.
+    Means over the relations scored at every n, with the middle half of the relations shaded.
     """
-    counts = sorted(by_n)
-    figure = plotting.new_figure(10, 4.4)
-    for axes, (label, score) in zip(figure.subplots(1, 2, sharey=True), SCORES.items(), strict=True):
-        found = [analysis.per_relation(by_n[n], score) for n in counts]
-        names = [name for name in found[0] if all(name in at for at in found)]
-        plotting.need(names, "no relation was scored at every n")
-        look = LOOKS[label]
-        for relation in names:
-            axes.plot(counts, [at[relation][0] for at in found], color=look.colour, linewidth=0.7, alpha=0.35)
-        overall = [spread([at[relation][0] for relation in names]) for at in found]
-        plotting.curve(axes, {n: mean for n, (mean, _) in zip(counts, overall, strict=True)}, look, "mean")
-        axes.lines[-1].set(linewidth=2.5, markersize=7, zorder=3)
-        if len(names) > 1:
-            means, widths = zip(*overall, strict=True)
-            axes.errorbar(counts, means, widths, fmt="none", ecolor=look.colour, capsize=4)
-        axes.set_title(f"{label}: {plotting.number_of(len(names))} scored at every n", fontsize=10)
-        axes.set_xticks(counts)
-        axes.set_xlabel("n")
-        plotting.fraction_axis(axes, "y")
+    kept = analysis.scored_in_all(by_n)
+    sweeps: dict[str, Sweep] = {
+        name: {n: analysis.per_relation(records, score) for n, records in kept.items()}
+        for name, score in SCORES.items()
+    }
+    figure, axes = _mean_curves(sweeps, "n")
+    axes.set_xticks(list(kept))
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,11 @@ class Table:
         return all(isinstance(row[column], str | None) for row in self.rows)
 
 
+def rows_of(names: Iterable[str], *columns: Mapping[str, Cell]) -> tuple[Row, ...]:
+    """Return a row per name, with the cells that the columns have under it."""
+    return tuple((name, *(column.get(name) for column in columns)) for name in names)
+
+
 def alphabetical(relations: Iterable[str]) -> list[str]:
     """Return relations in the order of tables."""
     return sorted(relations, key=lambda name: (name.casefold(), name))
@@ -72,21 +77,14 @@ def cell_text(cell: Cell, digits: int | None = 2) -> str:
     if isinstance(cell, str | int):
         return str(cell)
     if isinstance(cell, tuple):
-        mean, deviation = cell
-        return (
-            cell_text(mean, digits)
-            if deviation is None
-            else f"{cell_text(mean, digits)} ± {cell_text(deviation, digits)}"
-        )
+        return " ± ".join(cell_text(part, digits) for part in cell if part is not None)
     return f"{cell:g}" if digits is None else f"{cell:.{digits}f}"
 
 
 def to_latex(table: Table, prefix: str = "") -> str:
     r"""Return the table as a LaTeX float, which needs the packages booktabs and adjustbox.
 
-    Args:
-        table: The table.
-        prefix: Precedes the table's name in ``\label{tab:...}``.
+    The `prefix` precedes the table's name in ``\label{tab:...}``.
     """
 
     def latex(cell: Cell, shown: str) -> str:
@@ -94,35 +92,33 @@ def to_latex(table: Table, prefix: str = "") -> str:
             return "---" if cell is None else escape_latex(cell)
         return f"${shown}$".replace("±", r"\pm")
 
-    lines = [map(latex, *line) for line in zip(table.rows, to_text(table), strict=True)]
-    body = [" & ".join(cells) + r" \\" for cells in lines]
+    body = [
+        " & ".join(map(latex, cells, shown)) + r" \\" for cells, shown in zip(table.rows, to_text(table), strict=True)
+    ]
     if table.totals:
         body.insert(len(body) - table.totals, r"\midrule")
+    alignment = "".join("l" if table.is_text(i) else "r" for i in range(len(table.columns)))
     heads = " & ".join(map(escape_latex, table.columns)) + r" \\"
     caption = escape_latex(table.caption)
-    special = sorted({character for character in "".join([caption, heads, *body]) if not character.isascii()})
-    alignment = "".join("l" if table.is_text(i) else "r" for i in range(len(table.columns)))
-    return "\n".join(
-        [
-            r"% \usepackage{booktabs,adjustbox}",
-            *map(_declared, special),
-            r"\begin{table}[htbp]",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\label{{tab:{prefix}{table.name}}}",
-            r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.85\textheight}",
-            rf"\begin{{tabular}}{{{alignment}}}",
-            r"\toprule",
-            heads,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{adjustbox}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    lines = [
+        r"% \usepackage{booktabs,adjustbox}",
+        *map(_declared, sorted({character for character in "".join([caption, heads, *body]) if character > "\x7f"})),
+        r"\begin{table}[htbp]",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\label{{tab:{prefix}{table.name}}}",
+        r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.85\textheight}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        heads,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{adjustbox}",
+        r"\end{table}",
+    ]
+    return "\n".join([*lines, ""])
 
 
 _LATEX = str.maketrans(

@@ -142,7 +142,7 @@ def test_scores_by_n_over_the_relations_scored_at_every_n():
     shared = ("capital", "antonym")
     fewer = shifted(F, -0.2)
     assert found.rows == ((2, over(fewer, shared), over(C, shared)), (4, over(F, shared), over(C, shared)))
-    assert "the 2 relations scored at every n" in found.caption
+    assert "over 2 relations." in found.caption
 
 
 def test_scores_by_template_of_relations_with_several():
@@ -172,18 +172,29 @@ def test_scores_by_beta_with_the_best_marked():
         1.0: (over(low), over(C), pytest.approx(pearson(low, C)), None),
         2.0: (over(F), over(C), pytest.approx(pearson(F, C)), "correlation, mean faithfulness"),
     }
-    best = rows("findings", uneven)["β above 1 makes faithfulness agree best with causality"]
-    assert best[:4] == ("yes", 2.0, 1.0, None)
+    best = rows("findings", many(uneven))["β above 1 makes faithfulness agree best with causality"]
+    assert best[:4] == ("yes", 2.0, 1.0, "12")
 
 
 def test_agreement_by_what_chose_layer_and_rank():
     found = rows("correlations", TORN)
-    assert found["causality"] == (pytest.approx(pearson(F, C)), 3, over(F), over(C), 1, 0, 2)
+    assert found["the fit"] == found["causality"] == (pytest.approx(pearson(F, C)), 3, over(F), over(C), 1, 0, 2)
     faithful, causal = {**F, "Colour": [0.9, 0.9]}, {**C, "Colour": [0.25, 0.25]}
     agreement = pytest.approx(pearson(faithful, causal))
     assert found["faithfulness"] == (agreement, 3, over(faithful), over(causal), 1, 0, 2)
     near = [record("even", 0, 5, 4), record("above", 0, 5, 5), record("below", 0, 5, 3)]
-    assert rows("correlations", near)["causality"][-3:] == (1, 1, 1)
+    assert rows("correlations", near)["the fit"][-3:] == (1, 1, 1)
+
+
+def test_the_choice_of_the_fit_holds_everywhere_but_where_a_row_names_another():
+    # By the counts of all trials, every relation would have another layer.
+    first = [replace(r, layer=1, rank=2) if r.scored else r for r in MAIN]
+    faithful, causal = {name: [0.3, 0.3] for name in F}, {name: [0.125, 0.125] for name in C}
+    found = rows("correlations", first)
+    assert found["the fit"][2:4] == (over(faithful), over(causal))
+    assert found["causality"][2:4] == (over(F), over(C))
+    assert table("categories", first).rows[-1][2:] == (over(faithful), over(causal))
+    assert table("hyperparameters", first).rows[-1][5:7] == (over(faithful), over(causal))
 
 
 def test_agreement_of_models_is_spearmans():
@@ -244,32 +255,58 @@ def test_first_tokens_with_the_unique_relations_in_one_row():
     )
 
 
-def test_findings_that_hold_have_their_numbers():
-    found = rows("findings", [*MAIN, *bare_of(MAIN)])
+def many(records, count=4):
+    """Records of as many relations as it takes to tell, with the means of the given ones."""
+    return [replace(r, relation=f"{r.relation} {i}") for i in range(count) for r in records]
+
+
+def test_findings_have_their_numbers_and_verdicts():
+    found = rows("findings", many([*MAIN, *bare_of(MAIN)], 5))
     faithful, causal = (pytest.approx(fmean(map(fmean, scores.values()))) for scores in (F, C))
     regression = pytest.approx(fmean(map(fmean, F.values())) - 0.2)
+    agreement = pytest.approx(pearson(F, C))
     assert {name: cells[:4] for name, cells in found.items()} == {
-        "Faithfulness is strongly correlated with causality": ("yes", pytest.approx(pearson(F, C)), 0.7, None),
+        "Faithfulness is strongly correlated with causality": ("yes", agreement, 0.7, "15"),
         "The correlation is weaker with layer and rank chosen by faithfulness": (
-            *("no", pytest.approx(pearson(F, C)), pytest.approx(pearson(F, C)), None),
+            *("no difference", agreement, agreement, "15"),
         ),
-        "Causality is higher than faithfulness": ("no", causal, faithful, "1 of 3"),
-        "β above 1 makes faithfulness agree best with causality": ("no", 1.0, 1.0, None),
-        "β above 1 is the most faithful": ("yes", 2.0, 1.0, None),
-        "W underestimates how much the object changes with the subject": ("yes", 2.5, 1.0, "3 of 3"),
-        "LRE is better than a random guess": ("yes", faithful, pytest.approx(0.18), "3 of 3"),
-        "LRE is more faithful than LRE at the embedding": ("yes", faithful, pytest.approx(0.2), "3 of 3"),
-        "LRE is more faithful than linear regression": ("yes", faithful, regression, "3 of 3"),
-        "LRE is more faithful than translation": ("yes", faithful, pytest.approx(0.3), "3 of 3"),
-        "LRE is more faithful than identity": ("yes", faithful, 0, "3 of 3"),
-        "LRE edits match the oracle, s' in place of s": ("no", causal, 1.0, "0 of 3"),
-        "LRE edits are better than the unembedding's row of o'": ("yes", causal, 0.25, "3 of 3"),
-        "LRE edits are better than o'": ("yes", causal, 0.125, "3 of 3"),
-        "Faithfulness drops in late layers": ("yes", pytest.approx(0.3), faithful, "2 of 3"),
-        "It does not without relation-specific text": ("yes", 0.8, pytest.approx(0.8), "2 of 2"),
+        "Causality is higher than faithfulness": ("no difference", causal, faithful, "5 of 15"),
+        "β above 1 makes faithfulness agree best with causality": ("no", 1.0, 1.0, "15"),
+        "β above 1 is the most faithful": ("yes", 2.0, 1.0, "15"),
+        "W underestimates how much the object changes with the subject": ("yes", 2.5, 1.0, "15 of 15"),
+        "LRE is better than a random guess": ("yes", faithful, pytest.approx(0.18), "15 of 15"),
+        "LRE is more faithful than LRE at the embedding": ("yes", faithful, pytest.approx(0.2), "15 of 15"),
+        "LRE is more faithful than linear regression": ("yes", faithful, regression, "15 of 15"),
+        "LRE is more faithful than translation": ("yes", faithful, pytest.approx(0.3), "15 of 15"),
+        "LRE is more faithful than identity": ("yes", faithful, 0, "15 of 15"),
+        "LRE edits match the oracle, s' in place of s": ("no", causal, 1.0, "0 of 15"),
+        "LRE edits are better than the unembedding's row of o'": ("yes", causal, 0.25, "15 of 15"),
+        "LRE edits are better than o'": ("yes", causal, 0.125, "15 of 15"),
+        "Faithfulness drops in late layers": ("yes", pytest.approx(0.3), faithful, "10 of 15"),
+        "It does not without relation-specific text": ("yes", 0.8, pytest.approx(0.8), "10 of 10"),
     }
     late = found["Faithfulness drops in late layers"]
     assert late[4] == "layer 1, the last, is at least 0.2 below the peak, layer 0"
+    assert f"it is {pearson(F, C):.2f} with those of the fit" in found[CRITERIA][4]
+
+
+CRITERIA = "The correlation is weaker with layer and rank chosen by faithfulness"
+
+
+def test_fewer_than_ten_relations_are_too_few_to_tell():
+    assert {cells[0] for cells in rows("findings", many([*MAIN, *bare_of(MAIN)], 3)).values()} == {"too few to tell"}
+
+
+def test_a_difference_within_the_noise_is_none():
+    def verdict(counts):
+        records = [record(str(i), 0, 80, causal, known=100, edited=100) for i, causal in enumerate(counts)]
+        return rows("findings", records)["Causality is higher than faithfulness"][0]
+
+    assert verdict([99] * 5 + [61] * 5 + [80]) == "no difference"
+    assert verdict([99] * 10 + [61]) == "yes"
+    assert verdict([81] * 10 + [80]) == "yes"
+    assert verdict([80] * 10 + [84]) == "no difference"  # 0.80 both
+    assert verdict([70] * 11) == "no"
 
 
 def test_findings_that_do_not_hold_say_no():
@@ -288,18 +325,18 @@ def test_findings_that_do_not_hold_say_no():
     ]
     # Drops at all layers but the last, where s is o itself.
     dropping = replace(MAIN[0], template="{}", template_index=None, faithful=((9, 9), (1, 1), (9, 9)))
-    found = {name: cells[0] for name, cells in rows("findings", [*worse, dropping]).items()}
+    found = {name: cells[0] for name, cells in rows("findings", [*many(worse), *many([dropping], 10)]).items()}
     assert found.pop("Faithfulness is strongly correlated with causality") == "not measured"
-    assert found.pop("The correlation is weaker with layer and rank chosen by faithfulness") == "not measured"
+    assert found.pop(CRITERIA) == "not measured"
     assert found.pop("β above 1 makes faithfulness agree best with causality") == "not measured"
     assert set(found.values()) == {"no"}
 
 
 def test_findings_without_their_measurements():
-    found = rows("findings", [minimal(r) for r in MAIN])
+    found = rows("findings", many([minimal(r) for r in MAIN]))
     assert {name for name, cells in found.items() if cells[0] != "not measured"} == {
         "Faithfulness is strongly correlated with causality",
-        "The correlation is weaker with layer and rank chosen by faithfulness",
+        CRITERIA,
         "Causality is higher than faithfulness",
         "LRE is better than a random guess",
     }
