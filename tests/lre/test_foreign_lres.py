@@ -19,12 +19,6 @@ TOY = LanguageModel(toy_model(), name="toy")
 LRE_OF_TOY = an_lre(TOY.fingerprint)
 
 
-def in_parts(content):
-    """The header of a safetensors file, and its tensors."""
-    size = struct.unpack("<Q", content[:8])[0]
-    return json.loads(content[8 : 8 + size]), content[8 + size :]
-
-
 def of_parts(header, tensors, size=0):
     """The bytes of such a file, whose header is said to be longer by `size`."""
     text = json.dumps(header).encode()
@@ -41,6 +35,7 @@ def check_lre(path):
     outcome(lre.decode, TOY, torch.ones(WIDTH))
 
 
+TENSORS = bytes(4 * WIDTH * (WIDTH + 1))
 HEADER = {
     "__metadata__": {"format": "lre-lightning/1", "lre": json.dumps(LRE_OF_TOY.metadata())},
     "weight": {"dtype": "F32", "shape": [WIDTH, WIDTH], "data_offsets": [0, 4 * WIDTH**2]},
@@ -51,23 +46,23 @@ HEADER_VALUES = st.one_of(
 )
 
 
-@given(recipe=recipes(HEADER_VALUES), size=st.sampled_from([0, 0, 0, 1, -1, 100, 2**40, -(2**62)]))
-@tried(80)
-def test_any_header_of_an_lre_file_is_an_lre_or_an_error(tmp_path, recipe, size):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(of_parts(changed(HEADER, recipe), bytes(4 * WIDTH * (WIDTH + 1)), size))
-    check_lre(path)
-
-
 METADATA = json.loads(json.dumps(LRE_OF_TOY.metadata()))
 
 
-@given(recipe=recipes(PLAIN))
+@given(
+    header=recipes(HEADER_VALUES),
+    metadata=recipes(PLAIN),
+    size=st.sampled_from([0] * 5 + [1, -1, 100, 2**40, -(2**62)]),
+)
+@pytest.mark.parametrize("part", ["header", "metadata"])
 @tried(80)
-def test_any_metadata_of_an_lre_file_is_an_lre_or_an_error(tmp_path, recipe):
+def test_any_header_and_metadata_of_an_lre_file_is_an_lre_or_an_error(tmp_path, part, header, metadata, size):
     path = tmp_path / "x.safetensors"
-    header = {**HEADER, "__metadata__": {"lre": json.dumps(changed(METADATA, recipe))}}
-    path.write_bytes(of_parts(header, bytes(4 * WIDTH * (WIDTH + 1))))
+    if part == "header":
+        content = of_parts(changed(HEADER, header), TENSORS, size)
+    else:
+        content = of_parts({**HEADER, "__metadata__": {"lre": json.dumps(changed(METADATA, metadata))}}, TENSORS)
+    path.write_bytes(content)
     check_lre(path)
 
 
@@ -75,7 +70,7 @@ def test_any_metadata_of_an_lre_file_is_an_lre_or_an_error(tmp_path, recipe):
 @tried(80)
 def test_any_bytes_are_an_lre_or_an_error(tmp_path, spoil):
     path = tmp_path / "x.safetensors"
-    path.write_bytes(spoiled(of_parts(HEADER, bytes(4 * WIDTH * (WIDTH + 1))), *spoil))
+    path.write_bytes(spoiled(of_parts(HEADER, TENSORS), *spoil))
     check_lre(path)
 
 
@@ -93,7 +88,7 @@ def test_any_bytes_are_an_lre_or_an_error(tmp_path, spoil):
 )
 def test_such_an_lre_file_is_an_error(tmp_path, change, message):
     path = tmp_path / "x.safetensors"
-    path.write_bytes(of_parts({**HEADER, **change}, bytes(4 * WIDTH * (WIDTH + 1))))
+    path.write_bytes(of_parts({**HEADER, **change}, TENSORS))
     with little_memory(), pytest.raises(LREError, match=message) as caught:
         LRE.load(path)
     assert len(str(caught.value)) < 1000

@@ -9,15 +9,13 @@ from tests.helpers.toy import write_toy_model
 
 def test_models_and_tokenizers_come_from_the_hub_by_name_and_revision(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--toy--lm"
-    (repository / "refs").mkdir(parents=True)
+    (tmp_path / "models--toy--lm" / "refs").mkdir(parents=True)
     for seed, revision in enumerate(("main", "v1")):
-        commit = str(seed) * 40
-        write_toy_model(repository / "snapshots" / commit, seed=seed)
-        (repository / "refs" / revision).write_text(commit)
+        write_toy_model(tmp_path / "models--toy--lm" / "snapshots" / str(seed), seed=seed)
+        (tmp_path / "models--toy--lm" / "refs" / revision).write_text(str(seed))
     for seed, revision in enumerate((None, "v1")):
         lm = LanguageModel.from_pretrained("toy/lm", revision=revision)
-        expected = LanguageModel.from_pretrained(str(repository / "snapshots" / (str(seed) * 40)))
+        expected = LanguageModel.from_pretrained(str(tmp_path / "models--toy--lm" / "snapshots" / str(seed)))
         assert (lm.name, lm.revision, lm.fingerprint) == ("toy/lm", revision, expected.fingerprint)
         assert len(lm.tokenizer) == 32
     with pytest.raises(LREError, match="no decoder-only LM can be loaded from 'toy/lm'"):

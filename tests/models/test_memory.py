@@ -198,43 +198,40 @@ def limit_batches(monkeypatch, method, most):
     return sizes
 
 
-def test_jacobians_continue_with_fewer_lanes(monkeypatch):
-    lm = LanguageModel(tiny_model("gpt2"), chunk_size=WIDTH)
-    expected = prompt_jacobian(lm, PROMPT, 9)
-    sizes = limit_batches(monkeypatch, "hidden_states", 5)
-    with caught_warnings() as caught:
-        for _ in range(3):
-            check_same(prompt_jacobian(lm, PROMPT, 9), expected)
-    assert sizes == [16, 8, 4, 4, 4]
-    messages = [str(warning.message) for warning in caught]
-    assert messages == ["out of memory for 16 rows of a Jacobian at a time: continuing with 4"]
-    assert caught[0].filename == __file__
-    monkeypatch.undo()
-    limit_batches(monkeypatch, "hidden_states", 0)
-    with pytest.raises(LREError, match="even for rows of a Jacobian one at a time"):
-        prompt_jacobian(lm, PROMPT, 9)
-    assert not any("forward" in vars(module) or module._forward_hooks for module in lm.modules())
+def jacobian(lm):
+    return prompt_jacobian(lm, PROMPT, 9).jacobian["emb"]
 
 
-@pytest.mark.parametrize("method", ["run_from", "decode"])
-def test_patched_runs_and_decoding_continue_with_smaller_batches(monkeypatch, method):
-    lm = LanguageModel(tiny_model("llama"))
-    batch = PromptBatch(lm, PROMPT[None], torch.tensor([8]), torch.tensor([13]))
-    values = torch.randn(1, 12, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    compute, kind = (
-        (lambda: batch.patched(1, values), "patched prompts")
-        if method == "run_from"
-        else (lambda: lm.predict(values), "decoded hidden states")
-    )
-    expected = compute()
+VALUES = torch.randn(1, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LIMITED = {
+    "hidden_states": (jacobian, "rows of a Jacobian"),
+    "run_from": (
+        lambda lm: PromptBatch(lm, PROMPT[None], torch.tensor([8]), torch.tensor([13])).patched(1, VALUES),
+        "patched prompts",
+    ),
+    "decode": (lambda lm: lm.predict(VALUES), "decoded hidden states"),
+}
+
+
+@pytest.mark.parametrize("method", LIMITED)
+def test_work_continues_with_smaller_batches(monkeypatch, method):
+    compute, kind = LIMITED[method]
+    lm = LanguageModel(tiny_model("llama"), chunk_size=WIDTH)
+    expected = compute(lm)
     assert len(expected.flatten().unique()) > 3
-    sizes = limit_batches(monkeypatch, method, 3)
+    sizes = limit_batches(monkeypatch, method, 4)
     with caught_warnings() as caught:
         for _ in range(3):
-            torch.testing.assert_close(compute(), expected, rtol=1e-9, atol=1e-9)
-    assert [size for size in sizes if size > 3] == [12, 6]  # no size is tried twice
+            torch.testing.assert_close(compute(lm), expected, rtol=1e-6, atol=1e-9)
+    assert [size for size in sizes if size > 4] == [16, 8]  # no size is tried twice
     (warning,) = caught
-    assert str(warning.message) == f"out of memory for 12 {kind} at a time: continuing with 3"
+    assert str(warning.message) == f"out of memory for 16 {kind} at a time: continuing with 4"
+    assert warning.filename == __file__ or method != "hidden_states"
+    monkeypatch.undo()
+    limit_batches(monkeypatch, method, 0)
+    with pytest.raises(LREError, match=f"even for {kind} one at a time"):
+        compute(lm)
+    assert not any("forward" in vars(module) or module._forward_hooks for module in lm.modules())
 
 
 def test_the_error_of_the_cpus_allocator_is_recognized():
