@@ -42,11 +42,6 @@ class LowRankInverse:
         self._scaled_right: Tensor = self._right * values
         self._scaled_left: Tensor = self._left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
 
-    def matrix(self, rank: int) -> Tensor:
-        """Return the pseudo-inverse of rank `rank`, `(hidden, hidden)`."""
-        self._check([rank])
-        return self._right[:, :rank] @ self._scaled_left[:, :rank].T
-
     def apply(self, delta: Tensor, ranks: Sequence[int]) -> Tensor:
         """Apply the inverses of several ranks, in any order, to `delta`, o' - o, `(..., hidden)`.
 

@@ -7,8 +7,8 @@ backward pass is one product with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from lre_lightning.models.hooks import overridden
 
 
-@contextmanager
-def one_slope_for_all_lanes(model: nn.Module, lanes: int, positions: int) -> Iterator[None]:
+def one_slope_for_all_lanes(model: nn.Module, lanes: int, positions: int) -> AbstractContextManager[None]:
     """Compute activations of `(lanes, positions, width)` on the first lane alone within the context.
 
     The lanes must be equal. Activations are found by their classes, those of transformers and torch.
@@ -35,8 +34,7 @@ def one_slope_for_all_lanes(model: nn.Module, lanes: int, positions: int) -> Ite
         return run
 
     modules = [module for module in model.modules() if isinstance(module, _pointwise())]
-    with overridden({module: shared(module.forward) for module in modules}):
-        yield
+    return overridden({module: shared(module.forward) for module in modules})
 
 
 class _SharedSlope(torch.autograd.Function):

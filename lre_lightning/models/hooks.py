@@ -7,10 +7,11 @@ file alone handles the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 def hidden_of(output: Any) -> Tensor:
@@ -21,55 +22,33 @@ def hidden_of(output: Any) -> Tensor:
     return hidden
 
 
-@contextmanager
-def hooked(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
-    """Register a forward hook."""
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def replace(module: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def replace(module: nn.Module, function: Callable[[Tensor], Tensor]) -> RemovableHandle:
     """Replace the hidden states h `(batch, positions, hidden)` that a module returns by ``function(h)``."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         hidden = function(hidden_of(output))
         return (hidden, *output[1:]) if isinstance(output, tuple | list) else hidden
 
-    with hooked(module, hook):
-        yield
+    return module.register_forward_hook(hook)
 
 
-@contextmanager
-def observe(module: nn.Module, function: Callable[[Tensor], None]) -> Iterator[None]:
+def observe(module: nn.Module, function: Callable[[Tensor], None]) -> RemovableHandle:
     """Call ``function(h)`` on the hidden states h that a module returns."""
-
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        function(hidden_of(output))
-
-    with hooked(module, hook):
-        yield
+    return module.register_forward_hook(lambda _module, _inputs, output: function(hidden_of(output)))
 
 
-@contextmanager
-def observe_ids(embedding: nn.Module, function: Callable[[Tensor], None]) -> Iterator[None]:
+def observe_ids(embedding: nn.Module, function: Callable[[Tensor], None]) -> RemovableHandle:
     """Call ``function(ids)`` on the token ids `(batch, positions)` that the token embedding is given."""
-    with hooked(embedding, lambda _module, inputs, _output: function(inputs[0])):
-        yield
+    return embedding.register_forward_hook(lambda _module, inputs, _output: function(inputs[0]))
 
 
-@contextmanager
-def skip(modules: Sequence[nn.Module], items: int | None) -> Iterator[None]:
+def skip(modules: Sequence[nn.Module], items: int | None) -> AbstractContextManager[None]:
     """Let decoder blocks return the hidden states they are given, in a tuple of `items` unless that is None."""
 
     def unchanged(hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Any:
         return hidden_states if items is None else (hidden_states, *[None] * (items - 1))
 
-    with overridden(dict.fromkeys(modules, unchanged)):
-        yield
+    return overridden(dict.fromkeys(modules, unchanged))
 
 
 @contextmanager

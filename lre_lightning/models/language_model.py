@@ -290,7 +290,9 @@ class LanguageModel(nn.Module):
         return grown
 
     def decode(self, hidden: Tensor) -> Tensor:
-        """Apply the decoder head D: final norm, unembedding, logit scale and soft cap (Section 3.2, `D`).
+        """Apply the decoder head D, which is all that the model does after its last block (Section 3.2, `D`).
+
+        The model itself is called with its blocks skipped, so your own hooks on its embedding and blocks run too.
 
         Args:
             hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`, in any floating dtype.

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.hooks import hooked
 from lre_lightning.models.placement import weights_at_hand
 
 T = TypeVar("T")
@@ -140,8 +139,8 @@ def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | 
 
     with ExitStack() as stack:
         for module in offloaded:
-            stack.callback(module.register_forward_pre_hook(lambda module, _: running.append(module)).remove)
-            stack.enter_context(hooked(module, lambda module, *_: running.remove(module)))
+            stack.enter_context(module.register_forward_pre_hook(lambda module, _: running.append(module)))
+            stack.enter_context(module.register_forward_hook(lambda module, *_: running.remove(module)))
         if offloaded or note is not None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, restore))
         yield

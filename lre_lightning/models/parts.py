@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.models.caches import share_cache
-from lre_lightning.models.hooks import hidden_of, hooked, observe, overridden, replace, skip
+from lre_lightning.models.hooks import hidden_of, observe, overridden, replace, skip
 from lre_lightning.models.placement import runs_on
 
 SUPPORTED = (
@@ -140,7 +140,7 @@ def check_parts(model: nn.Module, parts: Parts) -> int | None:
     returned: list[Any] = []
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(hooked(module, lambda _module, _inputs, output: returned.append(output)))
+            stack.enter_context(module.register_forward_hook(lambda _module, _inputs, output: returned.append(output)))
         logits = _run(name, model, input_ids=ids, use_cache=True).logits
     if len(returned) != len(modules):
         raise _unsupported(
@@ -215,7 +215,7 @@ def _check_gradients(name: str, parts: Parts) -> None:
     layers = [module for block in parts.blocks for module in block.modules() if _has_whole_numbers(module)]
     with ExitStack() as stack:
         for module in layers:
-            stack.enter_context(hooked(module, check))
+            stack.enter_context(module.register_forward_hook(check))
         if layers:
             stack.enter_context(replace(parts.embedding, lambda hidden: hidden.detach().requires_grad_(True)))
             _run(name, parts.backbone, input_ids=_probe_ids(parts))

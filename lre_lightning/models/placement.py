@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -42,13 +41,10 @@ def is_offloaded(module: nn.Module) -> bool:
     return bool(getattr(module.__dict__.get("_hf_hook"), "offload", False))
 
 
-@contextmanager
-def weights_at_hand(module: nn.Module) -> Iterator[None]:
+def weights_at_hand(module: nn.Module) -> AbstractContextManager[None]:
     """Give the weights of a module their values within the context, even if it is offloaded."""
     if not is_offloaded(module):
-        yield
-        return
+        return nullcontext()
     from accelerate.utils import align_module_device  # type: ignore[import-untyped]
 
-    with align_module_device(module):
-        yield
+    return align_module_device(module)  # type: ignore[no-any-return]
