@@ -7,12 +7,10 @@ import json
 from pathlib import Path
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 
-from lre_lightning.callbacks import AttributeLens, BetaTuning, ResultsTable
+from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import WIDTH
@@ -47,38 +45,34 @@ class Served(Callback):
         self.note("test", trainer, batch)
 
 
-def trainer_of(root: Path, strategy: str, devices: int, callbacks: list[Callback]) -> L.Trainer:
-    return L.Trainer(
-        default_root_dir=root,
-        accelerator="cpu",
-        devices=devices,
-        strategy=DDPStrategy(start_method="fork") if strategy == "object" else strategy,
-        logger=TensorBoardLogger(root),
-        callbacks=[ResultsTable(), Served(root), *callbacks],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        num_sanity_val_steps=0,
-        inference_mode=False,
-        reload_dataloaders_every_n_epochs=1,
-        max_epochs=-1,
-    )
-
-
 def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
     """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`."""
     root, toy = Path(root), Path(toy)
-    callbacks = []
+    fitting = {"baselines": True, "line_integrals": 2}
     if lm == "demo":
-        fitting = {"baselines": True, "line_integrals": 3}
         module = LREModule("demo", layers=[1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting)
         data = RelationDataModule(**DEMO)
-        lens = AttributeLens(["The capital of Italy is", "one", "two"], top_k=2, dirpath=str(root / "lenses"))
-        callbacks = [BetaTuning("faithfulness"), lens]
     else:
-        module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting={"baselines": True, "line_integrals": 2})
+        module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting=fitting)
         data = RelationDataModule(str(toy / "model"), source=str(toy / "relations"), **TOY)
     root.mkdir(parents=True, exist_ok=True)
-    trainer_of(root, strategy, devices, callbacks).fit(module, datamodule=data)
-    torch.save(module.state_dict(), root / "state.pt")
+
+    def trainer() -> L.Trainer:
+        return L.Trainer(
+            default_root_dir=root,
+            accelerator="cpu",
+            devices=devices,
+            strategy=DDPStrategy(start_method="fork") if strategy == "object" else strategy,
+            logger=False,
+            callbacks=[ResultsTable(), Served(root)],
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            num_sanity_val_steps=0,
+            inference_mode=False,
+            reload_dataloaders_every_n_epochs=1,
+            max_epochs=-1,
+        )
+
+    trainer().fit(module, datamodule=data)
     if strategy != "ddp_spawn":  # whose processes take long to start
-        trainer_of(root, strategy, devices, callbacks).validate(module, datamodule=data, verbose=False)
+        trainer().validate(module, datamodule=data, verbose=False)

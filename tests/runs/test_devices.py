@@ -96,17 +96,6 @@ def test_every_sample_is_served_once_and_copies_have_no_weight(folder, name):
 
 
 @pytest.mark.slow
-def test_callbacks_write_what_they_write_on_one_process(folder):
-    one, two = (torch.load(folder / f"demo{n}" / "state.pt", weights_only=True)["bank._extra_state"] for n in (1, 2))
-    assert one["tuned"] is not None
-    assert one["tuned"] == two["tuned"]
-    one, two = (json.loads((folder / f"demo{number}" / "lenses" / "lenses.json").read_text()) for number in (1, 2))
-    assert len(one) == 9  # three texts, two relations and the logit lens
-    for lens, other in zip(one, two, strict=True):
-        assert lens | {"probabilities": None} == other | {"probabilities": None}
-
-
-@pytest.mark.slow
 def test_spawned_processes(launch, folder, tmp_path):
     code = fit_code(tmp_path / "run", folder, "toy", "ddp_spawn", 2)
     ended = launch(tmp_path, code=code)
