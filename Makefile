@@ -12,8 +12,9 @@ PYTHON = python3
 PYTEST_ARGS =
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
+DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test lint format types bench demo-model build clean
+.PHONY: help venv setup demo test lint format types docs bench demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -62,6 +63,13 @@ types: $(STAMP) view ## mypy, strict
 	  "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
 	  | sed -E 's#^lre_lightning/(datamodules|callbacks)/#\1/#'
 
+$(DOCS_STAMP): $(STAMP)
+	"$(PY)" -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@touch "$(DOCS_STAMP)"
+
+docs: $(DOCS_STAMP) view ## build the site of docs/ in site/, with every link checked
+	NO_MKDOCS_2_WARNING=1 "$(PY)" -m mkdocs build
+
 bench: $(STAMP) ## run every benchmark; writes benchmarks/RESULTS.md
 	"$(PY)" -m benchmarks
 
@@ -73,5 +81,5 @@ build: $(STAMP) ## sdist and wheel in dist/
 	"$(PY)" -m build
 
 clean: ## remove what the tools wrote; .venv stays
-	rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path "./.venv*/*" -prune -exec rm -rf {} +

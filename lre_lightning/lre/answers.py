@@ -14,10 +14,7 @@ from lre_lightning.models.tokenizer import token_text
 
 
 class Answers(tuple[tuple[str, float], ...]):
-    """The most likely next tokens with their probabilities, most likely first.
-
-    Args:
-        pairs: Texts of tokens and probabilities.
+    """The most likely next tokens with their probabilities, most likely first: pairs of a text and a probability.
 
     >>> Answers([("Ottawa", 0.931), ("Toronto", 0.02)])
     Ottawa 0.93, Toronto 0.02

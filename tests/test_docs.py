@@ -1,0 +1,102 @@
+"""The README and the docs: Python examples, links, the navigation, names of the reference, messages, versions."""
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lre_lightning
+from lre_lightning.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = {"benchmarks": "benchmarks/RESULTS.md", "changes": "CHANGELOG.md"}
+"""Pages of the site that `docs/hooks.py` makes of other files."""
+
+PRINTED = {
+    "README.md": ["Ottawa 0.", "Canada -> Peru: Lima 0.", "word sentiment", "torch.Size([32, "],
+    "getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
+    "edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
+    "evaluation.md": ["'metric': 'faithfulness', 'method': 'LRE'"],
+    "your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
+}
+"""What the examples of a page print, among other things."""
+
+
+def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subtests):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    options = ["--data.relations=[country_capital_city]", "--data.trials=1", "--model.layers=[1, 2]"]
+    assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
+    examples = {page.name: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES}
+    assert {name for name, found in examples.items() if found} == set(PRINTED)
+    for name, wanted in PRINTED.items():
+        with subtests.test(page=name):
+            capsys.readouterr()
+            exec("\n".join(examples[name]), {})
+            printed = capsys.readouterr().out
+            assert [text for text in wanted if text not in printed] == []
+    assert Path("layers.png").is_file()
+    assert Path("report/index.html").is_file()
+
+
+def anchors_of(page):
+    """Return the ids of a page's headings, as the site makes them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_exist(page):
+    for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text()):
+        target = (page.parent / link).resolve() if link else page
+        if not target.exists():  # a page that `docs/hooks.py` makes
+            name = target.relative_to(ROOT / "docs").with_suffix("").as_posix()
+            target = ROOT / ELSEWHERE.get(name, name.replace("examples/", "examples/notebooks/") + ".ipynb")
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), (link, anchor)
+
+
+def test_the_architecture_names_what_exists():
+    architecture = (ROOT / "docs" / "architecture.md").read_text()
+    for path in re.findall(r"`([\w/]+(?:/|\.py))`", architecture):
+        assert (ROOT / path).exists() or (ROOT / "lre_lightning" / path).exists(), path
+
+
+def test_the_reference_names_what_exists():
+    names = [name for page in PAGES for name in re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE)]
+    assert len(names) > 30
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, attribute) or importlib.import_module(name), name
+
+
+def messages():
+    """Return the texts in the product's code, with … for what is filled in."""
+    for folder in ("lre_lightning", "datamodules", "callbacks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                texts = [getattr(part, "value", None) for part in parts]
+                yield "".join(text if isinstance(text, str) else "…" for text in texts).replace("{{}}", "{}")
+
+
+def test_the_messages_that_are_explained_exist():
+    explained = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "faq.md").read_text(), re.MULTILINE)
+    there = "\n".join(messages())
+    assert len(explained) > 10
+    assert [message for message in explained if message.replace("{}", "…").strip("… ") not in there] == []
+
+
+def test_the_version_is_the_same_everywhere():
+    versions = {
+        re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1],
+        str(yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]),
+    }
+    assert versions == {lre_lightning.__version__}
