@@ -1,11 +1,17 @@
-"""The example project beside the built wheel: packages of the same names, and the same training everywhere."""
+"""The examples: a project beside the built wheel, scripts, and notebooks, whose outputs are those that they show."""
 
+import ast
+import io
+import json
+import logging
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -64,3 +70,83 @@ def test_a_probe_is_trained_on_two_devices(output):
     assert "on 2 device(s)" in text
     (accuracy,) = re.findall(r"accuracy (\d\.\d+)", text)
     assert float(accuracy) > LIKELIEST
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """An empty folder to work in, the bundled relations, and the logging of before afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def printed(alone, monkeypatch, capsys):
+    """Return a function that runs a script and returns what it prints."""
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def numbers(line):
+    return [float(number) for number in re.findall(r"\d+\.\d+|nan", line)]
+
+
+def test_lres_of_an_lm_with_rounded_weights(printed):
+    _, whole, eight, two = printed("rounded_weights/compare.py", "--bits", "8", "2").splitlines()
+    assert numbers(whole)[0] > 0.8
+    assert numbers(whole)[2] == 1.0
+    assert numbers(eight) == pytest.approx(numbers(whole), abs=0.1)
+    assert "not scored" in two  # the LM knows too little
+
+
+def test_an_edit_of_full_strength_reaches_its_target(printed):
+    tables = printed("steering/steer.py").strip().split("\n\n")
+    assert len(tables) == 2
+    for table in tables:
+        _, strengths, own, reached, another = table.splitlines()
+        whole = numbers(strengths).index(1.0)
+        assert numbers(own)[0] == 1.0
+        assert numbers(reached)[whole] > 0.6
+        assert [sum(found) for found in zip(*map(numbers, (own, reached, another)), strict=True)] == pytest.approx(
+            [1.0] * 7, abs=0.02
+        )
+
+
+def test_facts_that_are_learned_are_watched(printed):
+    true, first, second = printed("learned_facts/train.py", "--epochs", "2").splitlines()
+    assert min(numbers(true)) > 0.6
+    assert first.startswith("epoch  1")
+    assert second.startswith("epoch  2")
+    assert numbers(second)[0] < 0.5  # of the false facts, so far
+
+
+def shown_by(code, namespace):
+    """Run a cell, and return what it prints and the value of its last expression as text."""
+    tree = ast.parse(code)
+    last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+    with redirect_stdout(io.StringIO()) as out:
+        exec(compile(tree, "cell", "exec"), namespace)
+        value = None if last is None else eval(compile(last, "cell", "eval"), namespace)
+    return out.getvalue() + ("" if value is None else repr(value))
+
+
+def words(text):
+    """Leave out of a text what differs between machines: numbers and sizes of figures."""
+    return re.sub(r"<Figure.*?>|[\d.\s]+", " ", text).split()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_show_what_they_print(path, alone):
+    namespace = {}
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        texts = [output.get("text") or output["data"]["text/plain"] for output in cell["outputs"]]
+        assert words(shown_by("".join(cell["source"]), namespace)) == words("".join("".join(text) for text in texts))
