@@ -74,7 +74,7 @@ def context_length(model: nn.Module) -> int | None:
 
 
 def find_parts(model: nn.Module) -> Parts:
-    """Find the decoder blocks and the decoder head of a model from its structure."""
+    """Find the parts of a model from its structure."""
     from transformers import PreTrainedModel
 
     name = type(model).__name__

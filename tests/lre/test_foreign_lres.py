@@ -79,6 +79,7 @@ def test_any_bytes_are_an_lre_or_an_error(tmp_path, spoil):
     [
         ({"more": {"dtype": "F32", "shape": [0], "data_offsets": [1088, 1088]}}, "it has 3 tensors"),
         ({"__metadata__": {"lre": "[" * 10**5}}, "cannot|can be read"),
+        ({"bias": {**HEADER["bias"], "shape": [WIDTH, 1]}}, r"b of shape \(hidden,\), not \(16, 16\) and \(16, 1\)"),
         ({"__metadata__": {"lre": '"' + "x" * 10**7 + '"'}}, "it must be an object"),
         ({"__metadata__": {"lre": json.dumps({**METADATA, "beta": float("nan")})}}, "beta must be a number"),
         ({"__metadata__": {"lre": json.dumps({**METADATA, "layer": True})}}, "layer must be a whole number"),
