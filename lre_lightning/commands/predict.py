@@ -31,15 +31,27 @@ class Predict(FromCheckpoint):
         add_weights_only(parser)
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
         parser.add_argument("--file", type=str | None, default=None, help="file with one text per line")
+        subject = "print what is read at this part of each text; by default where the relation's lens is most certain"
+        parser.add_argument("--subject", type=str | None, default=None, help=subject)
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Take the options of the checkpoint, and read the texts."""
+        super().check(line)
+        options = line.options
+        options.texts = [*options.data.loader.texts, *read_texts(options.texts, options.file)]
+        for text in options.texts:
+            if options.subject is not None and options.subject not in text:
+                raise LREError(f"the text {text!r} does not contain the subject {options.subject!r}")
 
     @override
     def run(self, line: LRECommandLine) -> None:
         """Print the lenses, and write them as pictures, as a page and as data."""
         from lre_lightning.lens.files import write_lenses
-        from lre_lightning.lens.lens import print_lenses
+        from lre_lightning.lens.lens import print_lenses, subject_token
 
         options = line.options
-        line.datamodule.texts += read_texts(options.texts, options.file)
+        line.datamodule.texts = options.texts
         found = line.trainer.predict(
             line.model,
             datamodule=line.datamodule,
@@ -48,7 +60,9 @@ class Predict(FromCheckpoint):
         )
         grids = cast("list[list[Lens]]", found)
         folder = Path(line.trainer.default_root_dir) / "lenses"
-        print_lenses(grids)
+        subject, tokenizer = options.subject, line.datamodule.tokenizer
+        places = None if subject is None else [subject_token(tokenizer, text[0].text, subject) for text in grids]
+        print_lenses(grids, places)
         write_lenses(grids, folder)
         print(f"Every layer and token: {folder / 'lenses.html'}")
 

@@ -23,6 +23,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import tokenize_text
+from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.storage.plain import printable
 
 if TYPE_CHECKING:
@@ -160,12 +161,37 @@ def _most_likely(lm: LanguageModel, lre: LRE | None, hidden: Tensor, top_k: int)
     return torch.cat(best).reshape(shape), torch.cat(probabilities).reshape(shape)
 
 
-def print_lenses(grids: Sequence[Sequence[Lens]]) -> None:
-    """Print what each relation's lens says at the last token of each text, at the layer of its LRE."""
-    table = RichTable("text", "relation", "layer", "most likely", box=box.SIMPLE_HEAD)
-    for lens in (lens for text in grids for lens in text if lens.layer is not None and lens.layer in lens.layers):
-        row = lens.layers.index(lens.layer)
-        best = zip(lens.top[row][-1], lens.probabilities[row][-1], strict=True)
-        said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
-        table.add_row(printable(lens.text), printable(lens.name), str(lens.layer), said)
-    Console(markup=False, emoji=False, highlight=False).print(table)
+def subject_token(tokenizer: PreTrainedTokenizerBase, text: str, subject: str) -> int:
+    """Return the index of the last token of a subject's last mention, not counting the start token."""
+    ((_, spans),) = tokenize(tokenizer, [text])
+    return sum(first < text.rindex(subject) + len(subject) for first, _ in spans) - 1
+
+
+def most_certain_token(lens: Lens, row: int) -> int:
+    """Return the index of the token at which a lens is most certain, in a row of its grid.
+
+    The first token is left out if there are others: it has seen nothing of the text, and LMs use its hidden state as an
+    attention sink.
+    """
+    best = [cell[0] for cell in lens.probabilities[row]]
+    return max(range(min(1, len(best) - 1), len(best)), key=best.__getitem__)
+
+
+def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int] | None = None) -> None:
+    """Print what each relation's lens says about each text, at the layer of its LRE and at one token.
+
+    Args:
+        grids: The lenses of each text.
+        subjects: The index of the token to read in each text; by default where the lens is most certain.
+    """
+    console = Console(markup=False, emoji=False, highlight=False)
+    for number, lenses in enumerate(grids):
+        table = RichTable("relation", "layer", "token", "most likely", box=box.SIMPLE_HEAD)
+        for lens in (lens for lens in lenses if lens.layer is not None and lens.layer in lens.layers):
+            row = lens.layers.index(lens.layer)
+            place = most_certain_token(lens, row) if subjects is None else subjects[number]
+            best = zip(lens.top[row][place], lens.probabilities[row][place], strict=True)
+            said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
+            table.add_row(printable(lens.name), str(lens.layer), printable(lens.tokens[place].strip()), said)
+        console.print(printable(lenses[0].text))
+        console.print(table)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -78,9 +79,20 @@ def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
     ]
 
 
+def test_the_table_says_which_token_is_read(fitted, monkeypatch, capsys):
+    texts = ["colour thing5 is", "thing5 thing2 thing5 thing0"]
+    assert predict(monkeypatch, fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "thing colour" in line]
+    assert [row[2] for row in rows] == ["thing5", "thing5"]
+    assert all(row[3].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
+    assert set(texts) <= set(lines)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["thing0 thing1", "thing0", "--subject=thing1"], "the text 'thing0' does not contain the subject 'thing1'"),
         ([], "there is no text: give it as an argument, in a --file, or on standard input"),
         (["--file", "missing.txt"], "the texts in 'missing.txt' cannot be read: "),
         (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),

@@ -1,6 +1,7 @@
 """Readings of attribute lenses, against hidden states, decoder heads and softmax taken straight from the LMs."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import LOGIT_LENS, Lens, read_lenses
+from lre_lightning.lens.lens import LOGIT_LENS, Lens, print_lenses, read_lenses, subject_token
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -203,3 +204,27 @@ def test_a_lens_shows_itself_in_notebooks():
     assert first.startswith("1</td><td>z 0.10</td><td>w 1.00</td>")
     assert second.startswith("0</td><td>x 0.50</td>")
     assert "<th>&lt;b</th>" in lens._repr_html_()
+
+
+@pytest.mark.parametrize("name", fixtures.LOSSLESS)
+def test_the_last_token_of_a_subjects_last_mention(name):
+    tokenizer = fixtures.make(name)
+    text = "Miles Davis, and Miles Davis plays"
+    tokens = [token_text(tokenizer, token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    place = subject_token(tokenizer, text, "Miles Davis")
+    assert "".join(tokens[: place + 1]).strip() == "Miles Davis, and Miles Davis"
+
+
+def test_a_lens_is_printed_where_it_is_most_certain_but_not_at_the_first_token(capsys):
+    likely = [[0.9, 0.1, 0.3, 0.2], [0.9, 0.4, 0.6, 0.7]]
+    top = [[[f" {layer}{token}"] for token in "abcd"] for layer in "xy"]
+    grid = Lens("plays", "a b c d", ["a", " b", " c", " d"], [0, 1], top, [[[p] for p in row] for row in likely], 1)
+    one = replace(grid, text="a", tokens=["a"], top=[row[:1] for row in top], probabilities=[[[0.9]], [[0.9]]])
+    print_lenses([[grid, replace(grid, layer=None)], [replace(one, layer=0)]])
+    print_lenses([[replace(grid, layer=0)]], [3])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "plays" in line]
+    assert rows == [
+        ["plays", "1", "d", "yd", "0.70"],
+        ["plays", "0", "a", "xa", "0.90"],
+        ["plays", "0", "d", "xd", "0.20"],
+    ]

@@ -147,7 +147,7 @@ def test_a_browser_shows_the_most_likely_tokens_on_hover_and_by_keyboard(html, t
     places = {"focus": (last, 0), "edge": (last, 0), "moved": (last - 1, 1), "hover": (last, 2), "click": (last - 2, 0)}
     for name, (y, x) in places.items():
         likely = zip(grid.top[y][x], grid.probabilities[y][x], strict=True)
-        tip = [f"layer {grid.layers[y]}, token {x + 1}: {visible(grid.tokens[x])}"]
+        tip = ["plays sport (LRE of layer 1)", f"layer {grid.layers[y]}, token {x + 1}: {visible(grid.tokens[x])}"]
         tip += [f"{visible(token)}\t{float(f'{100 * probability:.3g}'):g} %" for token, probability in likely]
         assert [line for line in told[name][1].split("\n") if line] == tip, name
     assert {name for name, (hidden, *_) in told.items() if hidden} == {"escape", "left"}
