@@ -93,14 +93,12 @@ class RelationBatch:
         A row has the columns ``text``, ``subject``, ``object``, ``input_ids``, ``subject_chars`` and ``subject_span``
         (first and one past the last), ``object_tokens``, ``relation``, ``trial``, ``sample`` and ``weight``.
         """
-        columns = ("text", "subject", "object", "input_ids", "subject_chars", "subject_span", "object_tokens")
-        rows = []
-        for i, prompt in enumerate(self.prompts):
-            values = [getattr(prompt, name) for name in columns]
-            row = {name: list(v) if isinstance(v, tuple) else v for name, v in zip(columns, values, strict=True)}
-            row |= {name: getattr(self, name)[i].item() for name in ("relation", "trial", "sample", "weight")}
-            rows.append(row)
-        return rows
+        numbers = ("relation", "trial", "sample", "weight")
+        return [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in vars(prompt).items()}
+            | {name: getattr(self, name)[i].item() for name in numbers}
+            for i, prompt in enumerate(self.prompts)
+        ]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "RelationBatch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -5,11 +5,12 @@ made differently from those within it. Both effects are local, though, and token
 pieces (roughly words) and tokenize each piece on its own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from operator import eq
-from typing import TYPE_CHECKING
+from itertools import pairwise, starmap
+from operator import eq, ne
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tokenizers.models import BPE, Unigram
@@ -50,20 +51,17 @@ def tokenize_after(
 
     Each tail is tokenized after the head's last words only. The tokens before come from the head's own tokens, up to a
     seam: a place where the tokenizer splits pieces, with the same `FLANK` pieces on both sides, token for token and
-    character for character, in the head, in the head's last words alone, and in these before the tail. Where a
-    tokenizer makes one piece of everything (Llama 2, Gemma), a seam is between two characters that no token of its BPE
-    vocabulary holds next to each other. A tail without a seam is tokenized after the whole head, and so are a few
-    tails, for which this is cheaper.
+    character for character, in the head and in its last words before the tail. Where a tokenizer makes one piece of
+    everything (Llama 2, Gemma), a seam is between two characters that no token of its BPE vocabulary holds next to each
+    other. A tail without a seam is tokenized after the whole head, and so are a few tails, for which this is cheaper.
 
     The result is that of tokenizing everything for each tokenizer whose splits depend on at most `FLANK` pieces around
     a place, unless a farther change shows in these pieces too. This holds for the normalizers and pre-tokenizers of the
     library ``tokenizers``, except for patterns that look far ahead. Nothing is assumed between two seams: a model (BPE,
     Unigram, WordPiece) sees one piece at a time.
 
-    Nothing of the head is kept for the next call: give all tails in one call. Equal tails are tokenized once.
-
     Returns:
-        The result of `tokenize` for ``head + tail``, for each tail.
+        The result of `tokenize` for ``head + tail``, for each tail; equal tails are tokenized once.
 
     Raises:
         LREError: As in `tokenize`.
@@ -92,52 +90,45 @@ class _Seam:
         window: The head's last words, which are tokenized before each tail.
         shift: Characters of the head before the window.
         before: The head's tokens before the seam.
-        at: The first token after the seam, counted in the window.
-        known: Ids, characters and pieces of the window's tokens up to a flank after the seam.
+        around: The head's tokens that flank the seam.
+        after: How many of these come before the seam.
     """
 
     window: str
     shift: int
     before: Encoding
-    at: int
-    known: tuple[list[int], list[Span], list[int | None]]
+    around: tuple[list[int], list[Span], list[bool]]
+    after: int
 
     def join(self, window: "Encoded") -> Encoding | None:
-        """Join the head's tokens and those of the window before a tail; None if the tail changes the known ones."""
-        ids, offsets, pieces = window.ids, window.offsets, window.word_ids
-        end = len(self.known[0])
-        if (ids[:end], offsets[:end], pieces[:end]) != self.known:
+        """Join the head's tokens and those of the window before a tail; None if the tail changes those around."""
+        ids, offsets = window.ids, [(start + self.shift, stop + self.shift) for start, stop in window.offsets]
+        first = bisect_left(offsets, self.around[1][0])
+        if _part(ids, offsets, window.word_ids, first, first + len(self.around[0])) != self.around:
             return None
-        after = [(start + self.shift, stop + self.shift) for start, stop in offsets[self.at :]]
-        return self.before[0] + ids[self.at :], self.before[1] + after
+        at = first + self.after
+        return self.before[0] + ids[at:], self.before[1] + offsets[at:]
+
+
+def _part(ids: list[int], offsets: list[Span], pieces: list[int | None], first: int, end: int) -> Any:
+    """Return the ids and the characters of some tokens, and where pieces end between them."""
+    return ids[first:end], offsets[first:end], list(starmap(ne, pairwise(pieces[first:end])))
 
 
 def _find_seam(tokenizer: "PreTrainedTokenizerBase", head: str, controls: bool) -> _Seam | None:
-    """Find a seam in the second half of a head."""
+    """Find a seam in the second half of a head, with a flank of pieces to spare on either side."""
     (whole,) = _tokenize(tokenizer, [head], controls)
     seams = _possible_seams(tokenizer, whole)
-    # The window: two flanks and, at either end, two pieces that may be different there.
-    if len(seams) < 2 * FLANK + 5:
+    if len(seams) < 4 * FLANK:
         return None
-    offsets = whole.offsets
-    shift = offsets[seams[-2 * FLANK - 5]][0]
+    start, first, seam, end = (seams[-i * FLANK] for i in (4, 3, 2, 1))
+    ids, offsets = whole.ids, whole.offsets
+    shift = offsets[start][0]
     longest_added = max(map(len, tokenizer.get_added_vocab()), default=0)
     if shift < len(head) / 2 or len(head) - shift <= longest_added:
         return None
-    (window,) = _tokenize(tokenizer, [head[shift:]], controls)
-    both = zip(_backwards(whole, 0), _backwards(window, shift), strict=False)
-    first = len(whole) - sum(1 for _ in takewhile(lambda tokens: tokens[0] == tokens[1], both))
-    agreed = [token for token in seams if token > first][:-2]
-    if len(agreed) <= 2 * FLANK:
-        return None
-    seam, end = agreed[-FLANK - 1], agreed[-1] - len(whole) + len(window)
-    return _Seam(
-        window=head[shift:],
-        shift=shift,
-        before=(whole.ids[:seam], offsets[:seam]),
-        at=seam - len(whole) + len(window),
-        known=(window.ids[:end], window.offsets[:end], window.word_ids[:end]),
-    )
+    around = _part(ids, offsets, whole.word_ids, first, end)
+    return _Seam(head[shift:], shift, (ids[:seam], offsets[:seam]), around, seam - first)
 
 
 def _possible_seams(tokenizer: "PreTrainedTokenizerBase", encoded: "Encoded") -> list[int]:
@@ -154,13 +145,6 @@ def _possible_seams(tokenizer: "PreTrainedTokenizerBase", encoded: "Encoded") ->
         _vocabularies[tokenizer] = "\0".join(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False))
     vocabulary, texts = _vocabularies[tokenizer], encoded.tokens
     return [token for token in tokens if texts[token - 1][-1:] + texts[token][:1] not in vocabulary]
-
-
-def _backwards(encoded: "Encoded", shift: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the tokens from last to first: id, characters in the head, and how many pieces before the last."""
-    pieces = [-1 if piece is None else piece for piece in encoded.word_ids]
-    for id_, (start, stop), piece in zip(encoded.ids[::-1], encoded.offsets[::-1], pieces[::-1], strict=True):
-        yield id_, start + shift, stop + shift, pieces[-1] - piece
 
 
 def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool) -> "list[Encoded]":

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from lre_lightning.errors import LREError
 from lre_lightning.prompts.tokenization import tokenize, tokenize_after
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.toy import toy_tokenizer
 
 EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))
 KINDS = [*tokenizers.LOSSLESS, *tokenizers.OTHERS, *tokenizers.CHANGING]
@@ -176,14 +178,16 @@ def test_splits_that_depend_on_a_far_place(make):
         assert tokenize_after(tokenizer, head, tails) == tokenize(tokenizer, [head + tail for tail in tails])
 
 
+@pytest.mark.parametrize(("name", "token"), [("unigram", "</s>"), ("toy", "[BOS]")])
 @pytest.mark.parametrize(
     ("head", "tail"),
-    [(HEAD + "</s>", "x"), ("</s>" + HEAD, "x"), (HEAD, "a </s>"), (HEAD + "</", "s> is"), (HEAD, "</s>")],
+    [(HEAD + "{} ", "x"), ("{} " + HEAD, "x"), (HEAD, "a {}"), (HEAD + "{}", " is"), (HEAD, "{}")],
 )
-def test_control_tokens_are_refused_wherever_they_are(head, tail):
-    tokenizer = tokenizers.make("unigram")
+def test_control_tokens_are_refused_wherever_they_are(name, token, head, tail):
+    tokenizer = toy_tokenizer() if name == "toy" else tokenizers.make(name)
+    head, tail = head.replace("{}", token), tail.replace("{}", token)
     for tails in ([tail], [*ASKED, tail]):
-        with pytest.raises(LREError, match="has '</s>' in it, which the tokenizer takes for a control token"):
+        with pytest.raises(LREError, match=rf"has '{re.escape(token)}' in it, which the tokenizer takes for a control"):
             tokenize_after(tokenizer, head, tails)
 
 
