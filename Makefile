@@ -33,9 +33,11 @@ $(STAMP): pyproject.toml constraints.txt
 	"$(PY)" -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch "$(STAMP)"
 
-demo: $(STAMP) ## fit the demo model's relations in lre_runs/demo, anew each time; ends in the table
-	rm -rf lre_runs/demo
-	"$(PY)" cli.py fit --data.source demo --trainer.default_root_dir lre_runs/demo
+demo: $(STAMP) ## fit the demo model's relations in lre_runs, anew each time; ends in the table
+	@demo() { grep -qsxE " +$$1: demo" lre_runs/lightning_logs/*/config.yaml; }; \
+	  [ ! -e lre_runs/checkpoints ] || { demo name_or_path && demo source; } || { \
+	    echo "error: lre_runs has another fit than the demo's: move it, or replace it: cli.py fit --overwrite" >&2; exit 1; }
+	"$(PY)" cli.py fit --data.source demo --overwrite
 
 test: $(STAMP) ## run the tests
 	"$(PY)" -m pytest $(PYTEST_ARGS)

@@ -1,6 +1,8 @@
 """The bundled model and relations: their properties, and that they show what the paper shows of large LMs."""
 
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -95,3 +97,27 @@ def test_the_model_is_small_and_comes_with_a_card():
     assert weights.stat().st_size <= 10e6
     assert "## Figures" in (MODEL_DIR / "README.md").read_text(encoding="utf-8")
     assert torch.isfinite(LanguageModel.from_pretrained("demo").decode(torch.ones(128))).all()
+
+
+def test_make_demo_replaces_its_own_fit_and_refuses_to_replace_another(tmp_path):
+    def make():
+        command = [
+            "make",
+            "-f",
+            Path(__file__).parents[1] / "Makefile",
+            "demo",
+            "PY=echo",
+            "-o",
+            ".venv/.lre-lightning-installed",
+        ]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert make().stdout.endswith("cli.py fit --data.source demo --overwrite\n")
+    config = tmp_path / "lre_runs" / "lightning_logs" / "version_0" / "config.yaml"
+    for folder in (config.parent, tmp_path / "lre_runs" / "checkpoints"):
+        folder.mkdir(parents=True)
+    config.write_text("model:\n  name_or_path: demo\ndata:\n  source: demo\n")
+    assert make().returncode == 0
+    config.write_text("model:\n  name_or_path: demo\ndata:\n  source: demo.csv\n")
+    refused = make()
+    assert (refused.returncode, "error: lre_runs has another fit" in refused.stderr) == (2, True)

@@ -75,8 +75,10 @@ class Evaluate(Command):
         parser.add_argument("--templates", type=bool, default=True, help=templates)
         bare = 'fit without relation-specific text too, with the template {} alone (figure "mode-switch")'
         parser.add_argument("--bare", type=bool, default=True, help=bare)
-        # The paper's figures and tables need these, and a fit alone does not.
+        # The paper's figures and tables need baselines and line integrals, and a fit alone does not. The records then
+        # differ from a fit's, and one report cannot have both: an evaluation has a folder of its own.
         parser.set_defaults({"model.fitting.baselines": True, "model.fitting.line_integrals": 10})
+        parser.set_defaults({"trainer.default_root_dir": "lre_evaluation"})
 
     @override
     def check(self, line: LRECommandLine) -> None:

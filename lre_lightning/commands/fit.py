@@ -26,6 +26,26 @@ if TYPE_CHECKING:
 PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"}
 """Environment variables that tell a process which something else has started its index."""
 
+WRITTEN = (
+    "fit.log",
+    "fit_results.csv",
+    "fit_results.jsonl",
+    "validate_results.csv",
+    "validate_results.jsonl",
+    "figures/layers.png",
+    "figures/relations.png",
+    "lenses/text*.png",
+    "lenses/lenses.html",
+    "lenses/lenses.json",
+    "lres/*/trial*.safetensors",
+    "lightning_logs/version_*/config.yaml",
+    "lightning_logs/version_*/hparams.yaml",
+    "lightning_logs/version_*/metrics.csv",
+    "lightning_logs/version_*/events.out.tfevents.*",
+    "checkpoints/last.ckpt",
+)
+"""The files that a fit, and commands that use it, write to its folder, in the order in which they are removed."""
+
 
 class Fit(Command):
     """Estimate one LRE per relation and trial, and score it."""
@@ -37,17 +57,18 @@ class Fit(Command):
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         add_ckpt_path(parser, "resume the fit from", None)
         add_weights_only(parser)
+        overwrite = "replace the earlier fit in the folder: remove the files that it wrote, and no others"
+        parser.add_argument("--overwrite", action="store_true", help=overwrite)
 
     @override
     def check(self, line: LRECommandLine) -> None:
-        """Check that the folder is free, and take the options of the checkpoint that the fit resumes from."""
+        """Check that the folder can be used, and take the options of the checkpoint that the fit resumes from."""
         config = line.options
         try_folders(Path(config.trainer.default_root_dir or "."), config.model.fitting.lre_dir)
         if not config.ckpt_path and SLURMEnvironment.detect() and int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0:
             config.ckpt_path = "last"  # SLURM has started the job again, as Lightning asks it to when its time is up
         folder = Path(config.checkpoint.dirpath)
         path = find_checkpoint(config.ckpt_path, folder) if config.ckpt_path else None
-        refuse_to_overwrite(folder / "last.ckpt", path)
         if path is not None:
             line.take_options_of(path)
             data = RelationDataModule(**line.options.data.as_dict())
@@ -60,6 +81,14 @@ class Fit(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
+        last, resumed = Path(options.checkpoint.dirpath) / "last.ckpt", options.ckpt_path
+        if last.is_file() and not (resumed and last.samefile(resumed)):
+            line.model.fitting.check_data(line.datamodule)  # so that all options have been checked
+            if options.overwrite:
+                remove_fit(Path(line.trainer.default_root_dir))
+            else:
+                refuse_to_overwrite(last)
+        options.overwrite = False  # in the run's config.yaml
         line.trainer.fit(
             line.model,
             datamodule=line.datamodule,
@@ -84,22 +113,41 @@ def try_folders(root: Path, lre_dir: str | None) -> None:
         FolderLock(root).look()
 
 
-def refuse_to_overwrite(last: Path, resumed: Path | None) -> None:
+def refuse_to_overwrite(last: Path) -> None:
     """Refuse to fit in a folder where another fit has finished trials.
 
     Args:
-        last: The path of a last checkpoint in that folder.
-        resumed: The checkpoint that the fit resumes from, if it does.
+        last: The last checkpoint in that folder.
 
     Raises:
-        LREError: If there is another checkpoint, with a finished trial.
+        LREError: If it has a finished trial.
     """
-    if not last.is_file() or (resumed is not None and last.samefile(resumed)):
-        return
     done, total, model = finished_trials(last)
     if done:
         trials = f"{done} trials" if total is None else f"{done} of {total} trials"
         raise LREError(
             f"{str(last.parents[1])!r} has a fit of {model!r} with {trials} finished: resume it with --ckpt_path last, "
-            "give another --trainer.default_root_dir, or remove that folder"
+            "replace it with --overwrite, or give another --trainer.default_root_dir"
         )
+
+
+def remove_fit(root: Path) -> None:
+    """Remove the files that a fit has written to its folder, on the first process.
+
+    The checkpoint is removed last: a folder where only some files have been removed still has a fit.
+
+    Raises:
+        LREError: If a fit runs in the folder.
+    """
+    if process_index() != 0:
+        return
+    lock = FolderLock(root)
+    lock.acquire()
+    try:
+        for path in [path for pattern in WRITTEN for path in sorted(root.glob(pattern))]:
+            path.unlink()
+            for folder in path.relative_to(root).parents:
+                if folder.name and not any((root / folder).iterdir()):
+                    (root / folder).rmdir()
+    finally:
+        lock.release()

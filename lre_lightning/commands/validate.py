@@ -41,6 +41,7 @@ class Validate(FromCheckpoint):
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         add_ckpt_path(parser, "take the LREs from", None)
         add_weights_only(parser)
+        parser.add_argument("--verbose", type=bool, default=False, help="print Lightning's own table too")
 
     @override
     def run(self, line: LRECommandLine) -> None:
@@ -49,6 +50,6 @@ class Validate(FromCheckpoint):
             line.model,
             datamodule=line.datamodule,
             ckpt_path=options.ckpt_path,
-            verbose=False,  # the table of results says it better
+            verbose=options.verbose,
             weights_only=options.weights_only,
         )

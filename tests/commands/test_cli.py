@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from lre_lightning.cli import main
+from lre_lightning.commands.fit import remove_fit
 from lre_lightning.records.record import read_records, rows
 from lre_lightning.runs.checkpoints import LRETrainer
 from lre_lightning.training.module import LREModule
@@ -286,3 +287,52 @@ def test_a_tokenizer_without_offsets(run, folders, tmp_path):
 def test_validate_with_nothing_to_validate(run, folders):
     assert_one_error(run("validate", *options(folders)), "there is no LRE to validate")
     assert_one_error(run("validate", *options(folders, "--ckpt_path=last")), "there is no checkpoint in")
+
+
+def files_in(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_used_folder_is_refused_after_all_options_are_checked(run, folders, finished):
+    before = files_in(Path("lre_runs"))
+    assert_one_error(run("fit", *options(folders)), "6 of 6 trials finished", "--overwrite", "--ckpt_path last")
+    for wrong in ("--model.ranks=[99]", "--data.relations=[thing_color]", "--model.fitting.selection_trials=2"):
+        for more in ([], ["--overwrite"]):
+            named = wrong.partition("=[")[2].rstrip("]") or "leave none to report"
+            assert_one_error(run("fit", *options(folders, wrong, *more)), named)
+    assert files_in(Path("lre_runs")).items() >= before.items()
+
+
+def test_overwrite_replaces_a_fit_and_keeps_other_files(run, folders, finished):
+    own = ["lre_runs/notes.txt", "lre_runs/lres/mine.safetensors", "lre_runs/figures/mine.png"]
+    for path in map(Path, own):
+        path.write_text("own")
+    more = ["--data.relations=[half_colour]", "--data.trials=1", "--overwrite"]
+    status, _, error = run("fit", *options(folders, *more))
+    assert status == 0, error
+    assert [path for path in own if Path(path).read_text() == "own"] == own
+    assert {(record.relation, record.trial) for record in read_records(["lre_runs"])} == {("half colour", 0)}
+    lres = [path.as_posix() for path in Path("lre_runs/lres").rglob("trial*")]
+    assert lres == ["lre_runs/lres/half_colour/trial0.safetensors"]
+    (version,) = Path("lre_runs/lightning_logs").iterdir()
+    assert yaml.safe_load((version / "config.yaml").read_text())["overwrite"] is False
+    again = ["--data.relations=[half_colour]", "--data.trials=1", "--overwrite", "--ckpt_path=last"]
+    assert run("fit", *options(folders, *again))[0] == 0  # as a stopped fit says: it goes on, and removes nothing
+
+
+def test_removing_a_fit_leaves_nothing_of_it_and_its_checkpoint_to_the_end(finished, monkeypatch, run):
+    root, unlink = Path("lre_runs"), Path.unlink
+    assert run("validate", "--ckpt_path=last")[0] == 0
+    assert run("predict", "thing0")[0] == 0
+    checkpoints = []
+
+    def noted(path, *args, **kwargs):
+        if path.suffix != ".owner":
+            checkpoints.append((root / "checkpoints/last.ckpt").exists())
+        unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    remove_fit(root)
+    assert len(checkpoints) > 10
+    assert all(checkpoints)
+    assert {path.name for path in root.iterdir()} <= {".fit.lock"}

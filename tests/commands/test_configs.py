@@ -90,6 +90,11 @@ def test_an_evaluation_counts_baselines_by_default(printed):
     assert (fitting["baselines"], fitting["line_integrals"], len(fitting["choices"])) == (True, 10, 46)
 
 
+def test_an_evaluation_is_not_in_the_folder_of_a_fit(printed):
+    folders = [printed(name)["trainer"]["default_root_dir"] for name in ("fit", "predict", "evaluate")]
+    assert folders == ["lre_runs", "lre_runs", "lre_evaluation"]
+
+
 def test_the_settings_are_the_papers(printed):
     for name, n, beta in (("gpt2_xl", 8, 2.25), ("gptj", 8, 2.25), ("llama_13b", 5, 8.0)):
         config = printed("fit", f"--config={name}")
