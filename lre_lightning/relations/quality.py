@@ -1,4 +1,4 @@
-r"""Likely mistakes in the texts and samples of a relation, and the repair of those that are certain.
+"""Likely mistakes in the texts and samples of a relation, and the repair of those that are certain.
 
 A valid relation may still have a literal escape where a letter was meant, a name in two Unicode forms, or a subject
 with two objects. `find_problems` reports all of these, and `repair` repairs the certain ones.
@@ -18,7 +18,7 @@ from lre_lightning.relations.relation import SLOT, Relation, Sample, check_templ
 from lre_lightning.relations.schema import filled
 from lre_lightning.storage.plain import shown
 
-Kind: TypeAlias = Literal["text", "duplicate", "several objects", "template in subject", "object in prompt"]
+Kind: TypeAlias = Literal["stray characters", "duplicate", "several objects", "template in subject", "object in prompt"]
 
 _ESCAPE = re.compile(r"\\+u([0-9a-fA-F]{4})")
 _SPACES = r"[^\S\r\n]+"
@@ -46,7 +46,7 @@ class Problem:
     @property
     def repairable(self) -> bool:
         """Whether `repair` repairs it."""
-        return self.kind in ("text", "duplicate")
+        return self.kind in ("stray characters", "duplicate")
 
 
 def find_problems(relation: Relation) -> list[Problem]:
@@ -54,9 +54,9 @@ def find_problems(relation: Relation) -> list[Problem]:
 
     These kinds can be repaired:
 
-    - ``"text"``: a literal escape such as ``\u00e9`` or ``&eacute;`` instead of a character, UTF-8 decoded with another
-      encoding, as in ``BogotÃ¡``, as ftfy detects it, a text that is not in the Unicode form NFC, and white space other
-      than single spaces. In templates, line breaks are intended.
+    - ``"stray characters"``: a literal escape such as ``\u00e9`` or ``&eacute;``; UTF-8 decoded as another encoding, as
+      in ``BogotÃ¡``, as ftfy detects it; a text that is not in the Unicode form NFC; white space other than single
+      spaces. In templates, line breaks are intended.
     - ``"duplicate"``: a repeated sample.
 
     The others need a human decision:
@@ -72,7 +72,7 @@ def find_problems(relation: Relation) -> list[Problem]:
     samples[0].object is 'Bogot\\u00e1'; repaired it is 'Bogotá'
     """
     found: dict[Kind, Callable[[Relation], Iterator[str]]] = {
-        "text": _texts,
+        "stray characters": _texts,
         "duplicate": _duplicates,
         "several objects": _several_objects,
         "template in subject": _templates_in_subjects,

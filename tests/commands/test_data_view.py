@@ -70,7 +70,7 @@ def test_the_table_counts(capsys, tmp_path, tokenizer_dir):
     ]
     assert lines["thing colour"][2:7] == ["factual", "thing", "colour", "many-to-one", "24"]
     assert re.search(r"2 relations, 30 samples; [5-8] of 9 objects have a first token of their own\.", out)
-    assert "Problems: 1 text, 1 object in prompt." in out
+    assert "Problems: 1 stray characters, 1 object in prompt." in out
 
 
 def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):

@@ -86,8 +86,8 @@ def test_such_a_relation_file_is_an_error(tmp_path, kind):
 
 def test_a_relation_file_may_not_be_larger_than_any_relation(tmp_path):
     path = tmp_path / "x.json"
-    with path.open("wb") as file:
-        file.truncate(2**40)
+    path.touch()
+    os.truncate(path, 2**40)
     with little_memory(), pytest.raises(LREError, match="has 1099511627776 bytes, and may have"):
         load_relation(path)
 
@@ -104,11 +104,3 @@ def test_what_is_not_a_file_is_an_error_and_is_not_waited_for(tmp_path, kind):
     for call, given_path in ((load_relation, path), (load_relations, str(tmp_path)), (load_relations, str(path))):
         with pytest.raises(LREError, match=r"cannot be read|no such file|no relation in it|not a folder"):
             call(given_path)
-
-
-@pytest.mark.parametrize("item", ["~nobody-of-that-name/x", "x" * 5000, "./" + "x" * 5000, "a\x00b", "./a\x00b.json"])
-def test_paths_that_a_system_refuses_are_errors(tmp_path, item):
-    with pytest.raises(LREError):
-        load_relations(item, tmp_path)
-    with pytest.raises(LREError):
-        load_relations("x", item)

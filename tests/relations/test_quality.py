@@ -59,7 +59,7 @@ SPOILED |= {place.encode().decode("latin-1"): place for place in PLACES}
 @pytest.mark.parametrize("text", SPOILED)
 def test_texts_that_are_certainly_wrong_are_repaired(text):
     (problem,) = find_problems(relation(text))
-    assert (problem.kind, problem.repairable) == ("text", True)
+    assert (problem.kind, problem.repairable) == ("stray characters", True)
     assert repair(relation(text)) == relation(SPOILED[text])
 
 
@@ -90,7 +90,7 @@ def test_templates_are_repaired_and_keep_their_line_breaks(template, right):
 
 def test_repeated_samples_are_removed_also_if_they_become_equal_by_repair():
     doubtful = relation(("a", "1"), ("b", "2"), ("a", "1"), ("a ", "1"))
-    assert [problem.kind for problem in certain(doubtful)] == ["text", "duplicate"]
+    assert [problem.kind for problem in certain(doubtful)] == ["stray characters", "duplicate"]
     assert repair(doubtful) == relation(("a", "1"), ("b", "2"))
 
 

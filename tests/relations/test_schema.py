@@ -76,7 +76,10 @@ def test_optional_keys_have_defaults():
         ({"name": "\x1b[31m"}, "name is '\\x1b[31m', which contains the control character '\\x1b'"),
         ({"prompt_templates": "The {} is"}, "prompt_templates must be a list, not 'The {} is'"),
         ({"prompt_templates": []}, "prompt_templates is empty; it must hold at least one entry"),
-        ({"prompt_templates": ["{} is", "{a}"]}, "prompt_templates[1] is '{a}'; it must have exactly one {} for the"),
+        (
+            {"prompt_templates": ["{} is", "{} {a}"]},
+            "prompt_templates[1] is '{} {a}'; it must have exactly one {}",
+        ),
         (
             {"prompt_templates": ["{}" + "x" * 10_000]},
             "prompt_templates[0] has 10002 characters, and may",
