@@ -6,5 +6,14 @@ from lre_lightning.callbacks.figures import ResultsFigures
 from lre_lightning.callbacks.log import RelationLog
 from lre_lightning.callbacks.progress import RelationProgressBar
 from lre_lightning.callbacks.results import ResultsTable
+from lre_lightning.callbacks.scalars import ResultsScalars
 
-__all__ = ["AttributeLens", "BetaTuning", "RelationLog", "RelationProgressBar", "ResultsFigures", "ResultsTable"]
+__all__ = [
+    "AttributeLens",
+    "BetaTuning",
+    "RelationLog",
+    "RelationProgressBar",
+    "ResultsFigures",
+    "ResultsScalars",
+    "ResultsTable",
+]

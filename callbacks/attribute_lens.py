@@ -1,8 +1,8 @@
-"""The attribute lens of some texts, as images in TensorBoard and as files."""
+"""The attribute lens of some texts, as files and in loggers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -10,26 +10,32 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from lre_lightning.callbacks.loggers import log_image
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.lens import check_text, read_lenses
+from lre_lightning.lens.tokens import sentence
+from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.relations.relation import SLOT
 from lre_lightning.runs.processes import on_rank_zero
 from lre_lightning.training.protocols import HasLREs, require
+
+MOST_SENTENCES = 6
+"""Upper bound on the sentences that are taken from the data."""
+LONGEST_TAG = 60
 
 
 class AttributeLens(Callback):
     """Show what the hidden states of some texts say about attributes, at every layer and token.
 
-    At the end of chosen epochs, of fit, and of validate, each text is read through the LRE of each relation and through
-    the logit lens (`lre_lightning.lens.lens.read_lenses`), and written:
+    At the end of chosen epochs, of fit and, with given texts, of validate, each text is read through the LRE of each
+    relation and through the logit lens (`lre_lightning.lens.lens.read_lenses`), and written:
 
-    - to TensorBoard, if the trainer has that logger, as the image ``attribute_lens/<number of the text>``;
+    - to the Trainer's loggers that take images, as ``attribute_lens/<number> <text>``;
     - as ``<dirpath>/text<number>.png``;
     - as ``<dirpath>/lenses.html``, a page that shows the most likely tokens of each cell, and ``lenses.json``.
 
@@ -37,7 +43,8 @@ class AttributeLens(Callback):
     `tokenizer`, or else the module's. On several devices rank zero reads and writes.
 
     Args:
-        texts: The texts; they are numbered from 0.
+        texts: The texts; they are numbered from 0. If None, each category of the datamodule's relations, up to six,
+            gives one: the shortest sentence in which a relation asks about a test subject, read through its lens alone.
         relations: The relations whose LREs to look through, the first trial of each; all if None. Relations without an
             LRE are left out.
         every_n_epochs: Period in epochs of fit; None for its end alone.
@@ -53,20 +60,20 @@ class AttributeLens(Callback):
 
     def __init__(
         self,
-        texts: list[str],
+        texts: list[str] | None = None,
         relations: list[str] | None = None,
         every_n_epochs: int | None = None,
         top_k: int = 5,
         layers: list[int | Literal["emb"]] | None = None,
         dirpath: str | None = None,
     ) -> None:
-        for name, given in (("texts", texts), ("relations", ["all"] if relations is None else relations)):
+        for name, given in (("texts", texts), ("relations", relations)):
             strings = isinstance(given, list | tuple) and all(isinstance(text, str) and text.strip() for text in given)
-            if not strings or not given or len(set(given)) < len(given):
+            if given is not None and (not strings or not given or len(set(given)) < len(given)):
                 raise LREError(f"{name} must be a list of different texts, none of them empty, got {given!r}")
         check_number("every_n_epochs", 1 if every_n_epochs is None else every_n_epochs, 1)
         check_number("top_k", top_k, 1)
-        self.texts, self.relations, self.layers = list(texts), relations, layers
+        self.texts, self.relations, self.layers = texts, relations, layers
         self.every_n_epochs, self.top_k, self.dirpath = every_n_epochs, top_k, dirpath
         self._shown_after: int | None = None
 
@@ -77,7 +84,7 @@ class AttributeLens(Callback):
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate" and self.texts is not None:
             self._check(trainer, pl_module)
 
     @override
@@ -94,39 +101,51 @@ class AttributeLens(Callback):
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate" and self.texts is not None:
             on_rank_zero(trainer, lambda: self._show(trainer, pl_module))
 
     def _check(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check arguments against module and data, before anything has been computed that would be lost."""
         module: HasLREs = require(HasLREs, pl_module, self)
-        for text in self.texts:
+        for text in self.texts or ():
             check_text(module.lm, _tokenizer(trainer, pl_module), text, self.top_k, self.layers)
         data: Any = getattr(trainer, "datamodule", None)
+        if self.texts is None and not isinstance(data, RelationDataModule):
+            raise LREError("AttributeLens needs texts, or a RelationDataModule to take them from")
         if trainer.state.fn == "fit" and isinstance(data, RelationDataModule):
             known = dict.fromkeys([*(relation.name for relation in data.relations), *(name for name, _ in module.lres)])
             unknown = [relation for relation in self.relations or () if relation not in known]
             if unknown:
                 raise LREError(f"no LRE of {unknown} can be shown: the data have {list(known)}")
-        if not any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-            folder = str(self._folder(trainer))
-            rank_zero_warn(f"without a TensorBoardLogger, attribute lenses are written to {folder!r} alone")
 
     def _show(self, trainer: L.Trainer, pl_module: Any) -> None:
         lm, tokenizer = pl_module.lm, _tokenizer(trainer, pl_module)
+        texts = test_sentences(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
         with torch.inference_mode(False), _evaluating(lm):
             grids = [
-                read_lenses(lm, tokenizer, text, pl_module.lres, self.relations, self.top_k, self.layers)
-                for text in self.texts
+                read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, self.top_k, self.layers)
+                for text, own in texts.items()
             ]
-        for number, pixels in enumerate(write_lenses(grids, self._folder(trainer))):
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    tag = f"attribute_lens/{number}"
-                    logger.experiment.add_image(tag, pixels, trainer.global_step, dataformats="HWC")
+        pictures = write_lenses(grids, self._folder(trainer)) if grids else []
+        for number, (text, picture) in enumerate(zip(texts, pictures, strict=True)):
+            log_image(trainer, f"attribute_lens/{number} {sentence(text)[:LONGEST_TAG]}", picture)
 
     def _folder(self, trainer: L.Trainer) -> Path:
         return Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lenses"
+
+
+def test_sentences(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str, list[str]]:
+    """Return the shortest sentence about a test subject for each category, with the relation that it asks for."""
+    data: RelationDataModule = trainer.datamodule
+    shortest: dict[str, tuple[str, str]] = {}
+    for index, (relation, number) in enumerate(data.schedule):
+        name, category = data.relations[relation].name, data.relations[relation].category
+        if (name, number) in lres:
+            trial = data.trial(index)
+            subject = min((sample.subject for sample in trial.test), key=len)
+            found = trial.asked_with[0].replace(SLOT, subject, 1), name
+            shortest[category] = min(found, shortest.get(category, found), key=lambda pair: len(pair[0]))
+    return {text: [name] for text, name in list(shortest.values())[:MOST_SENTENCES]}
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from typing import Any, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from lre_lightning.callbacks.log import RelationLog
+from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
 from lre_lightning.errors import LREError
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import best_beta, beta_scores, categories, counted, most_faithful_beta
+from lre_lightning.report.plotting import number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
 from lre_lightning.training.protocols import HasRecords, require
 
@@ -23,10 +24,11 @@ Criterion = Literal["correlation", "faithfulness"]
 
 
 class BetaTuning(Callback):
-    """Choose beta at the end of a fit (Appendix "Selecting beta"), without running the LM again.
+    """Find the best beta at the end of a fit (Appendix "Selecting beta"), without running the LM again.
 
-    The choice goes into the module, its LREs and checkpoints, and the table of results; validation uses it. The curve
-    goes to TensorBoard as a figure, and as scalars over beta in hundredths. If there are trials that only serve to
+    It is named with the reason on standard output, in the log of `RelationLog` and in the Trainer's loggers, which also
+    get the curve, as a picture and as scalars over beta in hundredths. Only with `apply` does it go into the module,
+    its LREs and checkpoints and the table of results, and validation uses it. If there are trials that only serve to
     choose layer and rank, these alone choose beta too.
 
     Works with any LightningModule that is a `HasRecords`. On several devices the choice of rank zero holds for all.
@@ -34,19 +36,24 @@ class BetaTuning(Callback):
     Args:
         criterion: ``"correlation"``, the paper's choice, takes the beta at which faithfulness and causality (which does
             not depend on beta) correlate best over relations; ``"faithfulness"`` the one of the highest mean
-            faithfulness, which also replaces the former, with a warning, if the relations are too few to correlate.
+            faithfulness, which also replaces the former if the relations are too few to correlate.
         per_relation: Choose one beta for each relation, by its mean faithfulness, instead of one for the LM.
+        apply: Use the best beta instead of the module's.
+
+    Attributes:
+        betas: The best beta of every relation that was scored.
 
     Raises:
-        LREError: If the criterion is unknown or `per_relation` is not a bool; in setup, if the module has no records.
+        LREError: If the criterion is unknown or a bool is none; in setup, if the module has no records.
     """
 
-    def __init__(self, criterion: Criterion = "correlation", per_relation: bool = False) -> None:
+    def __init__(self, criterion: Criterion = "correlation", per_relation: bool = False, apply: bool = False) -> None:
         if criterion not in get_args(Criterion):
             raise LREError(f"criterion {criterion!r} is unknown: use {' or '.join(map(repr, get_args(Criterion)))}")
-        if not isinstance(per_relation, bool):
-            raise LREError(f"per_relation must be True or False, got {per_relation!r}")
-        self.criterion, self.per_relation = criterion, per_relation
+        for name, given in (("per_relation", per_relation), ("apply", apply)):
+            if not isinstance(given, bool):
+                raise LREError(f"{name} must be True or False, got {given!r}")
+        self.criterion, self.per_relation, self.apply = criterion, per_relation, apply
         self.betas: dict[str, float] = {}
         self._tuned = False
 
@@ -72,47 +79,58 @@ class BetaTuning(Callback):
         records = list(module.records.values())
         choosing = [replace(record, reported=True) for record in records if record.scored and not record.reported]
         records = choosing or records
-        self.betas = trainer.strategy.broadcast(self.choose(records))
+        self.betas, why = trainer.strategy.broadcast(self.choose(records))
         if not self.betas:
             return
-        module.set_beta(self.betas)
-        for callback in trainer.checkpoint_callbacks:
-            path = isinstance(callback, ModelCheckpoint) and (callback.last_model_path or callback.best_model_path)
-            if path and Path(path).exists():
-                trainer.save_checkpoint(path)
+        if self.apply:
+            module.set_beta(self.betas)
+            for callback in trainer.checkpoint_callbacks:
+                path = isinstance(callback, ModelCheckpoint) and (callback.last_model_path or callback.best_model_path)
+                if path and Path(path).exists():
+                    trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            self._log(trainer, records)
+            self._log(trainer, records, f"{why}; {'' if self.apply else 'not '}applied")
 
-    def choose(self, records: Sequence[TrialRecord]) -> dict[str, float]:
-        """Choose beta, from records of one LM, for every relation that was scored."""
-        relations = categories(counted(records))
+    def choose(self, records: Sequence[TrialRecord]) -> tuple[dict[str, float], str]:
+        """Choose beta, from records of one LM, for every relation that was scored, and say why.
+
+        There is nothing to choose, and no beta, unless the grid has several.
+        """
+        relations, scores = categories(counted(records)), beta_scores(records)
+        if len(scores) < 2:
+            return {}, ""
         if self.per_relation:
             own = {name: [record for record in records if record.relation == name] for name in relations}
             found = {name: most_faithful_beta(beta_scores(group)) for name, group in own.items()}
-            return {name: beta for name, beta in found.items() if beta is not None}
-        scores = beta_scores(records)
-        beta = best_beta(scores) if self.criterion == "correlation" else None
-        if beta is None:
-            if scores and self.criterion == "correlation":
-                rank_zero_warn(
-                    f"{len(relations)} relations are too few for a correlation of faithfulness and causality, or do "
-                    "not vary: beta is chosen by mean faithfulness"
-                )
-            beta = most_faithful_beta(scores)
-        return {} if beta is None else dict.fromkeys(relations, beta)
+            betas = {name: beta for name, beta in found.items() if beta is not None}
+            each = ", ".join(f"{beta:g} for {name!r}" for name, beta in betas.items())
+            return betas, f"best betas by mean faithfulness: {each}"
+        best = best_beta(scores) if self.criterion == "correlation" else None
+        beta = best if best is not None else most_faithful_beta(scores)
+        (at,) = (score for score in scores if score.beta == beta)
+        over = f"over {number_of(len(relations))}"
+        if best is not None:
+            why = f"best correlation of faithfulness and causality {over}, {r_of(at.correlation)}"
+        else:
+            why = f"best mean faithfulness {over}, {at.faithfulness[0]:.2f}"
+            if self.criterion == "correlation":
+                why += ": they are too few for a correlation with causality, or do not vary"
+        return dict.fromkeys(relations, at.beta), f"beta {at.beta:g} has the {why}"
 
-    def _log(self, trainer: L.Trainer, records: Sequence[TrialRecord]) -> None:
-        scores = beta_scores(records)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and len(scores) > 1:
-                figure = plot_beta(records)
-                logger.experiment.add_figure("beta_tuning/curve", figure, trainer.global_step, close=False)
-                for score in scores:
-                    causality = None if score.causality is None else score.causality[0]
-                    named = {"faithfulness": score.faithfulness[0], "causality": causality}
-                    for name, value in (named | {"correlation": score.correlation}).items():
-                        if value is not None:
-                            logger.experiment.add_scalar(f"beta_tuning/{name}", value, round(100 * score.beta))
+    def _log(self, trainer: L.Trainer, records: Sequence[TrialRecord], line: str) -> None:
+        print(line)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RelationLog):
+                callback.write(trainer, line)
+        log_text(trainer, "beta_tuning", line)
+        figure = plot_beta(records)
+        figure.set_figwidth(NARROW)
+        log_image(trainer, "beta_tuning/curve", figure)
+        for score in beta_scores(records):
+            causality = None if score.causality is None else score.causality[0]
+            found = {"faithfulness": score.faithfulness[0], "causality": causality, "correlation": score.correlation}
+            scalars = {f"beta_tuning/{name}": value for name, value in found.items() if value is not None}
+            log_scalars(trainer, scalars, round(100 * score.beta))
 
     @override
     def state_dict(self) -> dict[str, Any]:

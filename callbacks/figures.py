@@ -1,4 +1,4 @@
-"""Pictures of the results, as files and in TensorBoard."""
+"""Pictures of the results, as files and in loggers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from lre_lightning.callbacks.loggers import NARROW, log_image
 from lre_lightning.report.analysis import counted
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sweeps import plot_layers
@@ -20,7 +20,7 @@ from lre_lightning.storage.files import written_whole
 class ResultsFigures(Callback):
     """Plot the results at the end of a fit: per relation, and per layer.
 
-    They go to ``<dirpath>/relations.png`` and ``layers.png``, and to TensorBoard if the trainer has that logger.
+    They go to ``<dirpath>/relations.png`` and ``layers.png``, and to the loggers that take images.
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:
@@ -42,7 +42,5 @@ class ResultsFigures(Callback):
         for name, figure in figures.items():
             with written_whole(folder / f"{name}.png") as part:
                 figure.savefig(part, dpi=120, format="png")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                for name, figure in figures.items():
-                    logger.experiment.add_figure(f"results/{name}", figure, trainer.global_step, close=False)
+            figure.set_figwidth(NARROW)
+            log_image(trainer, f"results/{name}", figure)

@@ -62,14 +62,14 @@ class RelationLog(Callback):
         sizes = f"relations {len(progress.relations)}, trials {trials} ({each} per relation)"
         devices = f"devices {trainer.world_size} x {trainer.strategy.root_device.type}"
         resumed = f", resumed at trial {progress.first + 1} of {trials}" if progress.first else ""
-        self._write(trainer, f"fit of {lm!r}: {sizes}, {devices}{resumed}")
+        self.write(trainer, f"fit of {lm!r}: {sizes}, {devices}{resumed}")
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self._progress:
             relation = self._progress.finish_trial()
             if relation is not None:
-                self._write(trainer, relation_line(self._progress, relation, list(pl_module.records.values())))
+                self.write(trainer, relation_line(self._progress, relation, list(pl_module.records.values())))
 
     @override
     @rank_zero_only
@@ -79,7 +79,7 @@ class RelationLog(Callback):
         scored = sum(summary.trials > 0 for summary in summarize(list(pl_module.records.values())))
         trials = f"trials {progress.done} of {len(progress.schedule)}"
         relations = f"scored {scored} of {len(progress.relations)} relations"
-        self._write(trainer, f"fit ended after {duration(progress.elapsed)}: {trials}, {relations}")
+        self.write(trainer, f"fit ended after {duration(progress.elapsed)}: {trials}, {relations}")
         self._progress = None
 
     @override
@@ -89,10 +89,10 @@ class RelationLog(Callback):
             if str(exception).strip():
                 why += f": {printable(first_line(exception))}"
             after, place = duration(self._progress.elapsed), self._progress.name
-            self._write(trainer, f"fit stopped after {after} at {place}: {why}")
+            self.write(trainer, f"fit stopped after {after} at {place}: {why}")
             self._progress = None
 
-    def _write(self, trainer: L.Trainer, line: str) -> None:
+    def write(self, trainer: L.Trainer, line: str) -> None:
         """Write a line to the logger and the file; a file that cannot be written does not end the fit."""
         LOGGER.info("%s", line)
         path = Path(self.dirpath or trainer.default_root_dir) / "fit.log"

@@ -9,14 +9,15 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from lre_lightning.callbacks.loggers import log_table
 from lre_lightning.records.record import write_records
 from lre_lightning.records.summary import summarize, write_csv
-from lre_lightning.report.console import print_results
+from lre_lightning.report.console import print_results, results_table
 from lre_lightning.runs.processes import on_rank_zero
 
 
 class ResultsTable(Callback):
-    """Print the table of results at the end of fit and validate, and keep all results in two files.
+    """Print and log the table of results at the end of fit and validate, and keep all results in two files.
 
     ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for `read_records` and for
     reports; ``fit_results.csv`` has the scores of each relation and trial at the chosen layer, beta and rank, with the
@@ -60,7 +61,14 @@ class ResultsTable(Callback):
 
     def _finish(self, trainer: L.Trainer, module: Any) -> None:
         self._write(trainer, module)
-        print_results(summarize(list(module.records.values())))
+        summaries = summarize(list(module.records.values()))
+        print_results(summaries)
+        columns = results_table(summaries).columns
+        names, rows = (
+            [str(column.header) for column in columns],
+            zip(*(column.cells for column in columns), strict=True),
+        )
+        log_table(trainer, "results", names, [list(map(str, row)) for row in rows])
         print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")
 
     def _path(self, trainer: L.Trainer, ending: str) -> Path:

@@ -8,15 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 import lre_lightning
-from lre_lightning.callbacks import RelationLog, RelationProgressBar, ResultsFigures, ResultsTable
+from lre_lightning.callbacks import (
+    AttributeLens,
+    BetaTuning,
+    RelationLog,
+    RelationProgressBar,
+    ResultsFigures,
+    ResultsScalars,
+    ResultsTable,
+)
 from lre_lightning.callbacks.log import log_to_console
+from lre_lightning.callbacks.loggers import log_text
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.data import Data
 from lre_lightning.commands.dataset import Dataset
@@ -58,6 +69,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 
+CALLBACKS = (BetaTuning, ResultsFigures, ResultsScalars, ResultsTable, RelationLog, AttributeLens)
+"""Callbacks of every Trainer; one that the user gives replaces that of its type."""
+
 LINKS = {"data.tokenizer": "model.name_or_path"} | {
     f"data.{target}": source for target, source in declared(RelationDataModule, "linked").items()
 }
@@ -65,13 +79,15 @@ LINKS = {"data.tokenizer": "model.name_or_path"} | {
 
 
 class ConfigFile(SaveConfigCallback):
-    """Lightning's ``config.yaml``, written atomically."""
+    """Lightning's ``config.yaml``, written atomically, and the same in the Trainer's loggers."""
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not self.already_saved:
             path = Path(trainer.log_dir or ".") / self.config_filename
-            on_rank_zero(trainer, lambda: write_whole(path, self.parser.dump(self.config, skip_unset=False)))
+            text = self.parser.dump(self.config, skip_unset=False)
+            on_rank_zero(trainer, lambda: write_whole(path, text))
+            on_rank_zero(trainer, lambda: log_text(trainer, "configuration", f"```yaml\n{text}\n```"))
             self.already_saved = True
 
 
@@ -91,7 +107,7 @@ class LRECommandLine(LightningCLI):
             RelationDataModule,
             trainer_class=LRETrainer,
             args=args,
-            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": [ResultsFigures(), ResultsTable(), RelationLog()]},
+            trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=ConfigFile,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -216,9 +232,9 @@ class LRECommandLine(LightningCLI):
             self.model.bank.searched += [folder / "lres" for folder in Path(path).absolute().parents[:2]]
 
     def instantiate_trainer(self, begin: Callable[[], None] | None = None, **kwargs: Any) -> Trainer:
-        """Add the callbacks that guard the run's folder and show progress.
+        """Add the callbacks that guard the run's folder and show progress and results.
 
-        A progress bar that the user chose or disabled, and a checkpoint plugin of the user's own, are kept.
+        What the user chose is kept: callbacks of these types, no progress bar, a logger, a checkpoint plugin.
 
         Args:
             begin: Called on the first process before a fit begins.
@@ -232,6 +248,11 @@ class LRECommandLine(LightningCLI):
         chosen = [callback for callback in given if callback]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in chosen):
             chosen.append(RelationProgressBar())
+        chosen += [kind() for kind in CALLBACKS if not any(isinstance(c, kind) for c in chosen)]
+        if trainer.logger in (None, True):  # Lightning's own would show a placeholder beside the hyperparameters
+            kwargs["logger"] = TensorBoardLogger(
+                trainer.default_root_dir, version=SLURMEnvironment.job_id(), default_hp_metric=False
+            )
         try:
             made = super().instantiate_trainer(**{"callbacks": [RunFolder(begin), self.stop, *chosen], **kwargs})
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:

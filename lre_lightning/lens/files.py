@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from matplotlib.figure import Figure
 from PIL import Image
 
 from lre_lightning.lens.lens import Lens
@@ -17,15 +16,15 @@ from lre_lightning.lens.plotting import plot_lenses, to_pixels
 from lre_lightning.storage.files import write_whole, written_whole
 
 
-def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[NDArray[np.uint8]]:
+def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[Figure]:
     """Write ``text<number>.png`` for each text, ``lenses.html``, and ``lenses.json``, a list of the fields of `Lens`.
 
-    `grids` are the lenses of each text. Returns the pictures, `(height, width, 3)` each.
+    `grids` are the lenses of each text. Returns the pictures.
     """
-    pictures = [to_pixels(plot_lenses(text)) for text in grids]
-    for number, pixels in enumerate(pictures):
+    pictures = [plot_lenses(text) for text in grids]
+    for number, picture in enumerate(pictures):
         with written_whole(folder / f"text{number}.png") as part:
-            Image.fromarray(pixels).save(part, format="PNG")
+            Image.fromarray(to_pixels(picture)).save(part, format="PNG")
     lenses = [lens for text in grids for lens in text]
     write_whole(folder / "lenses.html", lens_page(lenses))
     data = json.dumps([asdict(lens) for lens in lenses], ensure_ascii=False, indent=1)

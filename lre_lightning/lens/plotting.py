@@ -36,7 +36,6 @@ SIZES = (SIZE, 6.25, 5.5)  # of tokens in cells, which shrink before they are cu
 ROW, NARROWEST, WIDEST, PADDING = 12.0, 22.0, 38.0, 3.0  # of cells
 TITLE, TITLE_SIZE, WIDEST_TITLE, NARROWEST_GRID = 18.0, 9.0, 240.0, 100.0
 LABELS, MARGIN, HEAD, FOOT = 24.0, 12.0, 24.0, 34.0
-PAGE = 14.0 * 72  # width at which grids continue in the next row: about that of a screen in pixels
 
 
 def plot_lenses(lenses: Sequence[Lens]) -> Figure:
@@ -59,13 +58,10 @@ def plot_lenses(lenses: Sequence[Lens]) -> Figure:
 
     cell = min(max(NARROWEST, *(pen.width(token, SIZE) for token in tokens)), WIDEST) + PADDING
     widest_title = min(max(pen.width(title, TITLE_SIZE) for title in titles), WIDEST_TITLE)
-    wide = LABELS + max(cell * max(len(lens.tokens) for lens in lenses), widest_title, NARROWEST_GRID)
-    high = TITLE + ROW * (1 + max(len(lens.layers) for lens in lenses))
-    # As many side by side as a page takes, or more if the figure would become a long strip.
-    fitting, square = int(PAGE / (wide + MARGIN)), round(math.sqrt(len(lenses) * high / wide))
-    columns = min(len(lenses), max(1, fitting, square))
-    width = MARGIN + columns * (wide + MARGIN)
-    height = HEAD + math.ceil(len(lenses) / columns) * (high + MARGIN) + FOOT
+    wide = max(cell * max(len(lens.tokens) for lens in lenses), widest_title, NARROWEST_GRID)
+    high = TITLE + ROW * (1 + max(len(lens.layers) for lens in lenses)) + MARGIN
+    width = LABELS + wide + MARGIN
+    height = HEAD + len(lenses) * high + FOOT
     figure = Figure(figsize=(width / 72, height / 72), dpi=min(DPI, LONGEST_SIDE * 72 / max(width, height)))
 
     def axes_at(left: float, top: float, wide: float, high: float) -> Axes:
@@ -73,11 +69,9 @@ def plot_lenses(lenses: Sequence[Lens]) -> Figure:
 
     pen.write(figure, MARGIN / width, 1 - 16 / height, heading, width - 2 * MARGIN, [TITLE_SIZE])
     for number, lens in enumerate(lenses):
-        row, column = divmod(number, columns)
-        left, top = MARGIN + column * (wide + MARGIN) + LABELS, HEAD + row * (high + MARGIN) + TITLE
-        axes = axes_at(left, top, cell * len(lens.tokens), ROW * len(lens.layers))
-        _plot_grid(axes, lens, pen, cell, wide - LABELS)
-    _plot_scale(axes_at(MARGIN + LABELS, height - FOOT + 2, 160, 8), pen)
+        axes = axes_at(LABELS, HEAD + number * high + TITLE, cell * len(lens.tokens), ROW * len(lens.layers))
+        _plot_grid(axes, lens, pen, cell, wide)
+    _plot_scale(axes_at(LABELS, height - FOOT + 2, 100, 8), pen)
     return figure
 
 
@@ -111,11 +105,16 @@ def _plot_scale(axes: Axes, pen: _Pen) -> None:
     pen.write(axes, 1.04, 0.1, "probability")
 
 
-def to_pixels(figure: Figure) -> NDArray[np.uint8]:
-    """Return a figure as an image, `(height, width, 3)`, at its own resolution."""
+def to_pixels(figure: Figure, width: int | None = None) -> NDArray[np.uint8]:
+    """Return a figure as an image, `(height, width, 3)`, at its own resolution unless it is to have another width."""
+    dpi = figure.dpi
+    if width is not None:
+        figure.dpi = width / figure.get_figwidth()
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    figure.dpi = dpi
+    return pixels
 
 
 class _Pen:

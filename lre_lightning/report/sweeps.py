@@ -228,7 +228,7 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     if len(scores) < 10:
         axes.set_xticks(list(faithful), [f"{beta:g}" for beta in faithful])
     axes.set_xlabel("β")
-    plotting.legend(figure, columns=2)
+    plotting.legend(figure, columns=1)
     return figure
 
 

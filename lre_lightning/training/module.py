@@ -17,6 +17,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import declared, options_of, plain
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.report.analysis import SCORES, over_relations
 from lre_lightning.runs.checkpoints import read_hyperparameters, restrict
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import (
@@ -254,6 +255,10 @@ class LREModule(L.LightningModule):
             if record is not None:
                 self._keep(record)
         self._trial = None
+        for name, score in SCORES.items():  # for the Trainer; loggers get more from `ResultsScalars`
+            mean = over_relations(self.records.values(), score)
+            if mean is not None:
+                self.log(name, mean[0], logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _keep_lre(self, lre: LRE) -> None:
         """Keep an LRE; the first process writes its file, and the others wait for that."""
@@ -265,13 +270,7 @@ class LREModule(L.LightningModule):
         share_error(self.trainer, error)
 
     def _keep(self, record: TrialRecord) -> None:
-        """Keep a record and log its scores."""
         self.records[record.relation, record.trial] = record
-        scores = {"known": float(record.known)}
-        if record.chosen_scores is not None:
-            scores["faithfulness"], scores["causality"] = record.chosen_scores
-        for name, score in scores.items():
-            self.log(f"{name}/{record.relation}", score, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     # Prediction: the attribute lens of texts.
 

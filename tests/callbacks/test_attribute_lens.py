@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -28,7 +29,16 @@ from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.training.module import LREModule
 from tests.helpers.tiny_models import tiny_model
-from tests.helpers.toy import OBJECTS, WIDTH, WORDS, toy_model, toy_tokenizer, write_toy_model, write_toy_relations
+from tests.helpers.toy import (
+    OBJECTS,
+    WIDTH,
+    WORDS,
+    relation_json,
+    toy_model,
+    toy_tokenizer,
+    write_toy_model,
+    write_toy_relations,
+)
 
 TEXTS = ["colour thing1", "thing2 red"]
 BATCHES = 4
@@ -115,13 +125,14 @@ def test_the_grids_go_to_files_and_to_tensorboard(tmp_path):
     check_files(tmp_path / "lenses", expected(module))
     trainer.fit(module)
     found = images(tmp_path / "one")
-    assert list(found) == list(images(tmp_path / "two")) == ["attribute_lens/0", "attribute_lens/1"]
+    tags = [f"attribute_lens/{number} {text}" for number, text in enumerate(TEXTS)]
+    assert list(found) == list(images(tmp_path / "two")) == tags
     for number, logged in enumerate(found.values()):
         assert [image.step for image in logged] == [0, BATCHES]
-        with Image.open(tmp_path / "lenses" / f"text{number}.png") as file:
-            for image in logged:
-                with Image.open(BytesIO(image.encoded_image_string)) as shown:
-                    assert np.array_equal(np.asarray(shown), np.asarray(file))
+        pixels = to_pixels(plot_lenses(expected(module)[number]), 350)
+        for image in logged:
+            with Image.open(BytesIO(image.encoded_image_string)) as shown:
+                assert np.array_equal(np.asarray(shown), pixels)
 
 
 def test_options_choose_relations_layers_tokens_and_folder_also_after_pickling(tmp_path):
@@ -143,10 +154,30 @@ def test_a_fit_of_lres_shows_what_it_finds(tmp_path):
     found = json.loads((tmp_path / "lenses" / "lenses.json").read_text())
     assert [grid["name"] for grid in found] == ["thing colour", "logit lens"]
     assert {row[0][0] for row in found[0]["top"]} == {OBJECTS[2]}
-    assert len(images(tmp_path)["attribute_lens/0"]) == 2
+    assert len(images(tmp_path)["attribute_lens/0 thing6"]) == 2
     message = r"no LRE of \['colours'\] can be shown: the data have \['thing colour', 'wrong colour'\]"
     with pytest.raises(LREError, match=message):
         trainer_of(tmp_path, [AttributeLens(TEXTS, ["colours"])], **options).fit(module, datamodule=data)
+
+
+def test_without_texts_each_category_gives_its_shortest_sentence(tmp_path):
+    model, relations = str(write_toy_model(tmp_path / "model")), write_toy_relations(tmp_path / "relations")
+    longer = relation_json("longer colour") | {"prompt_templates": ["colour {}"]}
+    (relations / "longer_colour.json").write_text(json.dumps(longer))
+    data = RelationDataModule(model, source=str(relations), n_shot=4, trials=1)
+    options = {"max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "num_sanity_val_steps": 0}
+    trainer = trainer_of(tmp_path, [AttributeLens()], inference_mode=False, **options)
+    trainer.fit(LREModule(model, layers=[0], betas=[1.0], ranks=[4]), datamodule=data)
+    found = json.loads((tmp_path / "lenses" / "lenses.json").read_text())
+    assert [grid["name"] for grid in found] == ["half colour", "logit lens", "thing colour", "logit lens"]
+    tested = {trial.relation.name: trial.test for trial in map(data.trial, range(4))}
+    for grid, other in zip(found[::2], found[1::2], strict=True):
+        subjects = [sample.subject for sample in tested[grid["name"]]]
+        assert grid["text"] == other["text"] == min(subjects, key=len)
+    assert list(images(tmp_path)) == [f"attribute_lens/{i} {found[2 * i]['text']}" for i in (0, 1)]
+    last = (tmp_path / "lenses" / "lenses.json").stat().st_mtime_ns
+    trainer.validate(trainer.lightning_module, data, verbose=False)
+    assert (tmp_path / "lenses" / "lenses.json").stat().st_mtime_ns == last
 
 
 # When.
@@ -159,7 +190,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(attribute_lens, "read_lenses", lambda *_: None)
     show = AttributeLens._show
     monkeypatch.setattr(AttributeLens, "_show", lambda *args: steps.append(args[1].global_step) or show(*args))
-    monkeypatch.setattr(attribute_lens, "write_lenses", lambda *_: [])
+    monkeypatch.setattr(attribute_lens, "write_lenses", lambda grids, _: [Figure()] * len(grids))
     return steps
 
 
@@ -248,12 +279,7 @@ def test_it_leaves_everything_as_found_if_it_fails(tmp_path, monkeypatch):
     assert [state[:3] for state in before.states] == [state[:3] for state in after.states]
 
 
-# Loggers, and what is refused.
-
-
-def test_without_a_logger_for_images_a_warning_says_where_files_are(tmp_path, shown):
-    with pytest.warns(UserWarning, match="without a TensorBoardLogger, attribute lenses are written to .*lenses"):
-        trainer_of(tmp_path, [AttributeLens(TEXTS)], logger=CSVLogger(tmp_path)).fit(Foreign())
+# What is refused.
 
 
 @pytest.mark.parametrize(
@@ -307,3 +333,8 @@ def test_a_module_that_lacks_something_is_refused(tmp_path, callback, lacking, m
     delattr(module, lacking)
     with pytest.raises(LREError, match=message):
         trainer_of(tmp_path, [callback]).fit(module)
+
+
+def test_texts_can_only_be_taken_from_relations(tmp_path):
+    with pytest.raises(LREError, match="AttributeLens needs texts, or a RelationDataModule to take them from"):
+        trainer_of(tmp_path, [AttributeLens()]).fit(Foreign())

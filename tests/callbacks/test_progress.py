@@ -254,10 +254,10 @@ class Turns(BoringDataModule):
         self.relations = [SimpleNamespace(name="first"), SimpleNamespace(name=second)]
 
 
-def fit_other(root, *callbacks, module=None, data=None, **options):
+def fit_other(root, *callbacks, module=None, data=None, ckpt_path=None, **options):
     """Fit another module on other data, in four epochs unless told otherwise."""
     options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4} | options
-    trainer_of(root, callbacks, **options).fit(module or Other(), datamodule=data or Turns())
+    trainer_of(root, callbacks, **options).fit(module or Other(), datamodule=data or Turns(), ckpt_path=ckpt_path)
 
 
 def test_other_modules_and_data_work_also_if_the_trainer_continues_after_the_last_trial(clock, tmp_path):

@@ -13,12 +13,13 @@ from tests.callbacks.test_beta_tuning import record, relations
 from tests.callbacks.test_progress import lines_of, stamped
 
 SCRIPT = """
-from lre_lightning.callbacks import BetaTuning, RelationLog
+from lre_lightning.callbacks import BetaTuning, RelationLog, ResultsScalars
 from lre_lightning.callbacks.log import log_to_console
 from tests.callbacks.test_two_processes import TEXTS, Data, Module, PerProcess, trainer_of
 log_to_console(True)
 lenses = [PerProcess(TEXTS, dirpath=name) for name in ("lenses", "file/deep")]
-trainer = trainer_of(".", [RelationLog(), BetaTuning(), *lenses], devices=2, strategy="ddp_fork", max_epochs=4)
+callbacks = [RelationLog(), BetaTuning(apply=True), ResultsScalars(), *lenses]
+trainer = trainer_of(".", callbacks, devices=2, strategy="ddp_fork", max_epochs=4)
 trainer.fit(Module(), datamodule=Data())
 """
 
@@ -66,7 +67,7 @@ def test_two_processes_agree_write_once_and_fail_together(launch, tmp_path):
     ended = launch(tmp_path, code=SCRIPT)
     assert ended.status == 0, ended.error
     lines = lines_of(tmp_path)
-    assert [line.split(" ")[0] for line in lines] == ["fit", *["relation"] * 4, "fit"]
+    assert [line.split(" ")[0] for line in lines] == ["fit", *["relation"] * 4, "beta", "fit"]
     assert "devices 2 x cpu" in lines[0]
     assert stamped(ended.error) == stamped((tmp_path / "fit.log").read_text())
     for process in (0, 1):

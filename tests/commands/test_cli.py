@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 import warnings
@@ -128,8 +129,10 @@ def test_fit_writes_results_figures_lres_and_scalars(fitted):
     config = yaml.safe_load((version / "config.yaml").read_text())
     assert config["model"]["beta"] == 1.0
     scalars = read_scalars(version)
-    assert scalars["faithfulness/thing colour"] == [1.0, 1.0]
-    assert scalars["known/wrong colour"] == [0.0, 0.0]
+    assert scalars["faithfulness/all relations"] == [1.0, 1.0, 1.0]
+    assert scalars["causality by layer/thing colour"] == [1.0, 1.0, 1.0]
+    assert scalars["final/faithfulness"] == [1.0]
+    assert "hp_metric" not in scalars
 
 
 def read_scalars(folder):
@@ -137,7 +140,9 @@ def read_scalars(folder):
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    assert set(events.Tags()["images"]) == {"results/relations", "results/layers"}
+    shown = [re.sub(r"thing\d$", "thing", tag) for tag in sorted(events.Tags()["images"])]
+    assert shown == ["attribute_lens/0 thing", "attribute_lens/1 thing", "results/layers", "results/relations"]
+    assert {"configuration/text_summary", "results/text_summary"} <= set(events.Tags()["tensors"])
     return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
