@@ -86,14 +86,14 @@ def prompt_jacobian(
     chosen = lm.check_layers(layers)
     with torch.inference_mode(False):
         ids = input_ids.to(lm.device, copy=True)
-        cache = lm.prefix_cache(ids[:subject_position])
-        suffix = ids[subject_position:]
+        shared = subject_position if lm.shares_prefix else 0
+        cache, suffix, position = lm.prefix_cache(ids[:shared]), ids[shared:], subject_position - shared
         wanted = lm.chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
         sweeps = math.ceil(lm.hidden_size / wanted)
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",
             math.ceil(lm.hidden_size / sweeps),
-            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), cache, chosen),
+            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), position, cache, chosen),
         )
     for layer, jacobian in result.jacobian.items():
         if not torch.isfinite(jacobian).all():
@@ -104,7 +104,9 @@ def prompt_jacobian(
     return result
 
 
-def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> PromptJacobian:
+def _compute(
+    lm: LanguageModel, suffixes: Tensor, position: int, cache: Cache | None, layers: tuple[Layer, ...]
+) -> PromptJacobian:
     """Sweep back through the graph of equal suffixes `(lanes, suffix)`; each pass yields a row per lane."""
     nodes, output = _suffix_graph(lm, suffixes, cache, layers)
     (lanes, hidden), device = output.shape, lm.device
@@ -118,10 +120,10 @@ def _compute(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: t
         last = start + lanes >= hidden
         gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, retain_graph=not last)
         for jacobian, gradient in zip(jacobians.values(), gradients, strict=True):
-            jacobian[start : start + count] = gradient[:count, 0]
+            jacobian[start : start + count] = gradient[:count, position]
     return PromptJacobian(
         jacobian={layer: jacobian.to(device) for layer, jacobian in jacobians.items()},
-        subject={layer: node[0, 0].detach().clone().to(device) for layer, node in nodes.items()},
+        subject={layer: node[0, position].detach().clone().to(device) for layer, node in nodes.items()},
         object=output[0].detach().clone().to(device),
     )
 
@@ -168,7 +170,7 @@ def _suffix_graph(
 
     def start_graph(hidden: Tensor) -> Tensor:
         nodes[layers[0]] = hidden.detach().requires_grad_(True)
-        return nodes[layers[0]]
+        return nodes[layers[0]].clone()  # a block may change it in place
 
     with torch.enable_grad(), ExitStack() as stack:
         stack.enter_context(slim_graph(lm.offloaded, note))

@@ -7,6 +7,7 @@ the right and attention is causal, so a real token never sees a pad, and no atte
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -19,7 +20,7 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.models.caches import growing_cache
-from lre_lightning.models.hooks import observe, replace, skip
+from lre_lightning.models.hooks import replace, skip
 from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes
 from lre_lightning.models.parts import Parts, check_parts, context_length, decode, find_parts
@@ -30,6 +31,8 @@ from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedTokenizerBase
+
+LOGGER = logging.getLogger("lre_lightning")
 
 LOGIT_BYTES = 2**27
 """Bytes of logits that exist at a time where only their argmax is needed."""
@@ -85,7 +88,13 @@ class LanguageModel(nn.Module):
         self._stays = multiply_dequantized(model) or bool(devices)
         check_loaded(model, self.name)
         self._parts = parts or find_parts(model)
-        self._tuple_length = check_parts(model, self._parts)
+        self._behaviour = check_parts(model, self._parts)
+        if not self._behaviour.shares_prefix:
+            LOGGER.info(
+                "%s keeps no attention keys and values that prompts could share: whole prompts are run, which takes as "
+                "many times longer as they have more tokens than there are from the subject's last one on",
+                self.name,
+            )
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, **options: Any) -> Self:
@@ -256,10 +265,16 @@ class LanguageModel(nn.Module):
             their graph if gradients are enabled.
         """
         found: dict[Layer, Tensor] = {}
+
+        def keep(layer: Layer, hidden: Tensor) -> Tensor:
+            found[layer] = hidden
+            return hidden.clone() if self._behaviour.in_place else hidden
+
+        inputs = {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
         with ExitStack() as stack:
             for layer in layers:
-                stack.enter_context(observe(self.module_at(layer), partial(found.__setitem__, layer)))
-            self._parts.backbone(input_ids=input_ids, past_key_values=cache, use_cache=cache is not None)
+                stack.enter_context(replace(self.module_at(layer), partial(keep, layer)))
+            self._parts.backbone(input_ids=input_ids, **inputs)
         return found
 
     def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
@@ -271,9 +286,14 @@ class LanguageModel(nn.Module):
             input_ids: As in `hidden_states`.
             cache: As in `hidden_states`.
         """
-        below = [] if layer == "emb" else self._parts.blocks[: layer + 1]
-        with skip(below, self._tuple_length), replace(self.module_at(layer), lambda _: hidden):
+        below = [] if layer == "emb" or not self._behaviour.skips else self._parts.blocks[: layer + 1]
+        with skip(below, self._behaviour.tuple_length), replace(self.module_at(layer), lambda _: hidden):
             return self.forward(input_ids, cache)
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether prompts continue the keys and values of a common beginning; else each is run as a whole."""
+        return self._behaviour.shares_prefix
 
     def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
         """Return the keys and values of one prefix of token ids `(positions,)`, None if it is empty."""
@@ -301,7 +321,7 @@ class LanguageModel(nn.Module):
             Logits `(..., vocab)` in the LM's dtype.
         """
         states = hidden.to(runs_on(self._parts.unembedding), self.dtype)
-        return decode(self.model, self._parts, self._tuple_length, states)
+        return decode(self.model, self._parts, self._behaviour.tuple_length, states)
 
     def logit_rows(self, count: int) -> int:
         """Return how many of `count` hidden states to decode at a time: 128 MiB of logits, but at least one."""

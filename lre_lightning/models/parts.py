@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from lre_lightning.errors import LREError, first_line
 from lre_lightning.models.caches import share_cache
 from lre_lightning.models.hooks import hidden_of, observe, overridden, replace, skip
 from lre_lightning.models.placement import runs_on
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 SUPPORTED = (
     "GPT-2, GPT-J, GPT-Neo, GPT-NeoX (Pythia), OPT, BLOOM, Falcon, MPT, Phi, Llama, Mistral, Mixtral, Qwen, Gemma, "
@@ -58,6 +61,23 @@ class Parts:
     unembedding: nn.Module
 
 
+@dataclass(frozen=True)
+class Behaviour:
+    """What a model was found to do when it was run on a few tokens.
+
+    Attributes:
+        tuple_length: Length of the tuple that a block returns; None if it returns the hidden states alone.
+        shares_prefix: Whether a prompt's end, run on keys and values of its beginning, equals the whole prompt.
+        skips: Whether it can be run from a block on, without those before.
+        in_place: Whether a block changes the hidden states that it is given in place.
+    """
+
+    tuple_length: int | None
+    shares_prefix: bool
+    skips: bool
+    in_place: bool
+
+
 def context_length(model: nn.Module) -> int | None:
     """Return the number of tokens an LM is made for, None if its config does not say.
 
@@ -82,15 +102,16 @@ def find_parts(model: nn.Module) -> Parts:
         raise _unsupported(name, "it is not a Hugging Face PreTrainedModel, so its parts must be declared")
     if getattr(model.config, "is_encoder_decoder", False):
         raise _unsupported(name, "it has an encoder beside its decoder")
-    backbone, embedding, unembedding = model.base_model, model.get_input_embeddings(), model.get_output_embeddings()
-    if backbone is model or embedding is None or unembedding is None:
+    embedding, unembedding = model.get_input_embeddings(), model.get_output_embeddings()
+    backbone = next((child for child in model.children() if embedding in child.modules()), None)
+    if backbone is None or unembedding is None:
         raise _unsupported(name, "it has no unembedding on top of its decoder")
-    count = model.config.get_text_config().num_hidden_layers
-    modules = backbone.named_modules()
-    lists = [(path, found) for path, found in modules if isinstance(found, nn.ModuleList) and len(found) == count]
+    lists = [(path, found) for path, found in backbone.named_modules() if isinstance(found, nn.ModuleList)]
     if not lists:
-        raise _unsupported(name, f"it has no list of {count} decoder blocks")
-    _, blocks = min(lists, key=lambda item: item[0].count("."))  # the outermost
+        raise _unsupported(name, "it has no list of decoder blocks")
+    count = model.config.get_text_config().num_hidden_layers
+    # Of as many as the config has layers, which may mean something else, the outermost, and then the longest.
+    _, blocks = min(lists, key=lambda item: (len(item[1]) != count, item[0].count("."), -len(item[1])))
     return Parts(backbone, embedding, tuple(blocks), unembedding)
 
 
@@ -121,7 +142,7 @@ def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) ->
     states = hidden.reshape(-1, 1, hidden.shape[-1])
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with ExitStack() as stack:
-        stack.enter_context(overridden({parts.embedding: lambda *_: states}))
+        stack.enter_context(overridden({parts.embedding: lambda *_: states.clone()}))
         stack.enter_context(skip(parts.blocks, items))
         stack.enter_context(replace(parts.blocks[-1], lambda _: states))
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
@@ -129,36 +150,38 @@ def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) ->
 
 
 @torch.no_grad()
-def check_parts(model: nn.Module, parts: Parts) -> int | None:
-    """Check by running it that a model is a decoder-only LM made of `parts`.
-
-    Returns:
-        Length of the tuple that a block returns; None if it returns the hidden states alone.
-    """
+def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
+    """Check by running it that a model is a decoder-only LM made of `parts`, and find out how it can be run."""
     name, ids = type(model).__name__, _probe_ids(parts)
     modules = [parts.embedding, *parts.blocks, parts.unembedding]
     returned: list[Any] = []
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        returned.append(output)
+        kept.append(hidden_of(output).clone())
+
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(module.register_forward_hook(lambda _module, _inputs, output: returned.append(output)))
-        logits = _run(name, model, input_ids=ids, use_cache=True).logits
+            stack.enter_context(module.register_forward_hook(keep))
+        logits = _run(name, model, input_ids=ids, use_cache=False).logits
     if len(returned) != len(modules):
         raise _unsupported(
             name, f"its token embedding, {len(parts.blocks)} blocks and unembedding do not run once each"
         )
-    *outputs, _ = returned
-    states = [hidden_of(output) for output in outputs]
+    outputs, states = returned[:-1], kept[:-1]
     shapes = [tuple(hidden.shape) for hidden in states]
     if len(set(shapes)) > 1:
         raise _unsupported(name, f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}")
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     items = None if isinstance(outputs[-1], Tensor) else len(outputs[-1])
-    _check_suffix(name, parts, items, states)
     if not _equal(_run(name, partial(decode, model, parts, items), hidden=states[-1]), logits):
         raise _unsupported(name, "its logits do not follow from the last block's output alone")
     _check_gradients(name, parts)
-    return items
+    in_place = any(not torch.equal(hidden_of(output), state) for output, state in zip(outputs, states, strict=True))
+    skips = _runs_from_a_block(parts, items, states)
+    return Behaviour(items, skips and _shares_prefix(parts, items, states), skips, in_place)
 
 
 def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
@@ -168,25 +191,37 @@ def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def _check_suffix(name: str, parts: Parts, items: int | None, states: list[Tensor]) -> None:
-    """Refuse a model that runs a suffix, on a cache or from a block on, differently from the whole prompt."""
-    ids = _probe_ids(parts)
-    cache = getattr(_run(name, parts.backbone, input_ids=ids[:1, :2], use_cache=True), "past_key_values", None)
-    layers = getattr(cache, "layers", [])
-    if len(layers) < len(parts.blocks) or any(getattr(layer, "keys", None) is None for layer in layers):
-        raise _unsupported(name, "it keeps no attention keys and values for each of its blocks")
+def _shares_prefix(parts: Parts, items: int | None, states: list[Tensor]) -> bool:
+    """Return True if a suffix, run on keys and values of the prefix, equals the whole prompt."""
+    ids, seen = _probe_ids(parts), list[Tensor]()
+    try:
+        cache = parts.backbone(input_ids=ids[:1, :2], use_cache=True).past_key_values
+        if any(layer.keys is None for layer in cache.layers) or len(cache.layers) < len(parts.blocks):
+            return False
+        with observe(parts.blocks[-1], seen.append):
+            parts.backbone(input_ids=ids[:, 2:], past_key_values=share_cache(cache), use_cache=True)
+    except Exception:  # a cache of another kind may fail in any way
+        return False
+    return _equal(seen[0], states[-1][:, 2:], root=3) and _runs_from_a_block(parts, items, states, cache)
 
-    def run_suffix() -> None:
-        _run(name, parts.backbone, input_ids=ids[:, 2:], past_key_values=share_cache(cache), use_cache=True)
 
-    seen: list[Tensor] = []
+def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], cache: Cache | None = None) -> bool:
+    """Return True if the last block, run without those before, gives what it gives after them."""
+    ids, seen = _probe_ids(parts), list[Tensor]()
+    start = 0 if cache is None else 2
+    inputs = {"use_cache": False} if cache is None else {"past_key_values": share_cache(cache), "use_cache": True}
     before = [parts.embedding, *parts.blocks][-2]
-    with observe(parts.blocks[-1], seen.append):
-        with skip(parts.blocks[:-1], items), replace(before, lambda _: states[-2][:, 2:]):
-            run_suffix()
-        run_suffix()
-    if not all(_equal(found, states[-1][:, 2:], root=3) for found in seen):
-        raise _unsupported(name, "the end of a prompt, run on cached keys and values, differs from the whole prompt")
+
+    def given(_: Tensor) -> Tensor:
+        return states[-2][:, start:].clone()
+
+    try:
+        parts.backbone(input_ids=ids.flip(1), use_cache=False)  # so that nothing of the right run is left in blocks
+        with observe(parts.blocks[-1], seen.append), skip(parts.blocks[:-1], items), replace(before, given):
+            parts.backbone(input_ids=ids[:, start:], **inputs)
+    except Exception:  # a block may need something from those before
+        return False
+    return _equal(seen[0], states[-1][:, start:], root=3)
 
 
 @torch.enable_grad()

@@ -31,7 +31,8 @@ class _Group:
 
     rows: Tensor  # indices of the prompts in the batch, int64 `(prompts,)`
     cache: Cache | None  # keys and values of the tokens before the subject's last one
-    suffix: Tensor  # token ids from the subject's last one on, `(prompts, suffix)`
+    suffix: Tensor  # token ids after those, `(prompts, suffix)`
+    position: int  # index of the subject's last token in the suffix
     states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(prompts, suffix, hidden)`
 
 
@@ -55,7 +56,7 @@ class PromptBatch:
         self._ids = ids = input_ids.to(lm.device)
         self._subject, self._last = subject_position.to(lm.device), last_position.to(lm.device)
         self._shared = 0
-        if len(ids):
+        if len(ids) and lm.shares_prefix:
             beginning = ids[:, : int(subject_position.min())]
             self._shared = int((beginning == beginning[0]).all(0).long().cumprod(0).sum())
         self._context: Cache | None = lm.prefix_cache(ids[:1, : self._shared].flatten())
@@ -179,7 +180,7 @@ class PromptBatch:
         """Return o, `(prompts, variants, hidden)`, of some prompts of a group with s replaced by `values`."""
         count, variants = values.shape[:2]
         hidden = group.states[layer][prompts].repeat_interleave(variants, 0)
-        hidden[:, 0] = values.flatten(0, 1).to(hidden)
+        hidden[:, group.position] = values.flatten(0, 1).to(hidden)
         ids = group.suffix[prompts].repeat_interleave(variants, 0)
         cache = None if group.cache is None else share_cache(select_prefixes(group.cache, prompts))
         output = self.lm.run_from(layer, hidden, ids, cache)[:, -1]
@@ -193,9 +194,10 @@ class PromptBatch:
             rows = (shapes == shape).all(1).nonzero().flatten()
             subject, last = shape.tolist()
             ids, cache = self._ids[rows], self._context
-            if subject > self._shared:
-                cache = self.lm.extend_cache(cache, ids[:, self._shared : subject])
-            suffix = ids[:, subject : last + 1]
+            run = subject if self.lm.shares_prefix else 0
+            if run > self._shared:
+                cache = self.lm.extend_cache(cache, ids[:, self._shared : run])
+            suffix = ids[:, run : last + 1]
             states = self.lm.hidden_states(suffix, self.lm.layers, share_cache(cache))
-            groups.append(_Group(rows, cache, suffix, states))
+            groups.append(_Group(rows, cache, suffix, subject - run, states))
         return groups

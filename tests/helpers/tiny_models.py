@@ -34,6 +34,7 @@ _OPT: dict[str, Any] = {**_NEOX, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", _GPT2),
+    "ctrl": ("CTRL", {**_GPT2, "dff": 48}),  # which changes its embeddings in place
     "gptj": ("GPTJ", {**_GPT2, "rotary_dim": 4}),
     "gpt_neo": (
         "GPTNeo",
@@ -100,10 +101,47 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("OpenAIGPT", _GPT2),
+    "mamba": ("Mamba", {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 4}),
+    "rwkv": ("Rwkv", {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "attention_hidden_size": WIDTH}),
+    "recurrent_gemma": ("RecurrentGemma", {**_LLAMA, "lru_width": WIDTH, "attention_window_size": _WINDOW}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **_LLAMA,
+            "head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "lfm2": ("Lfm2", {**_LLAMA, "layer_types": ["conv", "conv", "full_attention"]}),
+    "jamba": (
+        "Jamba",
+        {
+            **_LLAMA,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
+}
+"""Families that no prefix can be shared in; their whole prompts are run for every lane."""
+
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of the family, of width `WIDTH` with `LAYERS` blocks."""
-    prefix, options = FAMILIES[family]
+    prefix, options = (FAMILIES | WHOLE)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**options, **changes})
     config._experts_implementation = "eager"  # torch's grouped products of experts do not support float64
     torch.manual_seed(seed)
@@ -153,6 +191,6 @@ class WideTorch(types.ModuleType):
 
 def widen_casts(monkeypatch: Any, family: str) -> None:
     """Make a family's modeling code compute in float64 where it casts to float32."""
-    config = getattr(transformers, f"{FAMILIES[family][0]}Config").__module__
+    config = getattr(transformers, f"{(FAMILIES | WHOLE)[family][0]}Config").__module__
     monkeypatch.setattr(importlib.import_module(config.replace("configuration_", "modeling_")), "torch", WideTorch())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)

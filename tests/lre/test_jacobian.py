@@ -9,13 +9,14 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre import jacobian as engine
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
-from tests.helpers.tiny_models import FAMILIES, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
+from tests.helpers.tiny_models import FAMILIES, VOCAB, WHOLE, WIDTH, plain_output, tiny_model, widen_casts
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 CASES = [
     *((family, position, torch.float64) for family in FAMILIES for position in (9, 13)),  # in the middle, at the end
     *((family, 0, torch.float64) for family in ("gpt2", "llama", "bloom")),  # with no token before it
+    *((family, 9, torch.float64) for family in WHOLE),
     *((family, 9, torch.float32) for family in ("gpt2", "gemma2")),
 ]
 

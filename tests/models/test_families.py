@@ -12,6 +12,7 @@ from tests.helpers.tiny_models import (
     PROMPTS,
     SUBJECTS,
     VOCAB,
+    WHOLE,
     WIDTH,
     batch_of,
     plain_output,
@@ -28,8 +29,17 @@ SUFFIX = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])  # two for each 
 
 @pytest.fixture(params=FAMILIES)
 def family(request, monkeypatch):
+    """A family in which a prefix is shared."""
     widen_casts(monkeypatch, request.param)
     return request.param
+
+
+@pytest.fixture(params=[*FAMILIES, *WHOLE])
+def any_lm(request, monkeypatch):
+    widen_casts(monkeypatch, request.param)
+    lm = LanguageModel(tiny_model(request.param))
+    assert lm.shares_prefix == (request.param in FAMILIES)
+    return lm
 
 
 @pytest.fixture
@@ -106,7 +116,8 @@ def test_prefixes_that_grow_equal_whole_prompts(lm):
 
 
 @torch.no_grad()
-def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
+def test_patched_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
+    lm = any_lm
     new = torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = batch_of(lm)
     subject, output = batch.hidden_states(lm.layers)

@@ -121,9 +121,9 @@ def lanes_of(monkeypatch, lm, **options):
     """Return the Jacobians and the numbers of lanes they were computed with."""
     seen, compute = [], engine._compute
 
-    def note(lm, suffixes, cache, layers):
+    def note(lm, suffixes, *arguments):
         seen.append(len(suffixes))
-        return compute(lm, suffixes, cache, layers)
+        return compute(lm, suffixes, *arguments)
 
     monkeypatch.setattr(engine, "_compute", note)
     result = prompt_jacobian(lm, PROMPT, 9, **options)
