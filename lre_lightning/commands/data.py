@@ -61,7 +61,7 @@ class Data(Command):
         data = RelationDataModule(**given)
         print_data(data, options.prompts, options.check)
         if options.out is not None:
-            print(f"{len(write_relations(data.candidates(), options.out))} relations written to {options.out}")
+            print(f"relations written to {options.out}: {len(write_relations(data.candidates(), options.out))}")
 
 
 def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) -> None:

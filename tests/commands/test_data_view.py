@@ -80,7 +80,7 @@ def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
     assert "city in country: samples[3].subject is 'Tokyo '; repaired it is 'Tokyo'" in out
     assert "samples[4].subject is 'New York', which contains its object 'York'" in out
     out = run(capsys, *options, "--data.selection.repair", "true", "--out", tmp_path / "mended")
-    assert f"1 relations written to {tmp_path / 'mended'}" in out
+    assert f"relations written to {tmp_path / 'mended'}: 1" in out
     mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())
     assert mended["samples"][3] == {"subject": "Tokyo", "object": "Japan"}
     assert mended["samples"][:3] == CITIES["samples"][:3]
