@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import starmap
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
 from lre_lightning.report import analysis
-from lre_lightning.report.analysis import METHODS
+from lre_lightning.report.analysis import METHODS, Score
 from lre_lightning.report.tables import Row, Table, cell_text
 
 FEW = 10
@@ -21,28 +20,28 @@ FEW = 10
 DROP = 0.2
 """Distance of the last layer below the peak from which faithfulness counts as dropping."""
 
-Pairs = Sequence[tuple[float, float]]
-"""For every relation a value and what it is compared with."""
+Criterion = Callable[[float, float], bool]
+"""A test of a value, given what it is compared with."""
+NOT_MEASURED = (None, None, 0)
 
 
 def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -> Table:
     """Return the paper's findings and whether the results of an LM agree; `bare` are those with the template ``{}``."""
+    late = "Faithfulness drops in late layers", "plummets after layer 17 of 28"
+    late_in_bare = "It does not without relation-specific text", "keeps improving in later layers"
     return Table(
         "findings",
-        f"The paper's findings and whether the results of {analysis.lm_of(records)} agree, at the layers and ranks of "
-        "the fit unless the criterion says otherwise. Values are means over relations unless the criterion says "
-        f"otherwise; relations are those that meet the criterion by themselves. Fewer than {FEW} relations are too few "
-        "to tell. There is no difference where two values are equal as shown, or 0 is in the 95% interval of their "
-        "difference (bootstrap over relations).",
+        f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Unless the criterion says "
+        "otherwise, values are means over relations at the layers and ranks of the fit; relations are those that meet "
+        f"the criterion by themselves. Fewer than {FEW} are too few to tell. There is no difference between values "
+        "that are equal as shown, or where 0 is in the 95% interval of their difference (bootstrap over relations).",
         ("finding", "holds", "value", "compared with", "relations", "criterion", "in the paper"),
         (
             *_on_agreement(records),
             *_on_beta(records),
             *_on_baselines(records),
-            _late_layers(records, "Faithfulness drops in late layers", "plummets after layer 17 of 28", drops=True),
-            _late_layers(
-                bare, "It does not without relation-specific text", "keeps improving in later layers", drops=False
-            ),
+            _late_layers(records, *late, drops=True),
+            _late_layers(bare, *late_in_bare, drops=False),
         ),
     )
 
@@ -51,17 +50,16 @@ def _row(
     finding: str,
     paper: str,
     criterion: str,
-    value: float | None,
-    other: float | None,
-    count: int,
-    holds: Callable[[float, float], bool] = operator.gt,
+    measured: tuple[float | None, float | None, int],
+    holds: Criterion = operator.gt,
     differ: Callable[[], bool] = lambda: True,
     met: int | None = None,
 ) -> Row:
-    """Return a row of the table on `count` relations, `met` of which meet the criterion by themselves.
+    """Return a row of the table, given a value, what it is compared with, and the number of relations.
 
-    Without both numbers the finding was not measured.
+    Without both numbers the finding was not measured. Of the relations, `met` meet the criterion by themselves.
     """
+    value, other, count = measured
     if value is None or other is None:
         return (finding, "not measured", None, None, None, criterion, paper)
     if count < FEW:
@@ -70,73 +68,70 @@ def _row(
         verdict = "no difference"
     else:
         verdict = "yes" if holds(value, other) else "no"
-    relations = str(count) if met is None else f"{met} of {count}"
-    return (finding, verdict, value, other, relations, criterion, paper)
+    return (finding, verdict, value, other, str(count) if met is None else f"{met} of {count}", criterion, paper)
 
 
-def _on_means(
+def _higher(
     finding: str,
     paper: str,
-    criterion: str,
-    pairs: Pairs,
-    meets: Callable[[float, float], bool] = operator.gt,
-    least: float = 0,
+    records: Sequence[TrialRecord],
+    scores: tuple[Score, Score],
+    criterion: str = "the mean over relations is higher",
+    holds: Callable[[int, int], bool] | None = None,
 ) -> Row:
-    """Return the row on the means of two scores, of which the one is higher in at least a fraction of the relations.
+    """Return the row on one score being higher than the other.
 
-    Another criterion than that, `meets`, is one on which the means agree or not, whatever their difference.
+    With `holds` that is decided by the number of relations in which it is, and of all.
     """
-    if not pairs:
-        return _row(finding, paper, criterion, None, None, 0)
-    one, other = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-    met = sum(starmap(meets, pairs))
-
-    def holds(one: float, other: float) -> bool:
-        return meets(one, other) and met >= least * len(pairs)
+    pairs = np.array(analysis.paired(records, *scores))
+    if not len(pairs):
+        return _row(finding, paper, criterion, NOT_MEASURED)
+    (one, other), met = pairs.mean(0).tolist(), int((pairs[:, 0] > pairs[:, 1]).sum())
 
     def differ() -> bool:
-        even = cell_text(one) == cell_text(other) or analysis.near_zero(np.array(pairs), lambda at: np.diff(at).mean())
-        return meets is not operator.gt or not even
+        shown = cell_text(one) != cell_text(other)
+        return shown and not analysis.near_zero(pairs, lambda drawn: np.diff(drawn).mean())
 
-    return _row(finding, paper, criterion, one, other, len(pairs), holds, differ, met)
+    def higher(one: float, other: float) -> bool:
+        return one > other if holds is None else holds(met, len(pairs))
+
+    return _row(finding, paper, criterion, (one, other, len(pairs)), higher, differ, met)
 
 
 def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
-    pairs = analysis.paired(records, analysis.causality, analysis.faithfulness)
+    both = analysis.causality, analysis.faithfulness
+    count = len(analysis.paired(records, *both))
     chosen = [reselect(records, "causality"), reselect(records, "faithfulness")]
     by_causality, by_faithfulness = map(analysis.agreement, chosen)
+    own = analysis.agreement(records)
 
     def differ() -> bool:
-        scores = np.hstack([analysis.paired(group, analysis.causality, analysis.faithfulness) for group in chosen])
-        return not analysis.near_zero(scores, lambda at: np.subtract(*np.corrcoef(at.T)[[0, 2], [1, 3]]))
+        scores = np.hstack([analysis.paired(group, *both) for group in chosen])
+        return not analysis.near_zero(scores, lambda drawn: np.subtract(*np.corrcoef(drawn.T)[[0, 2], [1, 3]]))
 
-    own = cell_text(analysis.agreement(records))
     return [
         _row(
             "Faithfulness is strongly correlated with causality",
             "R = 0.84",
             "Pearson's R over relations is at least 0.7",
-            analysis.agreement(records),
-            0.7,
-            len(pairs),
+            (own, 0.7, count),
             operator.ge,
         ),
         _row(
             "The correlation is weaker with layer and rank chosen by faithfulness",
             "R = 0.84 against 0.74",
             "with layer and rank chosen after the last trial, R is higher by causality than by faithfulness; it is "
-            f"{own} with those of the fit",
-            by_causality,
-            by_faithfulness,
-            len(pairs),
+            f"{cell_text(own)} with those of the fit",
+            (by_causality, by_faithfulness, count),
             differ=differ,
         ),
-        _on_means(
+        _higher(
             "Causality is higher than faithfulness",
             "for almost all relations",
+            records,
+            both,
             "causality is above faithfulness in at least 90% of the relations",
-            pairs,
-            least=0.9,
+            lambda met, count: met >= 0.9 * count,
         ),
     ]
 
@@ -145,28 +140,26 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
     scores = analysis.beta_scores(records)
     scores = scores if len(scores) > 1 else []
     count = len(analysis.per_relation(records, analysis.faithfulness))
+    ratios = [mean for mean, _ in analysis.underestimation(records).values()]
     return [
         _row(
             "β above 1 makes faithfulness agree best with causality",
             "β = 2.25",
             "the β of the highest R is above 1",
-            analysis.best_beta(scores),
-            1.0,
-            count,
+            (analysis.best_beta(scores), 1.0, count),
         ),
         _row(
             "β above 1 is the most faithful",
             "0.59 at β = 2.25, 0.43 at 1",
             "the β of the highest mean faithfulness is above 1",
-            analysis.most_faithful_beta(scores),
-            1.0,
-            count,
+            (analysis.most_faithful_beta(scores), 1.0, count),
         ),
-        _on_means(
+        _row(
             "W underestimates how much the object changes with the subject",
             "ratio from 2.5 to 4.3",
             "the mean ratio of change to estimate is above 1",
-            [(mean, 1.0) for mean, _ in analysis.underestimation(records).values()],
+            (statistics.fmean(ratios), 1.0, len(ratios)) if ratios else NOT_MEASURED,
+            met=sum(ratio > 1 for ratio in ratios),
         ),
     ]
 
@@ -175,22 +168,29 @@ def _on_baselines(records: Sequence[TrialRecord]) -> list[Row]:
     def close(one: float, other: float) -> bool:
         return round(abs(one - other), 12) <= 0.1
 
-    higher, everywhere = "the mean over relations is higher", "in every category"
-    faithful = partial(analysis.paired, records, analysis.faithfulness)
-    causal = partial(analysis.paired, records, analysis.causality)
-    edits = METHODS["causality"]
-    match = "LRE edits match the oracle, s' in place of s"
+    faithful, causal = METHODS["faithfulness"], METHODS["causality"]
+    guess, everywhere = (faithful["LRE"], analysis.random_guess), "in every category"
+    pairs = analysis.paired(records, causal["LRE"], causal["oracle"])
+    edited, answered = map(statistics.fmean, zip(*pairs, strict=True)) if pairs else (None, None)
+    edits = {"unembedding": "the unembedding's row of o'", "object": "o'"}
     return [
-        _on_means("LRE is better than a random guess", "on all relations", higher, faithful(analysis.random_guess)),
+        _higher("LRE is better than a random guess", "on all relations", records, guess),
         *(
-            _on_means(f"LRE is more faithful than {name}", everywhere, higher, faithful(score))
-            for name, score in METHODS["faithfulness"].items()
+            _higher(f"LRE is more faithful than {name}", everywhere, records, (faithful["LRE"], score))
+            for name, score in faithful.items()
             if name != "LRE"
         ),
-        _on_means(match, "closely, across layers", "the means differ by at most 0.1", causal(edits["oracle"]), close),
+        _row(
+            "LRE edits match the oracle, s' in place of s",
+            "closely, across layers",
+            "the means differ by at most 0.1",
+            (edited, answered, len(pairs)),
+            close,
+            met=sum(starmap(close, pairs)),
+        ),
         *(
-            _on_means(f"LRE edits are better than {name}", everywhere, higher, causal(edits[method]))
-            for method, name in {"unembedding": "the unembedding's row of o'", "object": "o'"}.items()
+            _higher(f"LRE edits are better than {name}", everywhere, records, (causal["LRE"], causal[method]))
+            for method, name in edits.items()
         ),
     ]
 
@@ -207,7 +207,7 @@ def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops
     at = analysis.sweep(kept, analysis.faithfulness, "layer", layers)
     means = {layer: mean[0] for layer, found in at.items() if (mean := analysis.overall(found))}
     if len(means) < 2:
-        return _row(finding, paper, f"the last layer is {comparison} the peak", None, None, 0)
+        return _row(finding, paper, f"the last layer is {comparison} the peak", NOT_MEASURED)
 
     def meets(end: float, top: float) -> bool:
         return (round(top - end, 12) >= DROP) == drops
@@ -216,4 +216,4 @@ def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops
     met = sum(meets(end, max(at[layer][name][0] for layer in layers)) for name, (end, _) in at[last].items())
     which = "the last" if drops else "the last at which s is not o itself"
     criterion = f"layer {last}, {which}, is {comparison} the peak, layer {peak}"
-    return _row(finding, paper, criterion, means[last], means[peak], len(at[last]), meets, met=met)
+    return _row(finding, paper, criterion, (means[last], means[peak], len(at[last])), meets, met=met)

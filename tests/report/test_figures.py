@@ -15,9 +15,10 @@ from tests.report.examples import MAIN, C, F, bare_of, moved, record, rows, tabl
 
 BY_FAITHFULNESS = ["antonym", "capital", "Colour"]
 FAITHFUL = ["LRE", "LRE at the embedding", "linear regression", "translation", "identity"]
-CAUSAL = {"LRE": "LRE", "oracle": "oracle s'", "unembedding": "unembedding row of o'", "object": "object o'"}
+CAUSAL = ["LRE", "oracle s'", "unembedding row of o'", "object o'"]
 FEW = [replace(r, n_shot=2) for r in moved(MAIN, -2) if r.relation != "Colour"]
 BARE = moved(bare_of(MAIN), -3)
+WITH_AND_WITHOUT = ["with relation-specific text", "without"]
 OTHER = [replace(r, template="{}: ", template_index=2) for r in moved(MAIN[:4], -1)]
 SECOND = [
     replace(r, model="b/second")
@@ -70,7 +71,7 @@ def dots(axes):
 
 def curves(axes):
     """Values along the axis, by series."""
-    return {name: dict(line.get_xydata().tolist()) for name, line in named(axes).items()}
+    return {name: pytest.approx(dict(line.get_xydata().tolist())) for name, line in named(axes).items()}
 
 
 def cell(mean, deviation):
@@ -130,28 +131,22 @@ def test_known_facts_are_fractions_of_the_tested_samples():
     assert legend(figure) == ["scored", "not scored"]
 
 
-@pytest.mark.parametrize(
-    ("plot", "name", "kinds", "names"),
-    [
-        (baselines.plot_faithfulness_baselines, "faithfulness_baselines", {"": "few-shot"}, FAITHFUL),
-        (
-            partial(baselines.plot_faithfulness_baselines, zero_shot=True),
-            "faithfulness_baselines",
-            {"few-shot s": "few-shot", "zero-shot s": "zero-shot"},
-            FAITHFUL,
-        ),
-        (baselines.plot_causality_baselines, "causality_baselines", {"": ""}, CAUSAL.values()),
-    ],
-)
+ZERO_SHOT = partial(baselines.plot_faithfulness_baselines, zero_shot=True)
+BY_CATEGORY = [
+    (baselines.plot_faithfulness_baselines, "faithfulness_baselines", {"": "few-shot"}, FAITHFUL),
+    (ZERO_SHOT, "faithfulness_baselines", {"few-shot s": "few-shot", "zero-shot s": "zero-shot"}, FAITHFUL),
+    (baselines.plot_causality_baselines, "causality_baselines", {"": ""}, CAUSAL),
+]
+
+
+@pytest.mark.parametrize(("plot", "name", "kinds", "names"), BY_CATEGORY)
 def test_baselines_by_category(plot, name, kinds, names):
     figure = plot(MAIN)
     assert titles(figure) == ["all relations\n(3)", "factual\n(2)", "linguistic\n(1)"]
     for axes, column in zip(figure.axes, (-1, -3, -2), strict=True):
-        expected = {
-            label: [row[column] for row in table(name, MAIN).rows if kind in row or not kind]
-            for label, kind in kinds.items()
-        }
-        assert bars(axes) == {label: dict(zip(names, cells, strict=True)) for label, cells in expected.items()}
+        for label, kind in kinds.items():
+            cells = [row[column] for row in table(name, MAIN).rows if kind in row or not kind]
+            assert bars(axes)[label] == dict(zip(names, cells, strict=True))
     first, *others = (container[0] for container in axes.containers if isinstance(container, BarContainer))
     assert all(first.get_y() < other.get_y() and first.get_hatch() != other.get_hatch() for other in others)
     assert legend(figure) == [kind for kind in kinds if kind]
@@ -165,7 +160,7 @@ def test_a_method_that_was_not_measured_has_no_row():
 def test_baselines_by_relation_are_dots():
     figure = baselines.plot_baselines_by_relation(MAIN)
     cells = {row[0]: row[1:] for row in table("baselines_by_relation", MAIN).rows}
-    for axes, methods, first in zip(figure.axes, (FAITHFUL, CAUSAL.values()), (0, 5), strict=True):
+    for axes, methods, first in zip(figure.axes, (FAITHFUL, CAUSAL), (0, 5), strict=True):
         assert dots(axes) == {
             method: {name: cells[name][column][0] for name in BY_FAITHFULNESS}
             for column, method in enumerate(methods, first)
@@ -187,51 +182,26 @@ def test_templates_are_dots_of_the_relations_that_have_several():
     assert titles(figure) == ["faithfulness", "causality"]
 
 
-@pytest.mark.parametrize(
-    ("plot", "name", "records", "others", "columns"),
-    [
-        (
-            sweeps.plot_layers,
-            "layers",
-            MAIN,
-            [record("of another run", 0, 9, 8, layers=("emb", 0, 5))],
-            {"faithfulness (3 relations)": 0, "causality (3 relations)": 1},
-        ),
-        (
-            sweeps.plot_ranks,
-            "ranks",
-            MAIN,
-            [record("other ranks", 0, 9, 8, ranks=(1, 2))],
-            {"faithfulness, W truncated to the rank (3 relations)": 0, "causality (3 relations)": 1},
-        ),
-        (
-            lambda records: sweeps.plot_n(by_model(records)[0].by_n),
-            "n_shots",
-            [*MAIN, *FEW],
-            [record("of one n", 0, 9, 8)],
-            {"faithfulness (2 relations)": 0, "causality (2 relations)": 1},
-        ),
-        (
-            lambda records: sweeps.plot_mode_switch(by_model(records)[0].main, by_model(records)[0].bare),
-            "mode_switch",
-            [*MAIN, *BARE],
-            [record("unasked", 0, 9, 8)],
-            {"with relation-specific text": 0, "without": 1},
-        ),
-        (
-            baselines.plot_causality_by_layer,
-            "causality_by_layer",
-            MAIN,
-            [],
-            dict(zip(CAUSAL.values(), (0, 2, 3, 4), strict=True)),
-        ),
-    ],
-)
-def test_curves_are_means_over_the_relations_that_have_all_points(plot, name, records, others, columns):
-    axes = plot([*records, *others]).axes[0]
+def of_lm(plot):
+    return lambda records: plot(by_model(records)[0])
+
+
+BOTH = ["faithfulness (3 relations)", "causality (3 relations)"]
+CURVES = [
+    ("layers", sweeps.plot_layers, MAIN, BOTH),
+    ("ranks", sweeps.plot_ranks, MAIN, ["faithfulness, W truncated to the rank (3 relations)", BOTH[1]]),
+    ("n_shots", of_lm(lambda lm: sweeps.plot_n(lm.by_n)), [*MAIN, *FEW], [label.replace("3", "2") for label in BOTH]),
+    ("mode_switch", of_lm(lambda lm: sweeps.plot_mode_switch(lm.main, lm.bare)), [*MAIN, *BARE], WITH_AND_WITHOUT),
+    ("causality_by_layer", baselines.plot_causality_by_layer, MAIN, [CAUSAL[0], "", *CAUSAL[1:]]),
+]
+
+
+@pytest.mark.parametrize(("name", "plot", "records", "labels"), CURVES)
+def test_curves_are_means_over_the_relations_that_have_all_points(name, plot, records, labels):
+    other = record("of another run", 0, 9, 8, layers=("emb", 0, 5), ranks=(1, 2))
     found = {place_of(point): cells for point, cells in rows(name, records).items()}
-    assert curves(axes) == {
-        label: {place: pytest.approx(cells[i][0]) for place, cells in found.items()} for label, i in columns.items()
+    assert curves(plot([*records, other]).axes[0]) == {
+        label: {place: cells[i][0] for place, cells in found.items()} for i, label in enumerate(labels) if label
     }
 
 
@@ -250,19 +220,19 @@ def test_layers_have_a_panel_for_each_relation():
     figure = baselines.plot_causality_by_layer(MAIN)
     assert titles(figure) == ["mean over relations", "capital", "antonym", "Colour"]  # by causality
     assert curves(figure.axes[1])["LRE"] == {-1: 0.125, 0: 0.875, 1: 0.25}
-    assert legend(figure) == list(CAUSAL.values())
+    assert legend(figure) == CAUSAL
     ticks = figure.axes[-1].get_xticklabels()
     assert [(tick.get_position()[0], tick.get_text()) for tick in ticks] == [(-1, "emb"), (0, "0"), (1, "1")]
     figure = sweeps.plot_mode_switch(MAIN, BARE)
     assert titles(figure) == ["mean over relations", "antonym", "capital"]
-    assert curves(figure.axes[2])["without"] == {-1: 0.2, 0: pytest.approx(0.4), 1: 0.8}
+    assert curves(figure.axes[2])["without"] == {-1: 0.2, 0: 0.4, 1: 0.8}
 
 
 def test_each_relation_has_its_layers_chosen_layer_and_random_guess():
     figure = sweeps.plot_layers_by_relation([*MAIN, record("new", 0, 1, 1, layer=1)])
     assert titles(figure) == [*BY_FAITHFULNESS, "new"]
     found = curves(figure.axes[1])
-    assert found["faithfulness"] == {-1: 0.2, 0: pytest.approx(0.7), 1: 0.3}
+    assert found["faithfulness"] == {-1: 0.2, 0: 0.7, 1: 0.3}
     assert found["causality"] == {-1: 0.125, 0: 0.875, 1: 0.25}
     lines = [named(axes) for axes in figure.axes]
     assert [list(found["chosen layer"].get_xdata()) for found in lines] == [[0, 0]] * 3 + [[1, 1]]
@@ -281,14 +251,14 @@ def test_beta_of_the_best_correlation_and_of_the_best_faithfulness_are_marked():
     found = rows("betas", records)
     assert [cells[3] for cells in found.values()] == ["correlation", "mean faithfulness", None]
     for name, values in {
-        "faithfulness, mean over relations": {beta: cells[0][0] for beta, cells in found.items()},
-        "causality, mean over relations": {beta: cells[1][0] for beta, cells in found.items()},
-        "correlation R of the two over relations": {beta: cells[2] for beta, cells in found.items()},
+        "faithfulness, mean over relations": [cells[0][0] for cells in found.values()],
+        "causality, mean over relations": [cells[1][0] for cells in found.values()],
+        "correlation R of the two over relations": [cells[2] for cells in found.values()],
+        "best correlation: 1.00 at β = 0.5": [1],
+        "best mean faithfulness: 0.57 at β = 1": [0.575],
     }.items():
-        assert curves(axes)[name] == pytest.approx(values)
+        assert named(axes)[name].get_ydata().tolist() == pytest.approx(values)
     assert axes.get_ylim()[0] < found[2.0][2] < -0.03
-    assert curves(axes)["best correlation: 1.00 at β = 0.5"] == {0.5: pytest.approx(1)}
-    assert curves(axes)["best mean faithfulness: 0.57 at β = 1"] == {1.0: pytest.approx(0.575)}
     mean, width = found[0.5][0]
     edges = [y for x, y in axes.collections[0].get_paths()[0].vertices if x == 0.5]
     assert (min(edges), max(edges)) == pytest.approx((mean - width, mean + width))
@@ -335,26 +305,21 @@ def test_categories_look_the_same_in_every_figure_and_run():
     names = ["factual", "linguistic", "bias", *(f"own {i}" for i in range(20))]
     looks = plotting.styles_of(dict(enumerate(names)))
     assert len({(look.colour, look.marker) for look in looks.values()}) == len(names)
-    for some in (["factual"], ["linguistic", "bias"], ["own 0", "commonsense"], ["own 7"]):
-        assert (
-            plotting.styles_of(dict(enumerate(some))).items() <= (looks | {"commonsense": plotting.STYLES[3]}).items()
-        )
-    kinds = {"a": "linguistic", "b": "own 7"}
-    (axes,) = relations.plot_scatter([record(name, 0, 5, 4, category=kind) for name, kind in kinds.items()]).axes
-    marks = {name: (line.get_color(), line.get_marker()) for name, line in named(axes).items() if name in looks}
-    assert marks == {kind: (looks[kind].colour, looks[kind].marker) for kind in kinds.values()}
+    for some in (["factual"], ["linguistic", "bias"], ["own 7", "own 0"]):
+        assert plotting.styles_of(dict(enumerate(some))).items() <= looks.items()
+    (axes,) = relations.plot_scatter([record(name, 0, 5, 4, category=name) for name in ("bias", "own 7")]).axes
+    for name in ("bias", "own 7"):
+        line = named(axes)[name]
+        assert (line.get_color(), line.get_marker()) == (looks[name].colour, looks[name].marker)
 
 
 def test_categories_have_a_bar_for_each_model():
     figure = relations.plot_categories(by_model([*MAIN, *SECOND]))
     assert titles(figure) == ["faithfulness", "causality"]
-    for column, axes in enumerate(figure.axes):
-        assert labels(axes) == ["factual", "linguistic", "all relations"]
+    for column, axes in enumerate(figure.axes, 1):
         for label, records in (("demo", MAIN), ("second", SECOND)):
-            found = {
-                "all relations" if name == "all" else name: cells for name, cells in rows("categories", records).items()
-            }
-            assert bars(axes)[label] == {name: cells[1 + column] for name, cells in found.items()}
+            found = {name: cells[column] for name, cells in rows("categories", records).items()}
+            assert bars(axes)[label] == {"all relations": found.pop("all"), **found}
     assert legend(figure) == ["demo", "second"]
 
 
@@ -458,7 +423,7 @@ ONE_OF_EACH_LAYOUT = (
     relations.plot_relations,
     relations.plot_scatter,
     relations.plot_underestimation,
-    partial(baselines.plot_faithfulness_baselines, zero_shot=True),
+    ZERO_SHOT,
     baselines.plot_baselines_by_relation,
     baselines.plot_causality_by_layer,
     sweeps.plot_beta,
@@ -488,22 +453,19 @@ def test_with_two_models_no_texts_overlap_or_are_cut():
         check_layout(plot(models))
 
 
-@pytest.mark.parametrize("of", ["a record", "an unscored record"])
-def test_one_relation_in_one_trial_at_one_point_can_be_plotted(of):
+def test_one_relation_in_one_trial_at_one_point_can_be_plotted():
     grid = {"layers": ("emb",), "betas": (1.0,), "ranks": (4,), "layer": "emb", "beta": 1.0, "rank": 4}
-    one = record("capital", 0, 0, 0, **{**grid, "faithful": ((7,),), "causal": ((3,),)})
     one = replace(
-        one,
+        record("capital", 0, 0, 0, **{**grid, "faithful": ((7,),), "causal": ((3,),)}),
         faithful_low_rank=(5,),
         faithful_zero_shot=((6,),),
         faithful_baselines={name: (1,) for name in FAITHFUL[2:]},
         zero_shot_baselines={name: (1,) for name in FAITHFUL[2:]},
         causal_baselines={name: (1,) for name in ("oracle", "unembedding", "object")},
     )
-    for plot in OF_RECORDS if of == "a record" else [relations.plot_scatter]:
-        assert len(texts_of(plot([one if of == "a record" else unscored()]))) > 4
-    for plot in OF_MODELS:
-        assert len(texts_of(plot(by_model([one if of == "a record" else unscored()])))) > 4
+    figures = [plot([one]) for plot in OF_RECORDS] + [plot(by_model([one])) for plot in OF_MODELS]
+    figures += [relations.plot_scatter([unscored()]), *(plot(by_model([unscored()])) for plot in OF_MODELS)]
+    assert all(len(texts_of(figure)) > 4 for figure in figures)
 
 
 def test_with_deep_models_and_long_names_no_texts_overlap_or_are_cut():
