@@ -33,7 +33,7 @@ Score = Callable[..., float]
 Means = Mapping[str, Spread]
 """Means and deviations of a score by relation, or by category."""
 
-Sweep = Mapping[float, Means]
+Sweep = Mapping[Any, Means]
 """Scores by relation at every point of an axis."""
 
 
@@ -205,9 +205,14 @@ def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spre
     return spreads([*by_category, *((ALL, mean) for mean, _ in means.values())])
 
 
-def sweep(records: Sequence[TrialRecord], score: Score, axis: str, points: Iterable[Any]) -> dict[Any, Means]:
+def sweep(records: Sequence[TrialRecord], score: Score, axis: str, points: Iterable[Any]) -> Sweep:
     """Return a score by relation at every point of an axis."""
     return {point: per_relation(records, partial(score, **{axis: point})) for point in points}
+
+
+def by_layer(records: Sequence[TrialRecord], score: Score) -> Sweep:
+    """Return a score by relation at every layer of the grids."""
+    return sweep(records, score, "layer", layers_of(records))
 
 
 def overall(means: Means) -> Spread | None:

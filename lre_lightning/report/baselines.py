@@ -12,7 +12,7 @@ from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, METHODS, Score
 from lre_lightning.report.plotting import LOOKS, Series, Style
 from lre_lightning.report.sections import Section, missing, picture_of
-from lre_lightning.report.sweeps import over_relations_of, plot_layer_grid, sweep_rows
+from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
 
     kept = analysis.on_most(records, "layers")
     columns = {"LRE": analysis.causality, "LRE, best rank": best_rank, **METHODS["causality"]}
-    by_layer = Table(
+    by_layer = sweep_table(
         "causality_by_layer",
         f"LRE causality by layer of {analysis.lm_of(records)}, at the relations' ranks and at the best rank of each "
-        f"layer and trial, compared with baselines. {over_relations_of(kept)}",
-        ("layer", *columns),
-        sweep_rows(kept, "layer", analysis.layers_of(kept), *columns.values()),
+        "layer and trial, compared with baselines.",
+        "layer",
+        {name: analysis.by_layer(kept, score) for name, score in columns.items()},
     )
     pictures = (picture_of(plot_causality_baselines, records), picture_of(plot_causality_by_layer, records))
     return Section("Causality baselines", pictures, (by_category, by_layer))

@@ -261,11 +261,11 @@ def layer_axis(axes: Axes, layers: Sequence[Layer], most: int) -> None:
     axes.set_xlim(first - 0.5, last + 0.5)
 
 
-def curve(axes: Axes, points: Mapping[float, Spread], look: Style, label: str, shade: float = 0) -> None:
-    """Plot a line through means, if there are any, with markers on at most sixteen, and `shade` their deviations."""
+def curve(axes: Axes, points: Mapping[Any, Spread], look: Style, label: str, shade: float = 0) -> None:
+    """Plot a line through means, with markers on at most sixteen, and `shade` their deviations."""
     if not points:
         return
-    x, y, every = list(points), [mean for mean, _ in points.values()], math.ceil(len(points) / 16)
+    x, y, every = list(map(place_of, points)), [mean for mean, _ in points.values()], math.ceil(len(points) / 16)
     axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
     if shade:
         low, high = ([mean + sign * (width or 0) for mean, width in points.values()] for sign in (-1, 1))
@@ -285,7 +285,7 @@ def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bo
     curve(axes, {place: spread(means) for place, means in zip(sweep, found, strict=True)}, look, name)
     if count > 1:
         low, _, high = zip(*(statistics.quantiles(means, n=4, method="inclusive") for means in found), strict=True)
-        axes.fill_between(list(sweep), low, high, color=look.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(list(map(place_of, sweep)), low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
 def relation_curve(axes: Axes, sweep: Sweep, relation: str, look: Style, label: str, shade: float = 0) -> None:

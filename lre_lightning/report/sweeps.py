@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from lre_lightning.grid import place_of
 from lre_lightning.records.record import TrialRecord
@@ -18,21 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def sweep_rows(records: Sequence[TrialRecord], axis: str, points: Sequence[Any], *scores: Score) -> tuple[Row, ...]:
-    """Return a row per point of an axis, with the means over relations of every score."""
-    sweeps = [analysis.sweep(records, score, axis, points) for score in scores]
-    return tuple((point, *(analysis.overall(sweep[point]) for sweep in sweeps)) for point in points)
-
-
-def over_relations_of(records: Iterable[TrialRecord]) -> str:
-    """Return the end of a caption with the number of relations."""
-    return f"Means and standard deviations over {plotting.number_of(len(analysis.categories(records)))}."
-
-
-def _by_layer(records: Sequence[TrialRecord], score: Score) -> Sweep:
-    """Return a score by the place of the layer and by relation."""
-    found = analysis.sweep(records, score, "layer", analysis.layers_of(records))
-    return {place_of(layer): means for layer, means in found.items()}
+def sweep_table(name: str, caption: str, axis: str, sweeps: Mapping[str, Sweep]) -> Table:
+    """Return a table of means over relations, with a row per point of an axis and a column per sweep along it."""
+    points = next(iter(sweeps.values()))
+    count = max(len(means) for sweep in sweeps.values() for means in sweep.values())
+    rows = tuple((point, *(analysis.overall(sweep[point]) for sweep in sweeps.values())) for point in points)
+    over = f"Means and standard deviations over {plotting.number_of(count)}."
+    return Table(name, f"{caption} {over}", (axis, *sweeps), rows)
 
 
 def plot_layer_grid(
@@ -42,8 +34,8 @@ def plot_layer_grid(
     layers = analysis.layers_of([record for records, _ in series.values() for record in records])
     figure, panels = plotting.layer_grid([MEAN, *names], layers, ylabel)
     for look, (label, (records, score)) in zip(STYLES, series.items(), strict=False):
-        plotting.mean_curve(panels[0], _by_layer(analysis.on_most(records, "layers"), score), look, label)
-        by_layer = _by_layer(records, score)
+        plotting.mean_curve(panels[0], analysis.by_layer(analysis.on_most(records, "layers"), score), look, label)
+        by_layer = analysis.by_layer(records, score)
         for axes, name in zip(panels[1:], names, strict=True):
             plotting.relation_curve(axes, by_layer, name, look, label)
     plotting.legend(figure)
@@ -52,25 +44,25 @@ def plot_layer_grid(
 
 def layers(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by layer (figure "sweep")."""
-    kept = analysis.on_most(records, "layers")
-    table = Table(
-        "layers",
-        f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks. {over_relations_of(kept)}",
-        ("layer", *SCORES),
-        sweep_rows(kept, "layer", analysis.layers_of(kept), *SCORES.values()),
-    )
+    caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
+    table = sweep_table("layers", caption, "layer", _by_layer(records))
     if len(table.rows) < 2:
         return missing("Layers", "Other layers were", "several --model.layers")
     pictures = (picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records))
     return Section("Layers", pictures, (table,))
 
 
+def _by_layer(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
+    kept = analysis.on_most(records, "layers")
+    return {name: analysis.by_layer(kept, score) for name, score in SCORES.items()}
+
+
 def _mean_curves(sweeps: Mapping[str, Sweep], xlabel: str) -> tuple[Figure, Axes]:
-    """Plot faithfulness and causality by label, with the number of relations."""
+    """Plot faithfulness and causality, with the number of relations."""
     figure = plotting.new_figure(8, 4.2)
     axes = figure.subplots()
-    for (label, sweep), look in zip(sweeps.items(), LOOKS.values(), strict=True):
-        plotting.mean_curve(axes, sweep, look, label, with_count=True)
+    for label, sweep in sweeps.items():
+        plotting.mean_curve(axes, sweep, LOOKS[label], label, with_count=True)
     plotting.fraction_axis(axes, "y")
     axes.set(xlabel=xlabel, ylabel=MEAN)
     plotting.legend(figure)
@@ -82,9 +74,8 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
 
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
-    kept = analysis.on_most(records, "layers")
-    figure, axes = _mean_curves({name: _by_layer(kept, score) for name, score in SCORES.items()}, "layer")
-    plotting.layer_axis(axes, kept[0].layers, 16)
+    figure, axes = _mean_curves(_by_layer(records), "layer")
+    plotting.layer_axis(axes, analysis.on_most(records, "layers")[0].layers, 16)
     return figure
 
 
@@ -95,7 +86,7 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
-    sweeps = {name: _by_layer(records, score) for name, score in SCORES.items()}
+    sweeps = {name: analysis.by_layer(records, score) for name, score in SCORES.items()}
     figure, panels = plotting.layer_grid(names, analysis.layers_of(records), "mean over trials")
     for axes, name in zip(panels, names, strict=True):
         for label, sweep in sweeps.items():
@@ -116,13 +107,15 @@ def mode_switch(model: ModelResults) -> Section:
     if not all(kept):
         return missing(title, "Prompts without relation-specific text were", "--data.prompts.template '{}'")
     layers = analysis.layers_of([*kept[0], *kept[1]])
-    found = [analysis.sweep(records, analysis.faithfulness, "layer", layers) for records in kept]
-    table = Table(
+    table = sweep_table(
         "mode_switch",
         f"LRE faithfulness by layer of {analysis.lm_of(model.main)} with and without relation-specific text in the "
-        f"prompt. {over_relations_of(kept[0])}",
-        ("layer", *series),
-        tuple((layer, *(analysis.overall(sweep[layer]) for sweep in found)) for layer in layers),
+        "prompt.",
+        "layer",
+        {
+            label: analysis.sweep(records, analysis.faithfulness, "layer", layers)
+            for label, records in zip(series, kept, strict=True)
+        },
     )
     return Section(title, (picture_of(plot_mode_switch, model.main, model.bare),), (table,))
 
@@ -147,17 +140,20 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
 
 def ranks(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by rank (figure "rank-sweep")."""
-    kept = analysis.on_most(records, "ranks")
-    table = Table(
-        "ranks",
+    caption = (
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
-        f"the rank, faithfulness with W truncated to it. {over_relations_of(kept)}",
-        ("rank", *SCORES),
-        sweep_rows(kept, "rank", kept[0].ranks, analysis.low_rank_faithfulness, analysis.causality),
+        "the rank, faithfulness with W truncated to it."
     )
+    table = sweep_table("ranks", caption, "rank", _by_rank(records))
     if len(table.rows) < 2:
         return missing("Ranks", "Other ranks were", "several --model.ranks")
     return Section("Ranks", (picture_of(plot_ranks, records),), (table,))
+
+
+def _by_rank(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
+    kept = analysis.on_most(records, "ranks")
+    scores: dict[str, Score] = {"faithfulness": analysis.low_rank_faithfulness, "causality": analysis.causality}
+    return {name: analysis.sweep(kept, score, "rank", kept[0].ranks) for name, score in scores.items()}
 
 
 def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
@@ -165,13 +161,11 @@ def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
 
     Means over relations at the chosen layers, with the middle half of the relations shaded.
     """
-    kept = analysis.on_most(records, "ranks")
-    points = kept[0].ranks
-    faithful = analysis.sweep(kept, analysis.low_rank_faithfulness, "rank", points)
-    causal = analysis.sweep(kept, analysis.causality, "rank", points)
-    figure, axes = _mean_curves({"faithfulness, W truncated to the rank": faithful, "causality": causal}, "rank")
-    axes.set_xscale("log", base=2)
+    sweeps = _by_rank(records)
+    figure, axes = _mean_curves(sweeps, "rank")
+    points = list(sweeps["causality"])
     ticks = [rank for rank in points if rank & (rank - 1) == 0] or points
+    axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, map(str, ticks))
     axes.set_xticks([], minor=True)
     axes.set_xlim(points[0] / 1.2, points[-1] * 1.2)
@@ -237,15 +231,17 @@ def n_shots(model: ModelResults) -> Section:
     by_n = {n: records for n, records in sorted(model.by_n.items()) if analysis.counted(records)}
     if len(by_n) < 2:
         return missing("Number of examples", "Other n were", "another --data.n_shot")
-    kept = analysis.scored_in_all(by_n)
-    table = Table(
-        "n_shots",
-        f"LRE performance on {analysis.lm_of(model.main)} by n, over the relations scored at every n. "
-        f"{over_relations_of(kept[max(kept)])}",
-        ("n", *SCORES),
-        tuple((n, *analysis.both_scores(records)) for n, records in kept.items()),
-    )
+    caption = f"LRE performance on {analysis.lm_of(model.main)} by n, over the relations scored at every n."
+    table = sweep_table("n_shots", caption, "n", _by_n(by_n))
     return Section("Number of examples", (picture_of(plot_n, by_n, name="n_shots"),), (table,))
+
+
+def _by_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> dict[str, Sweep]:
+    kept = analysis.scored_in_all(by_n)
+    return {
+        name: {n: analysis.per_relation(records, score) for n, records in kept.items()}
+        for name, score in SCORES.items()
+    }
 
 
 def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
@@ -253,11 +249,6 @@ def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
 
     Means over the relations scored at every n, with the middle half of the relations shaded.
     """
-    kept = analysis.scored_in_all(by_n)
-    sweeps: dict[str, Sweep] = {
-        name: {n: analysis.per_relation(records, score) for n, records in kept.items()}
-        for name, score in SCORES.items()
-    }
-    figure, axes = _mean_curves(sweeps, "n")
-    axes.set_xticks(list(kept))
+    figure, axes = _mean_curves(_by_n(by_n), "n")
+    axes.set_xticks(list(by_n))
     return figure

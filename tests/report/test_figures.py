@@ -189,7 +189,7 @@ def of_lm(plot):
 BOTH = ["faithfulness (3 relations)", "causality (3 relations)"]
 CURVES = [
     ("layers", sweeps.plot_layers, MAIN, BOTH),
-    ("ranks", sweeps.plot_ranks, MAIN, ["faithfulness, W truncated to the rank (3 relations)", BOTH[1]]),
+    ("ranks", sweeps.plot_ranks, MAIN, BOTH),
     ("n_shots", of_lm(lambda lm: sweeps.plot_n(lm.by_n)), [*MAIN, *FEW], [label.replace("3", "2") for label in BOTH]),
     ("mode_switch", of_lm(lambda lm: sweeps.plot_mode_switch(lm.main, lm.bare)), [*MAIN, *BARE], WITH_AND_WITHOUT),
     ("causality_by_layer", baselines.plot_causality_by_layer, MAIN, [CAUSAL[0], "", *CAUSAL[1:]]),
