@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from lre_lightning.commands.command import Command
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.errors import LREError, check_number
+from lre_lightning.errors import check_number
+from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt
-from lre_lightning.prompts.tokenization import Encoding, tokenize
 from lre_lightning.prompts.trials import test_prompts
 from lre_lightning.relations.quality import Problem, find_problems
 from lre_lightning.relations.relation import Relation
@@ -87,7 +87,7 @@ def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) 
     console.print(table)
     samples = sum(len(relation.samples) for relation, _, _ in found)
     first, objects = (sum(getattr(c, name) for _, c, _ in found) for name in ("unique_first_tokens", "range_size"))
-    count = f"{len(found)} relation" + ("" if len(found) == 1 else "s")
+    count = "1 relation" if len(found) == 1 else f"{len(found)} relations"
     console.print(f"{count}, {samples} samples; {first} of {objects} objects have a first token of their own.")
     kinds = Counter(problem.kind for _, _, problems in found for problem in problems)
     if kinds:
@@ -130,47 +130,17 @@ def relations_table(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence
 def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Text:
     """Return a prompt as the LM sees it: tokens separated by `BOUNDARY`, the subject's between `OPEN` and `CLOSE`."""
     start, end = prompt.subject_span
-    pieces = token_texts(prompt, tokenizer)
     text = Text()
-    for place, piece in enumerate(pieces):
+    for place, token in enumerate(prompt.input_ids):
         if place == start:
             text.append(OPEN)
         elif place:
             text.append(CLOSE if place == end else BOUNDARY, "dim")
-        text.append(piece.replace("\n", f"{LINE_END}\n"), SUBJECT if start <= place < end else "")
-    if end == len(pieces):
+        piece = token_text(tokenizer, token).replace("\n", f"{LINE_END}\n")
+        text.append(piece, SUBJECT if start <= place < end else "")
+    if end == len(prompt.input_ids):
         text.append(CLOSE)
     return text
-
-
-def token_texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the characters of a prompt's text that each of its tokens stands for.
-
-    Characters between two tokens, such as a space that a tokenizer leaves out, belong to the second. A token that is
-    not in the text, or is a part of a character, is shown as the tokenizer names it.
-    """
-    names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(prompt.input_ids))]
-    ids, offsets = _encoded(prompt, tokenizer)
-    lead = len(names) - len(ids)
-    texts = names[:lead]
-    last = 0
-    following = [*(first for first, _ in offsets[1:]), len(prompt.text)]
-    for (first, end), after, name in zip(offsets, following, names[lead:], strict=True):
-        whole = last <= first and last < end <= after
-        texts.append(prompt.text[last:end] if whole else name)
-        last = max(last, end)
-    return texts
-
-
-def _encoded(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Encoding:
-    try:
-        ((ids, offsets),) = tokenize(tokenizer, [prompt.text])
-        if ids == list(prompt.input_ids[-len(ids) :]):
-            return ids, offsets
-    except LREError:
-        pass  # a conversation, which has control tokens in it
-    (encoding,) = tokenize(tokenizer, [prompt.text], controls=True)
-    return encoding
 
 
 def _print_prompts(

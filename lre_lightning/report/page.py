@@ -106,7 +106,7 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
 def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
     """Yield the evaluations and the files of results in the given places, with the newest configuration of each.
 
-    Those of validations are left out: only they have the option `verbose`.
+    Those of validations and predictions are left out: only they have the options `verbose` and `texts`.
     """
     sources = [("evaluate", path, [path / "config.yaml"]) for path in map(Path, results) if path.is_dir()]
     sources = [source for source in sources if not (source[1] / "fit_results.jsonl").is_file()]
@@ -114,7 +114,7 @@ def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
     sources += [("fit", file, sorted(file.parent.rglob("config.yaml"))) for file in files]
     for job, path, configs in sources:
         texts = {config: _text(config) for config in configs if config.is_file()}
-        fits = [config for config, text in texts.items() if not re.search("^verbose:", text, re.MULTILINE)]
+        fits = [config for config, text in texts.items() if not re.search("^(verbose|texts):", text, re.MULTILINE)]
         newest = max(fits, key=lambda config: config.stat().st_mtime, default=None)
         if newest:
             yield Run(str(path), str(newest), texts[newest], shlex.join(["lre", job, "--config", str(newest)]))

@@ -87,8 +87,8 @@ class Fitting:
         choices, names = self.choices or {}, [relation.name for relation in data.relations]
         if choices and names and not choices.keys() & set(names):
             raise LREError(
-                f"layers and ranks are chosen for {len(choices)} relations, such as {next(iter(choices))!r}, "
-                f"and the data has none of them, but {names[0]!r}: is its source the right one?"
+                f"a layer and rank are chosen for {next(iter(choices))!r}, but for no relation of the data, which has "
+                f"{names[0]!r}: is its source the right one?"
             )
         trials = max((trial for _, trial in data.schedule), default=0) + 1
         if self.selection_trials >= trials:

@@ -3,15 +3,11 @@
 import json
 import os
 import re
-import unicodedata
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lre_lightning.cli import main
-from lre_lightning.commands.data import BOUNDARY, CLOSE, LINE_END, OPEN, prompt_text, token_texts
-from lre_lightning.errors import LREError
+from lre_lightning.commands.data import BOUNDARY, CLOSE, LINE_END, OPEN, prompt_text
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.relations.relation import Sample
@@ -146,42 +142,18 @@ def test_mistakes_are_one_line(capsys, options, message):
 # Tokens of prompts.
 
 
-@pytest.mark.parametrize("name", [*tokenizers.LOSSLESS, *tokenizers.OTHERS])
-def test_no_character_of_a_prompt_is_lost(name):
+@pytest.mark.parametrize("name", tokenizers.LOSSLESS)
+def test_no_character_of_a_prompt_is_lost_and_the_subject_is_marked(name):
     tokenizer = tokenizers.make(name)
     for subject in SUBJECTS:
-        for form in (Prompts(), Prompts(separator="; ", shots=1)):
-            prompt = make_prompt(tokenizer, "The {} is", Sample(subject, "x"), CONTEXT, form)
-            check(tokenizer, prompt)
-
-
-def check(tokenizer, prompt):
-    pieces = token_texts(prompt, tokenizer)
-    names = tokenizer.convert_ids_to_tokens(list(prompt.input_ids))
-    assert len(pieces) == len(names)
-    assert pieces[0] == names[0]
-    text = prompt_text(prompt, tokenizer).plain
-    assert text.count(OPEN) == text.count(CLOSE) == 1
-    inside = text[text.index(OPEN) + 1 : text.index(CLOSE)]
-    assert inside == BOUNDARY.join(pieces[slice(*prompt.subject_span)])
-    if prompt.text.isascii():  # no character is several tokens
-        assert "".join(pieces[1:]) == prompt.text
-        assert prompt.subject in inside.replace(BOUNDARY, "")
-    else:
-        last = "".join(pieces[prompt.subject_span[1] :])
-        assert last.endswith(" is")
-
-
-@settings(max_examples=40, deadline=None)
-@given(subject=st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.strip))
-def test_any_subject_is_shown(subject):
-    for name in ("byte-level", "sentencepiece, legacy", "qwen", "wordpiece"):
-        tokenizer = tokenizers.make(name)
-        try:
-            prompt = make_prompt(tokenizer, "The {} is", Sample(unicodedata.normalize("NFC", subject), "x"), CONTEXT)
-        except LREError:
-            continue
-        assert len(token_texts(prompt, tokenizer)) == len(prompt.input_ids)
+        prompt = make_prompt(tokenizer, "The {} is", Sample(subject, "x"), CONTEXT, Prompts(separator="; "))
+        text = prompt_text(prompt, tokenizer).plain
+        inside = text[text.index(OPEN) + 1 : text.index(CLOSE)]
+        assert inside.count(BOUNDARY) == prompt.subject_span[1] - prompt.subject_span[0] - 1
+        if subject.isascii():  # no character is several tokens
+            plain = re.sub(f"[{BOUNDARY}{OPEN}{CLOSE}]", "", text)
+            assert plain.endswith(prompt.text)
+            assert inside.replace(BOUNDARY, "").strip() == subject
 
 
 @pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set")

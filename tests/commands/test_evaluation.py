@@ -183,7 +183,7 @@ def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path, monkeypatc
         ),
         (
             "--model.fitting.choices={capital: {layer: 0, rank: 4}}",
-            "layers and ranks are chosen for 1 relations, such as 'capital'",
+            "a layer and rank are chosen for 'capital', but for no relation of the data, which has 'half colour'",
         ),
     ],
 )

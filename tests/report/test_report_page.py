@@ -211,7 +211,7 @@ def test_jobs_that_split_the_relations_are_merged(tmp_path, fast):
 def test_the_newest_configuration_of_a_fit_is_shown(tmp_path):
     run = write_run(tmp_path / "all" / "run", MAIN[:1], config="")
     (tmp_path / "all" / "config.yaml").write_text("of the evaluation")
-    for number, text in ((2, "of the second"), (10, "of the newest"), (11, "verbose: false\nof a validation")):
+    for number, text in ((2, "of the second"), (10, "of the newest"), (11, "verbose: false"), (12, "texts: []")):
         config = run / "lightning_logs" / f"version_{number}" / "config.yaml"
         config.parent.mkdir(parents=True)
         config.write_text(text)
