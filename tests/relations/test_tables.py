@@ -120,6 +120,7 @@ def test_columns_may_have_other_names(bundled, tmp_path, name):
 @pytest.mark.parametrize("name", ["facts.jsonl", "facts.parquet", "saved splits"])
 def test_a_table_of_relations_gives_the_relations_of_the_json_files(bundled, tmp_path, name):
     rows = [json.loads(path.read_text(encoding="utf-8")) for path, _ in read_folder(RELATIONS_DIR)]
+    del rows[0]["properties"]["symmetric"]  # the default; columns have None for it
     assert read_table(WRITERS[name](rows, tmp_path / name)) == bundled
 
 
