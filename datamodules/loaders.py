@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -96,32 +96,18 @@ def split_test(
     return portions or [Portion(index, (order[0],), (0.0,)) for index, order in samples.items() if order][:1]
 
 
-class Batches(Dataset[RelationBatch]):
-    """The batches of this process, made on demand.
-
-    >>> len(Batches(split_train(index=0, n=5, batch_size=2), make=lambda portion: ...))
-    3
-    """
-
-    def __init__(self, portions: Sequence[Portion], make: Callable[[Portion], RelationBatch]) -> None:
-        self.portions, self.make = portions, make
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return len(self.portions)
-
-    def __getitem__(self, index: int) -> RelationBatch:
-        """Make one batch."""
-        return self.make(self.portions[index])
-
-
-def load(batches: Batches, seed: int | None, pin_memory: bool) -> DataLoader[RelationBatch]:
-    """Return a loader of the batches of this process, in another order each epoch if there is a seed.
+def load(
+    portions: Sequence[Portion], make: Callable[[Any], RelationBatch], seed: int | None, pin_memory: bool
+) -> DataLoader[RelationBatch]:
+    """Return a loader that makes the batches of this process on demand, in another order each epoch if there is a seed.
 
     Its sampler is a `DistributedSampler` over one process. Lightning tells it the epoch and leaves it alone otherwise;
     Lightning's own sampler would split the batches once more, shuffle them and repeat some.
+
+    >>> loader = load(split_train(index=0, n=5, batch_size=2), lambda portion: portion.samples, None, False)
+    >>> list(loader)
+    [(0, 1), (2, 3), (4,)]
     """
-    sampler: DistributedSampler[RelationBatch] = DistributedSampler(
-        batches, num_replicas=1, rank=0, shuffle=seed is not None, seed=seed or 0
-    )
-    return DataLoader(batches, batch_size=None, sampler=sampler, pin_memory=pin_memory)
+    data = cast(Dataset[RelationBatch], portions)
+    sampler = DistributedSampler[RelationBatch](data, num_replicas=1, rank=0, shuffle=seed is not None, seed=seed or 0)
+    return DataLoader(data, batch_size=None, sampler=sampler, collate_fn=make, pin_memory=pin_memory)

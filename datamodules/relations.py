@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.loaders import Batches, Loader, Portion, load, split_test, split_train
+from lre_lightning.datamodules.loaders import Loader, Portion, load, split_test, split_train
 from lre_lightning.datamodules.records import arguments_of, check_relation
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
@@ -358,7 +358,7 @@ class RelationDataModule(LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _load(self, portions: Sequence[Portion], split: str, seed: int | None = None) -> DataLoader[RelationBatch]:
-        return load(Batches(portions, partial(self._batch, split)), seed, self.loader.pin_memory)
+        return load(portions, partial(self._batch, split), seed, self.loader.pin_memory)
 
     def _batch(self, split: str, portion: Portion) -> RelationBatch:
         """Make a batch; the last ones are kept, since a fit asks for the first ones of a trial twice."""
