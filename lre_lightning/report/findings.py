@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import starmap
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
 from lre_lightning.report import analysis
-from lre_lightning.report.analysis import METHODS, Score
+from lre_lightning.report.analysis import METHODS, Array, Score
 from lre_lightning.report.tables import Row, Table, cell_text
 
 FEW = 10
@@ -34,7 +35,8 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
         f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Unless the criterion says "
         "otherwise, values are means over relations at the layers and ranks of the fit; relations are those that meet "
         f"the criterion by themselves. Fewer than {FEW} are too few to tell. There is no difference between values "
-        "that are equal as shown, or where 0 is in the 95% interval of their difference (bootstrap over relations).",
+        "that are equal as shown, or where 0 is in the 95% interval of their difference (bootstrap over relations); of "
+        "a β, the score is compared with that at 1.",
         ("finding", "holds", "value", "compared with", "relations", "criterion", "in the paper"),
         (
             *_on_agreement(records),
@@ -106,8 +108,7 @@ def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
     own = analysis.agreement(records)
 
     def differ() -> bool:
-        scores = np.hstack([analysis.paired(group, *both) for group in chosen])
-        return not analysis.near_zero(scores, lambda drawn: np.subtract(*np.corrcoef(drawn.T)[[0, 2], [1, 3]]))
+        return not analysis.near_zero(np.hstack([analysis.paired(group, *both) for group in chosen]), _r_difference)
 
     return [
         _row(
@@ -136,23 +137,37 @@ def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
     ]
 
 
+def _r_difference(scores: Array) -> float:
+    """Return how much stronger the first two columns are correlated than the next two."""
+    return float(np.subtract(*np.corrcoef(scores.T)[[0, 2], [1, 3]]))
+
+
 def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
     scores = analysis.beta_scores(records)
     scores = scores if len(scores) > 1 else []
     count = len(analysis.per_relation(records, analysis.faithfulness))
     ratios = [mean for mean, _ in analysis.underestimation(records).values()]
+    correlated, faithful = analysis.best_beta(scores), analysis.most_faithful_beta(scores)
+
+    def differ(beta: float | None, statistic: Callable[[Array], float]) -> bool:
+        at = [partial(analysis.faithfulness, beta=beta) for beta in (beta, 1.0)]
+        pairs = [analysis.paired(records, score, analysis.causality) for score in at]
+        return beta is None or beta <= 1 or not pairs[1] or not analysis.near_zero(np.hstack(pairs), statistic)
+
     return [
         _row(
             "β above 1 makes faithfulness agree best with causality",
             "β = 2.25",
             "the β of the highest R is above 1",
-            (analysis.best_beta(scores), 1.0, count),
+            (correlated, 1.0, count),
+            differ=partial(differ, correlated, _r_difference),
         ),
         _row(
             "β above 1 is the most faithful",
             "0.59 at β = 2.25, 0.43 at 1",
             "the β of the highest mean faithfulness is above 1",
-            (analysis.most_faithful_beta(scores), 1.0, count),
+            (faithful, 1.0, count),
+            differ=partial(differ, faithful, lambda drawn: (drawn[:, 0] - drawn[:, 2]).mean()),
         ),
         _row(
             "W underestimates how much the object changes with the subject",

@@ -307,6 +307,10 @@ def test_a_difference_within_the_noise_is_none():
     assert verdict([81] * 10 + [80]) == "yes"
     assert verdict([80] * 10 + [84]) == "no difference"  # 0.80 both
     assert verdict([70] * 11) == "no"
+    for high, expected in ((2, "no difference"), (9, "yes")):
+        counts = [(5, high if i % 2 else 9) for i in range(12)]
+        records = [record(str(i), 0, 0, 4, faithful=((0, 0), pair, (0, 0))) for i, pair in enumerate(counts)]
+        assert rows("findings", records)["β above 1 is the most faithful"][:2] == (expected, 2.0)
 
 
 def test_findings_that_do_not_hold_say_no():
