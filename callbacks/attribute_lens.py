@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from lre_lightning.callbacks.loggers import log_image
+from lre_lightning.callbacks.needs import require
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.lens.files import write_lenses
@@ -22,7 +23,6 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.runs.processes import on_rank_zero
-from lre_lightning.training.protocols import HasLREs, require
 
 MOST_SENTENCES = 6
 """Upper bound on the sentences that are taken from the data."""
@@ -39,8 +39,9 @@ class AttributeLens(Callback):
     - as ``<dirpath>/text<number>.png``;
     - as ``<dirpath>/lenses.html``, a page that shows the most likely tokens of each cell, and ``lenses.json``.
 
-    Files are replaced each time. Works with any LightningModule that is a `HasLREs`; the tokenizer is the datamodule's
-    `tokenizer`, or else the module's. On several devices rank zero reads and writes.
+    Files are replaced each time. Works with any LightningModule that has an LM, `lm`, and `lres`, a mapping of
+    (relation, trial) to LREs; the tokenizer is the datamodule's `tokenizer`, or else the module's. On several devices
+    rank zero reads and writes.
 
     Args:
         texts: The texts; they are numbered from 0. If None, each category of the datamodule's relations, up to six,
@@ -68,8 +69,7 @@ class AttributeLens(Callback):
         dirpath: str | None = None,
     ) -> None:
         for name, given in (("texts", texts), ("relations", relations)):
-            strings = isinstance(given, list | tuple) and all(isinstance(text, str) and text.strip() for text in given)
-            if given is not None and (not strings or not given or len(set(given)) < len(given)):
+            if given is not None and (not all(map(str.strip, given)) or not 0 < len(set(given)) == len(given)):
                 raise LREError(f"{name} must be a list of different texts, none of them empty, got {given!r}")
         check_number("every_n_epochs", 1 if every_n_epochs is None else every_n_epochs, 1)
         check_number("top_k", top_k, 1)
@@ -104,23 +104,25 @@ class AttributeLens(Callback):
         if trainer.state.fn == "validate" and self.texts is not None:
             on_rank_zero(trainer, lambda: self._show(trainer, pl_module))
 
-    def _check(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _check(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Check arguments against module and data, before anything has been computed that would be lost."""
-        module: HasLREs = require(HasLREs, pl_module, self)
+        require(self, "module", pl_module, "lm", "lres")
         for text in self.texts or ():
-            check_text(module.lm, _tokenizer(trainer, pl_module), text, self.top_k, self.layers)
+            check_text(pl_module.lm, _tokenizer(trainer, pl_module), text, self.top_k, self.layers)
         data: Any = getattr(trainer, "datamodule", None)
         if self.texts is None and not isinstance(data, RelationDataModule):
             raise LREError("AttributeLens needs texts, or a RelationDataModule to take them from")
         if trainer.state.fn == "fit" and isinstance(data, RelationDataModule):
-            known = dict.fromkeys([*(relation.name for relation in data.relations), *(name for name, _ in module.lres)])
+            known = dict.fromkeys(
+                [*(relation.name for relation in data.relations), *(name for name, _ in pl_module.lres)]
+            )
             unknown = [relation for relation in self.relations or () if relation not in known]
             if unknown:
                 raise LREError(f"no LRE of {unknown} can be shown: the data have {list(known)}")
 
     def _show(self, trainer: L.Trainer, pl_module: Any) -> None:
         lm, tokenizer = pl_module.lm, _tokenizer(trainer, pl_module)
-        texts = test_sentences(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
+        texts = sentences_of(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
         with torch.inference_mode(False), _evaluating(lm):
             grids = [
                 read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, self.top_k, self.layers)
@@ -134,7 +136,7 @@ class AttributeLens(Callback):
         return Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lenses"
 
 
-def test_sentences(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str, list[str]]:
+def sentences_of(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str, list[str]]:
     """Return the shortest sentence about a test subject for each category, with the relation that it asks for."""
     data: RelationDataModule = trainer.datamodule
     shortest: dict[str, tuple[str, str]] = {}

@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from lre_lightning.callbacks.log import RelationLog
 from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
-from lre_lightning.errors import LREError
+from lre_lightning.callbacks.needs import require
+from lre_lightning.errors import check_choice
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import best_beta, beta_scores, categories, counted, most_faithful_beta
 from lre_lightning.report.plotting import number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
-from lre_lightning.training.protocols import HasRecords, require
 
 Criterion = Literal["correlation", "faithfulness"]
 
@@ -31,7 +31,8 @@ class BetaTuning(Callback):
     its LREs and checkpoints and the table of results, and validation uses it. If there are trials that only serve to
     choose layer and rank, these alone choose beta too.
 
-    Works with any LightningModule that is a `HasRecords`. On several devices the choice of rank zero holds for all.
+    Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`, and to apply the choice
+    `set_beta`, which takes betas by relation. On several devices the choice of rank zero holds for all.
 
     Args:
         criterion: ``"correlation"``, the paper's choice, takes the beta at which faithfulness and causality (which does
@@ -44,22 +45,18 @@ class BetaTuning(Callback):
         betas: The best beta of every relation that was scored.
 
     Raises:
-        LREError: If the criterion is unknown or a bool is none; in setup, if the module has no records.
+        LREError: If the criterion is unknown; in setup, if the module lacks something.
     """
 
     def __init__(self, criterion: Criterion = "correlation", per_relation: bool = False, apply: bool = False) -> None:
-        if criterion not in get_args(Criterion):
-            raise LREError(f"criterion {criterion!r} is unknown: use {' or '.join(map(repr, get_args(Criterion)))}")
-        for name, given in (("per_relation", per_relation), ("apply", apply)):
-            if not isinstance(given, bool):
-                raise LREError(f"{name} must be True or False, got {given!r}")
+        check_choice("criterion", criterion, get_args(Criterion))
         self.criterion, self.per_relation, self.apply = criterion, per_relation, apply
         self.betas: dict[str, float] = {}
         self._tuned = False
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        require(HasRecords, pl_module, self)
+        require(self, "module", pl_module, "records", *(["set_beta"] if self.apply else []))
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -15,12 +15,12 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from lre_lightning.callbacks.needs import require
 from lre_lightning.callbacks.progress import FitProgress, duration
-from lre_lightning.errors import LREError, first_line
+from lre_lightning.errors import first_line
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.storage.plain import printable
-from lre_lightning.training.protocols import HasRecords, require
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -34,8 +34,8 @@ class RelationLog(Callback):
     there, how long the relation took, and how long the rest of the fit will take, as
     `lre_lightning.callbacks.progress.FitProgress` estimates it. On several devices rank zero writes.
 
-    Works with any LightningModule that is a `HasRecords`, and any datamodule that has `schedule`, a list of
-    (relation index, trial), and `relations`.
+    Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`, and any datamodule that
+    has `schedule`, a list of (relation index, trial), and `relations`.
 
     Args:
         dirpath: Folder for the file; the trainer's `default_root_dir` if None.
@@ -48,9 +48,8 @@ class RelationLog(Callback):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            require(HasRecords, pl_module, self)
-            if FitProgress.of(trainer) is None:
-                raise LREError("RelationLog needs a datamodule with 'schedule' and 'relations'")
+            require(self, "module", pl_module, "records")
+            require(self, "datamodule", getattr(trainer, "datamodule", None), "schedule", "relations")
 
     @override
     @rank_zero_only

@@ -53,7 +53,7 @@ class FitProgress:
         """Return a fit from its current epoch on; None if its datamodule has no `schedule` or no `relations`."""
         data: Any = getattr(trainer, "datamodule", None)
         schedule, relations = getattr(data, "schedule", None), getattr(data, "relations", None)
-        if not schedule or not relations:
+        if schedule is None or relations is None:
             return None
         stop = None if trainer.max_epochs in (None, -1) else trainer.max_epochs
         return cls([relation.name for relation in relations], schedule, trainer.current_epoch, stop)

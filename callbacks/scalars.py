@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,11 @@ from typing_extensions import override
 
 from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import log_final, log_scalars
-from lre_lightning.callbacks.progress import FitProgress
-from lre_lightning.errors import LREError
-from lre_lightning.grid import place_of
-from lre_lightning.report.analysis import SCORES, layers_of, over_relations, per_category, per_relation
+from lre_lightning.callbacks.needs import require
+from lre_lightning.grid import Layer, place_of
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.report.analysis import SCORES, layers_of, over_relations, per_category
 from lre_lightning.runs.processes import on_rank_zero
-from lre_lightning.training.protocols import HasRecords, require
 
 
 class ResultsScalars(Callback):
@@ -29,8 +29,8 @@ class ResultsScalars(Callback):
     - at the end, ``final/faithfulness``, ``final/causality`` and, from `BetaTuning`, ``final/best beta``. They are the
       run's row under HParams in TensorBoard, provided that its logger was made with ``default_hp_metric=False``.
 
-    A resumed fit logs the relations that it finds finished again, at the same steps. Works with any LightningModule
-    that is a `HasRecords`, and any datamodule that has `schedule` and `relations` as `RelationLog` needs them.
+    A resumed fit logs the relations that it finds finished again, at the same steps. Works with the modules and
+    datamodules that `RelationLog` works with.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,8 @@ class ResultsScalars(Callback):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            require(HasRecords, pl_module, self)
-            if FitProgress.of(trainer) is None:
-                raise LREError("ResultsScalars needs a datamodule with 'schedule' and 'relations'")
+            require(self, "module", pl_module, "records")
+            require(self, "datamodule", getattr(trainer, "datamodule", None), "schedule", "relations")
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -70,18 +69,20 @@ class ResultsScalars(Callback):
             log_scalars(trainer, means, count)
             own = [record for record in records if record.relation == names[count - 1]]
             for layer in layers_of(own):
-                found = {name: per_relation(own, partial(score, layer=layer)) for name, score in SCORES.items()}
-                curve = {f"{n} by layer/{relation}": m for n, at in found.items() for relation, (m, _) in at.items()}
-                log_scalars(trainer, curve, place_of(layer))
+                log_scalars(trainer, _means(own, "", f" by layer/{names[count - 1]}", layer=layer), place_of(layer))
         self._logged = len(names)
 
     def _finish(self, trainer: Any, module: Any) -> None:
         self._log(trainer, module, trainer.current_epoch)
-        records = list(module.records.values())
-        means = {name: over_relations(records, score) for name, score in SCORES.items()}
-        final = {f"final/{name}": mean[0] for name, mean in means.items() if mean is not None}
+        final = _means(module.records.values(), "final/")
         for callback in trainer.callbacks:
             if isinstance(callback, BetaTuning) and len(set(callback.betas.values())) == 1:
                 final["final/best beta"] = next(iter(callback.betas.values()))
         if final:
             log_final(trainer, final, self._logged, {**module.hparams, **getattr(trainer.datamodule, "hparams", {})})
+
+
+def _means(records: Iterable[TrialRecord], before: str, after: str = "", **point: Layer) -> dict[str, float]:
+    """Return the mean scores over relations, at a point of the grid, by their names with something around them."""
+    found = {name: over_relations(records, partial(score, **point)) for name, score in SCORES.items()}
+    return {f"{before}{name}{after}": mean[0] for name, mean in found.items() if mean is not None}

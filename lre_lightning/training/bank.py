@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +25,7 @@ TrialKey: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
 
 
-class LREStore(MutableMapping[TrialKey, LRE]):
+class LREStore(Mapping[TrialKey, LRE]):
     """LREs by trial key, in files if there is a folder for them.
 
     An LRE of a large LM takes tens of megabytes, and there is one per relation and trial: with a folder, neither memory
@@ -64,9 +64,6 @@ class LREStore(MutableMapping[TrialKey, LRE]):
         if self.writes:
             lre.save(path)
         self._kept[key] = path
-
-    def __delitem__(self, key: TrialKey) -> None:
-        del self._kept[key], self.metadata[key]  # the file stays
 
     def __iter__(self) -> Iterator[TrialKey]:
         return iter(self._kept)

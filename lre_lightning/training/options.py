@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from typing_extensions import TypedDict
 
-from lre_lightning.errors import LREError, check_number
+from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks
 from lre_lightning.options import option
 from lre_lightning.records.selection import Criterion
@@ -55,9 +55,7 @@ class Fitting:
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:
-        criteria = get_args(Criterion)
-        if self.select_by not in criteria:
-            raise LREError(f"select_by {self.select_by!r} is unknown: use {' or '.join(map(repr, criteria))}")
+        check_choice("select_by", self.select_by, get_args(Criterion))
         check_number("selection_trials", self.selection_trials, 0)
         check_number("line_integrals", self.line_integrals, 0)
         for relation, choice in (self.choices or {}).items():

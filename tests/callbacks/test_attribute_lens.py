@@ -286,7 +286,6 @@ def test_it_leaves_everything_as_found_if_it_fails(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"texts": []}, r"texts must be a list of different texts, none of them empty, got \[\]"),
-        ({"texts": "thing1"}, "got 'thing1'"),
         ({"texts": ["a", " "]}, r"got \['a', ' '\]"),
         ({"texts": ["a", "b", "a"]}, r"got \['a', 'b', 'a'\]"),
         ({"relations": []}, "relations must be a list"),
@@ -324,8 +323,13 @@ def test_arguments_that_do_not_fit_the_lm_are_refused_before_the_work(tmp_path, 
     [
         (AttributeLens(TEXTS), "lres", "AttributeLens needs a module with 'lm' and 'lres', but Foreign has no 'lres'"),
         (AttributeLens(TEXTS), "tokenizer", "AttributeLens needs a 'tokenizer' of the datamodule or of Foreign"),
-        (BetaTuning(), "lres", "BetaTuning needs a module with 'records' and 'set_beta', but Foreign has no 'records'"),
-        (RelationLog(), "lres", "RelationLog needs a module with 'records' and 'set_beta', but Foreign has no"),
+        (BetaTuning(), "lres", "BetaTuning needs a module with 'records', but Foreign has no 'records'"),
+        (
+            BetaTuning(apply=True),
+            "lres",
+            "with 'records' and 'set_beta', but Foreign has no 'records' and no 'set_beta'",
+        ),
+        (RelationLog(), "lres", "RelationLog needs a module with 'records', but Foreign has no 'records'"),
     ],
 )
 def test_a_module_that_lacks_something_is_refused(tmp_path, callback, lacking, message):

@@ -8,6 +8,7 @@ from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
+from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from matplotlib.figure import Figure
@@ -209,7 +210,5 @@ def test_the_table_of_results_and_the_best_beta_are_logged(tmp_path):
 
 
 def test_data_without_a_schedule_are_refused(tmp_path):
-    data = Three()
-    data.relations = []
     with pytest.raises(LREError, match="ResultsScalars needs a datamodule with 'schedule' and 'relations'"):
-        fit_other(tmp_path, ResultsScalars(), data=data)
+        fit_other(tmp_path, ResultsScalars(), data=BoringDataModule())

@@ -8,7 +8,7 @@ import torch
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
-from lre_lightning.training.bank import LREBank, LREStore, file_of
+from lre_lightning.training.bank import LREBank, file_of
 
 
 def lre_of(relation="thing colour", trial=0, value=1.0):
@@ -89,37 +89,3 @@ def test_a_run_that_resumes_in_another_folder_keeps_both(tmp_path):
     again = reloaded(first, tmp_path, [tmp_path / "b"])
     check_same(again.lres["thing colour", 0], lre_of())
     check_same(again.lres["thing colour", 1], lre_of(trial=1))
-
-
-def test_names_that_differ_have_files_that_differ():
-    names = [
-        "thing colour",
-        "thing_colour",
-        "thing/colour",
-        "thing  colour",
-        " thing colour",
-        "../x",
-        "..",
-        "",
-        "ü",
-    ]
-    files = [file_of((name, 0)) for name in names]
-    assert len(set(files)) == len(names)
-    assert all(len(file.parts) == 2 and ".." not in file.parts and not file.is_absolute() for file in files)
-    assert str(file_of(("thing colour", 3))) == "thing_colour/trial3.safetensors"
-    assert len(file_of(("a" * 500, 0)).parts[0]) < 128
-
-
-def test_forgetting_an_lre_leaves_its_file(tmp_path):
-    store = LREStore(tmp_path)
-    store["thing colour", 0] = lre_of()
-    del store["thing colour", 0]
-    assert not store
-    assert not store.metadata
-    assert (tmp_path / file_of(("thing colour", 0))).is_file()
-
-
-@pytest.mark.parametrize("entry", [{}, {"metadata": {"origin": {}}}, {"metadata": None}])
-def test_entries_that_are_not_lres_are_refused(entry):
-    with pytest.raises(LREError, match="this is not the metadata of an LRE"):
-        LREStore().fill([entry], [])

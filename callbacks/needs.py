@@ -1,0 +1,19 @@
+"""What callbacks need of modules and datamodules, which may be of any class."""
+
+from __future__ import annotations
+
+from lre_lightning.errors import LREError
+
+
+def require(callback: object, kind: str, owner: object, *names: str) -> None:
+    """Check that an owner, which is a ``"module"`` or a ``"datamodule"``, has the attributes that a callback needs.
+
+    Raises:
+        LREError: If it lacks one.
+    """
+    lacking = [name for name in names if not hasattr(owner, name)]
+    if lacking:
+        raise LREError(
+            f"{type(callback).__name__} needs a {kind} with {' and '.join(map(repr, names))}, but "
+            f"{type(owner).__name__} has no {' and no '.join(map(repr, lacking))}"
+        )
