@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -153,30 +153,51 @@ def in_section(action: argparse.Action, section: str) -> bool:
 
 def explain(message: str, parser: argparse.ArgumentParser) -> str:
     """Return a parser's message in one line, with the nearest valid name."""
-    unknown = re.search(r"unrecognized arguments: (.*)|does not accept option '(.*)'", message, re.DOTALL)
-    wrong = re.search(r'Parser key "(.+?)":.*(?:Given|Got) value: (.*)', message, re.DOTALL)
-    missing = re.search(r'Parser key "config": File does not exist: \'(.*)\'', message)
-    choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-    if message.startswith('expected "subcommand"'):
-        return f"give a subcommand: {', '.join(getattr(parser, '_subcommands_action').choices)}"  # noqa: B009
-    if missing:
-        name, known = Path(missing[1]).name, bundled_configs()
-        return f"there is no configuration {name!r}: give a file or {', '.join(known)}{nearest(name, known)}"
-    if unknown:
-        given = next((word for word in (unknown[1] or "").split() if word.startswith("-")), unknown[2])
-        if given is None:
-            return message
-        name = "--" + given.lstrip("-").partition("=")[0]
-        options = [option for option in parser._option_string_actions if option[-1] != "+"]
-        same = [option for option in options if option.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
-        return f"there is no option {name}{nearest(name, same, 0) or nearest(name, options)}"
-    if wrong:
-        kind = next((getattr(action, "_typehint", str) for action in parser._actions if action.dest == wrong[1]), str)
-        hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", wrong[2]))
-        return f"--{wrong[1]} takes {expected(kind)}, not {wrong[2].strip()}{next(filter(None, hints), '')}"
-    if choice:
-        return f"there is no {choice[1]!r}: choose from {choice[2]}{nearest(choice[1], choice[2].split(', '))}"
+    for pattern, explanation in EXPLANATIONS.items():
+        found = re.search(pattern, message, re.DOTALL)
+        if found:
+            return explanation(found, parser)
     return " ".join(message.split())
+
+
+def unknown_option(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+    """Name the option with the same last part, or the nearest one."""
+    name = "--" + found[1].lstrip("-")
+    options = [option for option in parser._option_string_actions if option[-1] != "+"]
+    same = [option for option in options if re.split(r"\.|--", option)[-1] == re.split(r"\.|--", name)[-1]]
+    return f"there is no option {name}{nearest(name, same, 0) or nearest(name, options)}"
+
+
+def wrong_value(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+    """Name the values that an option takes, and the nearest one."""
+    key, value = found[1], found[2].strip()
+    kind = next((getattr(action, "_typehint", str) for action in parser._actions if action.dest == key), str)
+    hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", value))
+    return f"--{key} takes {expected(kind)}, not {value}{next(filter(None, hints), '')}"
+
+
+def no_configuration(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+    """Name the bundled configurations."""
+    name, known = Path(found[1]).name, bundled_configs()
+    return f"there is no configuration {name!r}: give a file or {', '.join(known)}{nearest(name, known)}"
+
+
+def no_subcommand(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+    """Name the subcommands."""
+    given, known = found[1], [*getattr(parser, "_subcommands_action").choices]  # noqa: B009
+    said = f"there is no subcommand {given}" if given else "a subcommand is missing"
+    return f"{said}: choose from {', '.join(known)}{nearest(given or '', known)}"
+
+
+EXPLANATIONS: dict[str, Callable[[re.Match[str], argparse.ArgumentParser], str]] = {
+    r"unrecognized arguments: (?:[^-]\S* )*(-[^ =]+)": unknown_option,
+    r"does not accept option '(.*)'": unknown_option,
+    r'Parser key "config": File does not exist: \'(.*)\'': no_configuration,
+    r'Parser key "(.+?)":.*(?:Given|Got) value: (.*)': wrong_value,
+    r"argument subcommand: invalid choice: '(.*?)'": no_subcommand,
+    r'^expected "subcommand"()': no_subcommand,
+}
+"""Functions that explain a message of jsonargparse, by a pattern that it matches."""
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -29,9 +29,9 @@ def lre(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["fitt"], "there is no 'fitt': choose from 'fit', "),
-        (["fitt"], "; did you mean 'fit'?"),
-        ([], "give a subcommand: fit, validate, "),
+        (["fitt"], "there is no subcommand fitt: choose from fit, validate, "),
+        (["fitt"], "; did you mean fit?"),
+        ([], "a subcommand is missing: choose from fit, validate, "),
         (["fit", "--model.layer=3"], "there is no option --model.layer; did you mean --model.layers?"),
         (["fit", "--trainer.acelerator", "cpu"], "no option --trainer.acelerator; did you mean --trainer.accelerator?"),
         (["fit", "--n_shot=3"], "there is no option --n_shot; did you mean --data.n_shot?"),
