@@ -143,6 +143,10 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
+        missing = re.search(r"arguments are required: (\w+)\.", message)
+        if missing:
+            parser = getattr(self, "_subcommands_action").choices[missing[1]]  # noqa: B009
+            message = message.replace(f"{missing[1]}.", "")
         raise UsageError(explain(message, parser), f"help: {parser.prog.removesuffix(' [options]')} --help") from ex
 
 
