@@ -1,21 +1,21 @@
 """A warm process that runs the command line in forked children, which can be ended in ways that are rare by chance.
 
-Started as a process of its own, because a test process has threads. It reads one JSON object per line, a `Run` to start
-or the id of a process to wait for, and answers each with a line: that id, or how the process `Ended`.
+It is the fork server of `multiprocessing`, because a test process has threads, with everything imported.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from unittest import mock
 
 import psutil
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -98,14 +98,10 @@ class Launcher:
     def __init__(self, root: Path):
         self.model, self.relations = write_toy_model(root / "model"), write_toy_relations(root / "relations")
         self.places = [f"--model.name_or_path={self.model}", f"--data.source={self.relations}"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.launcher", self.model, self.relations],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        )
+        self.started: dict[int, tuple[ForkServerProcess, Run]] = {}
+        forkserver.set_forkserver_preload([__name__])
+        with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), WARM: str(root)}):
+            forkserver.ensure_running()
 
     def fit(self, folder: Path, *more: str) -> list[str]:
         """Arguments of a fit of the toy in ``<folder>/run``."""
@@ -119,7 +115,12 @@ class Launcher:
         """Start a run without waiting for it; returns the id of the process."""
         folder.mkdir(exist_ok=True, parents=True)
         run = Run(**{"args": self.fit(folder, *more), "cwd": str(folder), "watched": str(folder / "run"), **how})
-        return self._asked(asdict(run))
+        for name in FILES:
+            Path(run.cwd, name).write_text("")
+        process = ForkServerProcess(target=child, args=(run,))
+        process.start()
+        self.started[process.pid] = process, run
+        return process.pid
 
     def start_and_hold(self, folder: Path, where: str, turn: int, **how) -> int:
         """Start a run, and wait until it has stopped itself in a function; SIGCONT lets it go on."""
@@ -130,43 +131,23 @@ class Launcher:
 
     def wait(self, pid: int) -> Ended:
         """Wait for a process that was started."""
-        return Ended(**self._asked(pid))
-
-    def _asked(self, question):
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        process, run = self.started.pop(pid)
+        process.join()
+        begun, operations, output, error = (Path(run.cwd, name).read_text() for name in FILES)
+        return Ended(process.exitcode, int(operations or 0), [int(line) for line in begun.split()], output, error)
 
     def close(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=20)
-        except subprocess.TimeoutExpired:  # a child hangs
-            for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
-                process.kill()
+        """Kill what tests have failed to wait for."""
+        for process, _ in self.started.values():
+            process.kill()
 
 
-def serve(model: str, relations: str) -> None:
-    """Answer until there is no more to read."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    warm_up(model, relations)
-    children: dict[int, Run] = {}
-    for line in sys.stdin:
-        question = json.loads(line)
-        if isinstance(question, dict):
-            run = Run(**question)
-            answer: object = started(run)
-            children[answer] = run
-        else:
-            answer = asdict(waited_for(question, children.pop(question)))
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    for pid in children:  # that a test has failed to wait for
-        os.kill(pid, signal.SIGKILL)
+FILES = ("begun.txt", "operations.txt", "output.txt", "error.txt")
+WARM = "LRE_WARM"
+"""The variable by which the fork server knows that it is one, and the folder of the toy."""
 
 
-def warm_up(model: str, relations: str) -> None:
+def warm_up(root: Path) -> None:
     """Do here, once, what every child would do again: imports, and loading an LM."""
     import torch
 
@@ -179,35 +160,15 @@ def warm_up(model: str, relations: str) -> None:
     for name in ("torch._dynamo", "torch.utils.tensorboard", *ours):
         importlib.import_module(name)
     torch.set_num_threads(1)
-    LanguageModel.from_pretrained(model)
-    RelationDataModule(model, source=relations).setup()
+    LanguageModel.from_pretrained(str(root / "model"))
+    RelationDataModule(str(root / "model"), source=str(root / "relations")).setup()
     slow = AttributeLens, ResultsFigures
     command_line.CALLBACKS = tuple(kind for kind in command_line.CALLBACKS if kind not in slow)
 
 
-FILES = ("begun.txt", "operations.txt", "output.txt", "error.txt")
-
-
-def started(run: Run) -> int:
-    """Run in a child."""
-    files = [Path(run.cwd) / name for name in FILES]
-    for path in files:
-        path.write_text("")
-    pid = os.fork()
-    if pid == 0:
-        child(run, *files)
-    return pid
-
-
-def waited_for(pid: int, run: Run) -> Ended:
-    """Wait for a child."""
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    begun, operations, output, error = ((Path(run.cwd) / name).read_text() for name in FILES)
-    return Ended(status, int(operations or 0), [int(line) for line in begun.split()], output, error)
-
-
-def child(run: Run, begun: Path, operations: Path, output: Path, error: Path) -> None:
+def child(run: Run) -> None:
     """Be the command line; never returns."""
+    begun, operations, output, error = (Path(run.cwd, name) for name in FILES)
     status = 70
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the suite runs in the background
@@ -305,5 +266,5 @@ def signal_within(run: Run) -> None:
     setattr(holder, name, signalled)
 
 
-if __name__ == "__main__":
-    serve(*sys.argv[1:])
+if WARM in os.environ:
+    warm_up(Path(os.environ.pop(WARM)))
