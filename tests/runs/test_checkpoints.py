@@ -214,7 +214,7 @@ def test_such_a_checkpoint_is_an_error(checkpoint, tmp_path, kind):
 
 
 OPTIONS = {
-    "an instantiator": ({"_instantiator": "os.system"}, "option '_instantiator'"),
+    "an instantiator": ({"_instantiator": "os.system"}, "no option --_instantiator"),
     "a text in place of a list": ({"betas": "many"}, "model.betas"),
     "none in place of a number": ({"beta": None}, "has no value for model.beta"),
 }
