@@ -45,11 +45,11 @@ def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micr
         group = [result for result in results if result.distraction == kind]
         if group:
             rows += [
-                _reader(group, prompt, LM, average),
-                _reader(group, f"Attribute lens on {short} prompts", LENS, average),
+                _row(group, prompt, LM, average),
+                _row(group, f"Attribute lens on {short} prompts", LENS, average),
             ]
             controls += [
-                _reader(group, f"Lens of another relation on {short} prompts", OTHER_LENS, average),
+                _row(group, f"Lens of another relation on {short} prompts", OTHER_LENS, average),
                 _row(group, f"Most frequent objects, {short} prompts", lambda result: result.most_frequent, average),
                 _row(group, f"Random guess, {short} prompts", lambda result: result.guessed, average),
             ]
@@ -65,29 +65,22 @@ def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micr
     )
 
 
-def _reader(results: Sequence[LatentKnowledge], label: str, name: str, average: str) -> Row:
-    """Return the row of the LM or of a lens, which may answer the false object too."""
-    found, false = (lambda result: result.found.get(name, ())), (lambda result: result.false_found.get(name, ()))
-    return _row(results, label, found, average, false)
+def _row(results: Sequence[LatentKnowledge], label: str, reader: str | _Counts, average: str) -> Row:
+    """Return the row of the LM or of a lens, which may answer the false object too, or of a control."""
+    true = reader if callable(reader) else lambda result: result.found.get(reader, ())
+    counted = [result for result in results if result.known and true(result)]
+    false = [() if callable(reader) else result.false_found.get(reader, ())[:1] for result in counted]
+    columns = [[true(result)[i] for result in counted] for i in range(len(results[0].ks))]
+    columns.append([count for counts in false for count in counts])
+    return (label, *(_mean(counted, column, average) for column in columns), sum(result.known for result in counted))
 
 
-def _row(
-    results: Sequence[LatentKnowledge], label: str, found: _Counts, average: str, false: _Counts = lambda result: ()
-) -> Row:
-    counted = [result for result in results if result.known and found(result)]
-    recalls = [_mean(counted, found, i, average) for i in range(len(results[0].ks))]
-    return (label, *recalls, _mean(counted, false, 0, average), sum(result.known for result in counted))
-
-
-def _mean(results: Sequence[LatentKnowledge], counts: _Counts, index: int, average: str) -> Cell:
+def _mean(results: Sequence[LatentKnowledge], counts: Sequence[float], average: str) -> Cell:
     """Return the fraction of the known facts that were found at one k; None where it was not counted."""
-    if not results or not all(map(counts, results)):
+    if not results or len(counts) < len(results):
         return None
-    by_relation: dict[str, list[LatentKnowledge]] = {}
-    for result in results:
-        by_relation.setdefault("" if average == "micro" else result.relation, []).append(result)
-    fractions = [
-        sum(counts(result)[index] for result in group) / sum(result.known for result in group)
-        for group in by_relation.values()
-    ]
+    found: dict[str, list[tuple[float, int]]] = {}
+    for result, count in zip(results, counts, strict=True):
+        found.setdefault("" if average == "micro" else result.relation, []).append((count, result.known))
+    fractions = [sum(count for count, _ in group) / sum(known for _, known in group) for group in found.values()]
     return fractions[0] if average == "micro" else spread(fractions)

@@ -79,12 +79,9 @@ def _higher(
     records: Sequence[TrialRecord],
     scores: tuple[Score, Score],
     criterion: str = "the mean over relations is higher",
-    holds: Callable[[int, int], bool] | None = None,
+    least: float = 0,
 ) -> Row:
-    """Return the row on one score being higher than the other.
-
-    With `holds` that is decided by the number of relations in which it is, and of all.
-    """
+    """Return the row on one score being higher than the other, also in at least a fraction of the relations."""
     pairs = np.array(analysis.paired(records, *scores))
     if not len(pairs):
         return _row(finding, paper, criterion, NOT_MEASURED)
@@ -95,7 +92,7 @@ def _higher(
         return shown and not analysis.near_zero(pairs, lambda drawn: np.diff(drawn).mean())
 
     def higher(one: float, other: float) -> bool:
-        return one > other if holds is None else holds(met, len(pairs))
+        return one > other and met >= least * len(pairs)
 
     return _row(finding, paper, criterion, (one, other, len(pairs)), higher, differ, met)
 
@@ -132,7 +129,7 @@ def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
             records,
             both,
             "causality is above faithfulness in at least 90% of the relations",
-            lambda met, count: met >= 0.9 * count,
+            least=0.9,
         ),
     ]
 

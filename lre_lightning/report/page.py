@@ -38,14 +38,7 @@ SVG_STYLE = "color-scheme: light dark; color: CanvasText; fill: currentColor; st
 
 @dataclass(frozen=True)
 class Run:
-    """The source of results: a file, or the folder of an evaluation.
-
-    Attributes:
-        results: The path.
-        config: Path of its configuration, "" if there is none.
-        text: The configuration.
-        command: Command that reproduces the results.
-    """
+    """A file of results or the folder of an evaluation, the path and text of its configuration, and what repeats it."""
 
     results: str
     config: str = ""

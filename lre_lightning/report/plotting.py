@@ -128,11 +128,10 @@ def panel_grid(count: int, columns: int, width: float, height: float, shared: bo
 
 def legend(figure: Figure, columns: int = 5) -> None:
     """Add a legend above the panels, which names each series once and the random guess last."""
-    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    named = {label: handle for handle, label in reversed(pairs)}
-    labels = sorted(dict.fromkeys(label for _, label in pairs), key=lambda label: label == GUESS)
-    handles = [named[label] for label in labels]
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+    shown = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    named = {label: handle for handle, label in shown}
+    labels = sorted(named, key=GUESS.__eq__)
+    figure.legend([named[label] for label in labels], labels, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def fraction_axis(axes: Axes, axis: str = "x") -> None:

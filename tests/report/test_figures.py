@@ -360,34 +360,25 @@ CATEGORIES = ["factual"] * 26 + ["commonsense"] * 8 + ["linguistic"] * 6 + ["bia
 def dataset(model, seed, names=NAMES, depth=29):
     """Random counts of two trials of as many relations as the paper's, one of which the second LM does not know."""
     random = np.random.default_rng(seed)
-
-    def counts(level, *shape):
-        found = (level + random.normal(0, 0.05, shape)).clip(0, 1) * 50
-        return tuple(tuple(row) if isinstance(row, list) else row for row in found.astype(int).tolist())
-
     records = []
     for name, category in zip(names, CATEGORIES, strict=False):
-        level = random.uniform(0.05, 0.95)
+        faithful, causal, low = random.integers(3, 50, 3).tolist()
         fields = {
-            "layers": ("emb", *range(depth - 1)),
-            "betas": (1.0, 2.25, 4.0),
-            "ranks": tuple(range(1, 41)),
-            "faithful": counts(level, depth, 3),
-            "causal": counts(level**0.5, depth, 40),
-            "causal_baselines": {n: counts(level, depth) for n in ("oracle", "unembedding", "object")},
-            "faithful_baselines": {n: counts(level / 2, depth) for n in FAITHFUL[2:]},
-            "faithful_low_rank": counts(level, 40),
+            **{"model": model, "category": category, "known": 55, "tested": 60, "edited": 50},
+            **{"layers": ("emb", *range(depth - 1)), "betas": (1.0, 2.25, 4.0), "ranks": tuple(range(1, 41))},
+            **{"layer": depth // 2, "beta": 2.25, "rank": 7},
+            "faithful": ((low, faithful, low),) * depth,
+            "causal": ((causal,) * 40,) * depth,
+            "causal_baselines": dict.fromkeys(("oracle", "unembedding", "object"), (low,) * depth),
+            "faithful_baselines": dict.fromkeys(FAITHFUL[2:], (low,) * depth),
+            "faithful_low_rank": (faithful,) * 40,
             "line_integrals": tuple((ratio, 1.0) for ratio in random.uniform(1, 5, 3).tolist()),
-            **{"layer": depth // 2, "beta": 2.25, "rank": 7, "known": 55, "tested": 60, "edited": 50, "model": model},
         }
         fields |= {"zero_shot_baselines": fields["faithful_baselines"], "faithful_zero_shot": fields["faithful"]}
-        known = not seed or name != names[-1]
-        records += [
-            record(name, trial, 0, 0, category=category, **fields)
-            if known
-            else unscored(name, model=model, category=category, trial=trial)
-            for trial in (0, 1)
-        ]
+        if seed and name == names[-1]:
+            records.append(unscored(name, model=model, category=category))
+        else:
+            records += [record(name, trial, 0, 0, **fields) for trial in (0, 1)]
     return records
 
 
@@ -409,11 +400,10 @@ def texts_of(figure):
 def check_layout(figure):
     boxes = texts_of(figure)
     assert len(boxes) > 4
-    width, height = figure.bbox.size
     texts = [text.get_text() for text in boxes]
     x0, y0, x1, y1 = np.array([box.extents for box in boxes.values()]).T
-    inside = (x0 >= 0) & (y0 >= 0) & (x1 <= width) & (y1 <= height)
-    assert [text for text, fits in zip(texts, inside, strict=True) if not fits] == []
+    outside = (x0 < 0) | (y0 < 0) | (x1 > figure.bbox.width) | (y1 > figure.bbox.height)
+    assert [texts[one] for one in np.flatnonzero(outside)] == []
     across = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
     assert [(texts[one], texts[other]) for one, other in np.argwhere(across) if one < other] == []
     assert 7.9 < figure.get_figwidth() < 11.1
