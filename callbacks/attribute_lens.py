@@ -32,8 +32,8 @@ LONGEST_TAG = 60
 class AttributeLens(Callback):
     """Show what the hidden states of some texts say about attributes, at every layer and token.
 
-    At the end of chosen epochs, of fit and, with given texts, of validate, each text is read through the LRE of each
-    relation and through the logit lens (`lre_lightning.lens.lens.read_lenses`), and written:
+    At the end of fit, and of chosen epochs, each text is read through the LRE of each relation and through the logit
+    lens (`lre_lightning.lens.lens.read_lenses`), and written:
 
     - to the Trainer's loggers that take images, as ``attribute_lens/<number> <text>``;
     - as ``<dirpath>/text<number>.png``;
@@ -54,7 +54,7 @@ class AttributeLens(Callback):
         dirpath: Folder for the files; ``<default_root_dir>/lenses`` if None.
 
     Raises:
-        LREError: If an argument is invalid; when fit or validate starts, if it does not fit the module's LM, the
+        LREError: If an argument is invalid; when fit starts, if it does not fit the module's LM, the
             tokenizer or the datamodule's relations, or there is no LM, LREs or tokenizer; later, on all processes, if a
             file cannot be written.
     """
@@ -83,11 +83,6 @@ class AttributeLens(Callback):
         self._check(trainer, pl_module)
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "validate" and self.texts is not None:
-            self._check(trainer, pl_module)
-
-    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         epochs = trainer.current_epoch + 1
         if self.every_n_epochs is not None and epochs % self.every_n_epochs == 0:
@@ -99,11 +94,6 @@ class AttributeLens(Callback):
         if self._shown_after != trainer.current_epoch:
             on_rank_zero(trainer, lambda: self._show(trainer, pl_module))
 
-    @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "validate" and self.texts is not None:
-            on_rank_zero(trainer, lambda: self._show(trainer, pl_module))
-
     def _check(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Check arguments against module and data, before anything has been computed that would be lost."""
         require(self, "module", pl_module, "lm", "lres")
@@ -112,7 +102,7 @@ class AttributeLens(Callback):
         data: Any = getattr(trainer, "datamodule", None)
         if self.texts is None and not isinstance(data, RelationDataModule):
             raise LREError("AttributeLens needs texts, or a RelationDataModule to take them from")
-        if trainer.state.fn == "fit" and isinstance(data, RelationDataModule):
+        if isinstance(data, RelationDataModule):
             known = dict.fromkeys(
                 [*(relation.name for relation in data.relations), *(name for name, _ in pl_module.lres)]
             )

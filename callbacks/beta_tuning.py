@@ -32,26 +32,25 @@ class BetaTuning(Callback):
     choose layer and rank, these alone choose beta too.
 
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`, and to apply the choice
-    `set_beta`, which takes betas by relation. On several devices the choice of rank zero holds for all.
+    `set_beta`, which takes it. On several devices the choice of rank zero holds for all.
 
     Args:
         criterion: ``"correlation"``, the paper's choice, takes the beta at which faithfulness and causality (which does
             not depend on beta) correlate best over relations; ``"faithfulness"`` the one of the highest mean
             faithfulness, which also replaces the former if the relations are too few to correlate.
-        per_relation: Choose one beta for each relation, by its mean faithfulness, instead of one for the LM.
         apply: Use the best beta instead of the module's.
 
     Attributes:
-        betas: The best beta of every relation that was scored.
+        beta: The best beta; None before the fit has ended, or without several to choose from.
 
     Raises:
         LREError: If the criterion is unknown; in setup, if the module lacks something.
     """
 
-    def __init__(self, criterion: Criterion = "correlation", per_relation: bool = False, apply: bool = False) -> None:
+    def __init__(self, criterion: Criterion = "correlation", apply: bool = False) -> None:
         check_choice("criterion", criterion, get_args(Criterion))
-        self.criterion, self.per_relation, self.apply = criterion, per_relation, apply
-        self.betas: dict[str, float] = {}
+        self.criterion, self.apply = criterion, apply
+        self.beta: float | None = None
         self._tuned = False
 
     @override
@@ -76,11 +75,11 @@ class BetaTuning(Callback):
         records = list(module.records.values())
         choosing = [replace(record, reported=True) for record in records if record.scored and not record.reported]
         records = choosing or records
-        self.betas, why = trainer.strategy.broadcast(self.choose(records))
-        if not self.betas:
+        self.beta, why = trainer.strategy.broadcast(self.choose(records))
+        if self.beta is None:
             return
         if self.apply:
-            module.set_beta(self.betas)
+            module.set_beta(self.beta)
             for callback in trainer.checkpoint_callbacks:
                 path = isinstance(callback, ModelCheckpoint) and (callback.last_model_path or callback.best_model_path)
                 if path and Path(path).exists():
@@ -88,31 +87,22 @@ class BetaTuning(Callback):
         if trainer.is_global_zero:
             self._log(trainer, records, f"{why}; {'' if self.apply else 'not '}applied")
 
-    def choose(self, records: Sequence[TrialRecord]) -> tuple[dict[str, float], str]:
-        """Choose beta, from records of one LM, for every relation that was scored, and say why.
-
-        There is nothing to choose, and no beta, unless the grid has several.
-        """
-        relations, scores = categories(counted(records)), beta_scores(records)
+    def choose(self, records: Sequence[TrialRecord]) -> tuple[float | None, str]:
+        """Choose beta, from records of one LM, and say why; there is no choice unless the grid has several betas."""
+        scores = beta_scores(records)
         if len(scores) < 2:
-            return {}, ""
-        if self.per_relation:
-            own = {name: [record for record in records if record.relation == name] for name in relations}
-            found = {name: most_faithful_beta(beta_scores(group)) for name, group in own.items()}
-            betas = {name: beta for name, beta in found.items() if beta is not None}
-            each = ", ".join(f"{beta:g} for {name!r}" for name, beta in betas.items())
-            return betas, f"best betas by mean faithfulness: {each}"
+            return None, ""
         best = best_beta(scores) if self.criterion == "correlation" else None
         beta = best if best is not None else most_faithful_beta(scores)
         (at,) = (score for score in scores if score.beta == beta)
-        over = f"over {number_of(len(relations))}"
+        over = f"over {number_of(len(categories(counted(records))))}"
         if best is not None:
             why = f"best correlation of faithfulness and causality {over}, {r_of(at.correlation)}"
         else:
             why = f"best mean faithfulness {over}, {at.faithfulness[0]:.2f}"
             if self.criterion == "correlation":
                 why += ": they are too few for a correlation with causality, or do not vary"
-        return dict.fromkeys(relations, at.beta), f"beta {at.beta:g} has the {why}"
+        return at.beta, f"beta {at.beta:g} has the {why}"
 
     def _log(self, trainer: L.Trainer, records: Sequence[TrialRecord], line: str) -> None:
         print(line)
@@ -131,8 +121,8 @@ class BetaTuning(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"betas": self.betas}
+        return {"beta": self.beta}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.betas = dict(state_dict["betas"])
+        self.beta = state_dict["beta"]

@@ -76,8 +76,8 @@ class ResultsScalars(Callback):
         self._log(trainer, module, trainer.current_epoch)
         final = _means(module.records.values(), "final/")
         for callback in trainer.callbacks:
-            if isinstance(callback, BetaTuning) and len(set(callback.betas.values())) == 1:
-                final["final/best beta"] = next(iter(callback.betas.values()))
+            if isinstance(callback, BetaTuning) and callback.beta is not None:
+                final["final/best beta"] = callback.beta
         if final:
             log_final(trainer, final, self._logged, {**module.hparams, **getattr(trainer.datamodule, "hparams", {})})
 

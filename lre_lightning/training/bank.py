@@ -123,7 +123,7 @@ class LREBank(nn.Module):
     Attributes:
         lres: The LREs of the scored trials.
         records: The records of all trials.
-        tuned: The beta that the fit was begun with, and the betas of relations that were tuned since.
+        tuned: The beta that the fit was begun with, and the one that was chosen since.
         searched: Folders in which the files of a loaded state are searched before the one where they were written.
     """
 
@@ -131,7 +131,7 @@ class LREBank(nn.Module):
         super().__init__()
         self.lres = LREStore()
         self.records: dict[TrialKey, TrialRecord] = {}
-        self.tuned: tuple[float, dict[str, float]] | None = None
+        self.tuned: tuple[float, float] | None = None
         self.searched: list[Path] = []
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -153,16 +153,15 @@ class LREBank(nn.Module):
         if given.get("tuned") is not None:
             tuned = listing(given["tuned"], "the tuning of a checkpoint", 2)
             if len(tuned) != 2:
-                raise LREError("the tuning of a checkpoint must be the beta before it and those of relations")
-            betas = {name: number(beta, "a tuned beta") for name, beta in mapping(tuned[1], "the tuned betas").items()}
-            self.tuned = number(tuned[0], "the beta before tuning"), betas
+                raise LREError("the tuning of a checkpoint must be the beta before it and the one after it")
+            self.tuned = number(tuned[0], "the beta before tuning"), number(tuned[1], "the tuned beta")
 
-    def tune(self, begun_with: float, betas: Mapping[str, float]) -> None:
-        """Change the beta of some relations, by name, in their records and LREs."""
-        self.tuned = (begun_with, dict(betas))
+    def tune(self, begun_with: float, beta: float) -> None:
+        """Change beta in the records of scored trials and in the LREs."""
+        self.tuned = begun_with, beta
         for key, record in self.records.items():
-            beta = betas.get(record.relation, record.beta)
-            self.records[key] = at_point(record, record.layer, record.rank, beta)
+            if record.scored:
+                self.records[key] = at_point(record, record.layer, record.rank, beta)
             if key in self.lres and self.lres.metadata[key]["beta"] != beta:
                 self.lres[key] = replace(self.lres[key], beta=beta)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -124,28 +125,18 @@ class LREModule(L.LightningModule):
         """The LREs that are kept, by relation and trial."""
         return self.bank.lres
 
-    def set_beta(self, betas: Mapping[str, float]) -> None:
-        """Set the beta of some relations, in the records of fit and in the LREs; checkpoints keep it.
+    def set_beta(self, beta: float) -> None:
+        """Set beta in the records of fit and in the LREs; checkpoints keep it.
 
-        Validation uses it, unless `beta` differs from the one that the fit was begun with.
-
-        Args:
-            betas: The beta by name of the relation, one of those on its grid.
+        Validation uses it, unless the module's `beta` differs from the one that the fit was begun with.
 
         Raises:
-            LREError: If a beta is not on a relation's grid.
+            LREError: If it is not on the grid of a relation.
         """
         for record in self.bank.records.values():
-            beta = betas.get(record.relation, record.beta)
             if record.scored and beta not in record.betas:
                 raise LREError(f"beta {beta} is not on the grid of {record.relation!r}, which has {record.betas}")
-        self.bank.tune(self.beta, betas)
-
-    def beta_of(self, relation: str) -> float:
-        """Return the beta of a relation: the tuned one, or `beta` if there is none or another one was asked for."""
-        if self.bank.tuned is None or self.bank.tuned[0] != self.beta:
-            return self.beta
-        return self.bank.tuned[1].get(relation, self.beta)
+        self.bank.tune(self.beta, beta)
 
     def configure_optimizers(self) -> None:
         """Return nothing: nothing is optimized."""
@@ -228,7 +219,9 @@ class LREModule(L.LightningModule):
             return
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
-        self._rescored, self._trial = {}, SavedTrials(self._run, self.bank.lres, self.beta_of)
+        begun_with, tuned = self.bank.tuned or (None, self.beta)
+        run = replace(self._run, beta=tuned if begun_with == self.beta else self.beta)
+        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres)
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Run the test prompts of a batch; alone, score the trials before the one that it belongs to as well."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -206,7 +206,7 @@ class RescoredTrial(TestedTrial):
     """A trial whose saved LRE is scored again, at its own layer and rank.
 
     Args:
-        run: What the trial has in common with others, with the beta of its relation.
+        run: What the trial has in common with others.
         trial: Its relation and samples.
         lre: The saved LRE; None if the LM knew too few samples to score the trial.
     """
@@ -236,11 +236,10 @@ class SavedTrials:
     Args:
         run: What the trials have in common.
         lres: The saved LREs by trial key.
-        beta_of: Returns the beta of a relation.
     """
 
-    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE], beta_of: Callable[[str], float]) -> None:
-        self.run, self.lres, self.beta_of = run, lres, beta_of
+    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE]) -> None:
+        self.run, self.lres = run, lres
         self._current: RescoredTrial | None = None
         self._next = 0
 
@@ -264,6 +263,5 @@ class SavedTrials:
             self._current = None
             if self._next < len(self.run.data.schedule):
                 trial = self.run.data.trial(self._next)
-                run = replace(self.run, beta=self.beta_of(trial.relation.name))
-                self._current = RescoredTrial(run, trial, self.lres.get((trial.relation.name, trial.number)))
+                self._current = RescoredTrial(self.run, trial, self.lres.get((trial.relation.name, trial.number)))
             self._next += 1

@@ -121,14 +121,13 @@ def test_the_grids_go_to_files_and_to_tensorboard(tmp_path):
     module = Foreign()
     loggers = [TensorBoardLogger(tmp_path / name, name="logs", version="run") for name in ("one", "two")]
     trainer = trainer_of(tmp_path, [AttributeLens(TEXTS)], logger=[CSVLogger(tmp_path), *loggers])
-    trainer.validate(module, verbose=False)
-    check_files(tmp_path / "lenses", expected(module))
     trainer.fit(module)
+    check_files(tmp_path / "lenses", expected(module))
     found = images(tmp_path / "one")
     tags = [f"attribute_lens/{number} {text}" for number, text in enumerate(TEXTS)]
     assert list(found) == list(images(tmp_path / "two")) == tags
     for number, logged in enumerate(found.values()):
-        assert [image.step for image in logged] == [0, BATCHES]
+        assert [image.step for image in logged] == [BATCHES]
         pixels = to_pixels(plot_lenses(expected(module)[number]), 350)
         for image in logged:
             with Image.open(BytesIO(image.encoded_image_string)) as shown:
@@ -175,9 +174,6 @@ def test_without_texts_each_category_gives_its_shortest_sentence(tmp_path):
         subjects = [sample.subject for sample in tested[grid["name"]]]
         assert grid["text"] == other["text"] == min(subjects, key=len)
     assert list(images(tmp_path)) == [f"attribute_lens/{i} {found[2 * i]['text']}" for i in (0, 1)]
-    last = (tmp_path / "lenses" / "lenses.json").stat().st_mtime_ns
-    trainer.validate(trainer.lightning_module, data, verbose=False)
-    assert (tmp_path / "lenses" / "lenses.json").stat().st_mtime_ns == last
 
 
 # When.
@@ -255,8 +251,7 @@ def test_it_leaves_everything_as_found(tmp_path, monkeypatch):
         trainer = trainer_of(tmp_path / name, [before, callback, after], max_epochs=2)
         L.seed_everything(3)
         trainer.fit(module)
-        trainer.validate(module, verbose=False)
-        assert len(before.states) == 7  # validation: before fit, after both epochs, alone
+        assert len(before.states) == 6  # validation: before fit, after both epochs
         assert before.states == after.states
         assert max(sum(state[1]) for state in before.states) > 20  # the LM's dropout was on too
         weights[name] = [parameter.clone() for parameter in module.parameters()]
@@ -299,23 +294,20 @@ def test_invalid_arguments_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("function", "changes", "message"),
+    ("changes", "message"),
     [
-        ("fit", {"layers": [0, 7]}, "layer 7 is out of range"),
-        ("validate", {"top_k": len(WORDS) + 1}, f"top_k {len(WORDS) + 1} is out of range"),
-        ("fit", {"texts": ["thing1 " * 3000]}, "tokens is too long"),
+        ({"layers": [0, 7]}, "layer 7 is out of range"),
+        ({"top_k": len(WORDS) + 1}, f"top_k {len(WORDS) + 1} is out of range"),
+        ({"texts": ["thing1 " * 3000]}, "tokens is too long"),
     ],
 )
-def test_arguments_that_do_not_fit_the_lm_are_refused_before_the_work(tmp_path, function, changes, message):
+def test_arguments_that_do_not_fit_the_lm_are_refused_before_the_work(tmp_path, changes, message):
     class Never(Callback):
         def on_train_batch_start(self, *_):
             raise AssertionError("the work began")
 
-        on_validation_batch_start = on_train_batch_start
-
-    trainer = trainer_of(tmp_path, [AttributeLens(**{"texts": TEXTS, **changes}), Never()], num_sanity_val_steps=0)
     with pytest.raises(LREError, match=message):
-        getattr(trainer, function)(Foreign())
+        trainer_of(tmp_path, [AttributeLens(**{"texts": TEXTS, **changes}), Never()]).fit(Foreign())
 
 
 @pytest.mark.parametrize(

@@ -58,28 +58,25 @@ def test_correlation_is_the_papers_criterion():
     correlations = [np.corrcoef([r.faithful[0][i] for r in one_trial], causal)[0, 1] for i in range(3)]
     assert int(np.argmax(correlations)) == 1
     why = f"beta 1 has the best correlation of faithfulness and causality over 4 relations, R = {correlations[1]:.2f}"
-    assert BetaTuning().choose(records) == (dict.fromkeys("abcd", 1.0), why)
+    assert BetaTuning().choose(records) == (1.0, why)
 
 
-def test_mean_faithfulness_chooses_one_beta_or_one_per_relation():
-    betas, why = BetaTuning("faithfulness").choose(relations())
-    assert (betas, why) == (dict.fromkeys("abcd", 2.0), "beta 2 has the best mean faithfulness over 4 relations, 0.69")
-    betas, why = BetaTuning(per_relation=True).choose(relations())
-    assert betas == {"a": 2.0, "b": 2.0, "c": 2.0, "d": 0.0}
-    assert why == "best betas by mean faithfulness: 2 for 'a', 2 for 'b', 2 for 'c', 0 for 'd'"
+def test_mean_faithfulness_chooses():
+    why = "beta 2 has the best mean faithfulness over 4 relations, 0.69"
+    assert BetaTuning("faithfulness").choose(relations()) == (2.0, why)
 
 
 def test_mean_faithfulness_chooses_if_relations_are_too_few_to_correlate():
     few = [r for r in relations() if r.relation in "ab"]
-    betas, why = BetaTuning().choose(few)
-    assert betas == {"a": 2.0, "b": 2.0}
+    beta, why = BetaTuning().choose(few)
+    assert beta == 2.0
     assert why.endswith("over 2 relations, 0.77: they are too few for a correlation with causality, or do not vary")
 
 
 def test_there_is_nothing_to_choose_without_scores_or_with_one_beta():
     unscored = TrialRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
-    assert BetaTuning().choose([unscored]) == ({}, "")
-    assert BetaTuning().choose([replace(record("a", (7,), 1), betas=(1.0,))]) == ({}, "")
+    assert BetaTuning().choose([unscored]) == (None, "")
+    assert BetaTuning().choose([replace(record("a", (7,), 1), betas=(1.0,))]) == (None, "")
 
 
 def test_an_unknown_criterion_is_refused():
@@ -136,7 +133,7 @@ def test_a_finished_fit_that_is_resumed_keeps_it_or_chooses_if_nothing_was_chose
     trainer = trainer_of(tmp_path)
     trainer.fit(again, datamodule=data_of(folders), ckpt_path=path, weights_only=True)
     assert again.records == module.records
-    again.set_beta(dict.fromkeys(("thing colour", "half colour"), 0.0))
+    again.set_beta(0.0)
     trainer.save_checkpoint(tmp_path / "killed.ckpt")  # as if the fit had been killed before the choice
     chosen = LREModule(folders[0], **GRID)
     resumed = trainer_of(tmp_path, [BetaTuning("faithfulness", apply=True)])
@@ -163,7 +160,7 @@ def test_the_choice_is_said_and_the_curve_is_in_tensorboard(tuned):
 def test_a_beta_off_the_grid_is_refused(tuned):
     module, _ = tuned
     with pytest.raises(LREError, match=r"beta 3.0 is not on the grid of 'half colour', which has \(0.0, 1.0\)"):
-        module.set_beta({"half colour": 3.0})
+        module.set_beta(3.0)
 
 
 # Other modules.
@@ -176,8 +173,8 @@ class Other(BoringModel):
         super().__init__()
         self.records = {(record.relation, record.trial): record for record in records}
 
-    def set_beta(self, betas):
-        self.betas = betas
+    def set_beta(self, beta):
+        self.beta = beta
 
 
 def tune(root, callback, module):
@@ -187,18 +184,18 @@ def tune(root, callback, module):
 def test_by_default_the_best_beta_is_named_and_not_applied(tmp_path, capsys):
     module, callback = Other(relations()), BetaTuning()
     tune(tmp_path, callback, module)
-    assert callback.betas == dict.fromkeys("abcd", 1.0)
-    assert not hasattr(module, "betas")
+    assert callback.beta == 1.0
+    assert not hasattr(module, "beta")
     assert re.search(r"beta 1 has the best correlation .*, R = 1.00; not applied\n", capsys.readouterr().out)
 
 
 def test_it_works_with_other_modules_and_its_state_is_saved(tmp_path):
     module, callback = Other(relations()), BetaTuning(apply=True)
     tune(tmp_path, callback, module)
-    assert module.betas == dict.fromkeys("abcd", 1.0)
+    assert module.beta == 1.0
     again = pickle.loads(pickle.dumps(BetaTuning()))
     again.load_state_dict(callback.state_dict())
-    assert again.betas == callback.betas == module.betas
+    assert again.beta == callback.beta == module.beta
 
 
 def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
@@ -206,7 +203,7 @@ def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
     for key in [key for key in module.records if key[1] > 0]:
         module.records[key] = record(key[0], (99, 0, 0), 1, key[1])
     tune(tmp_path, BetaTuning("faithfulness", apply=True), module)
-    assert module.betas == dict.fromkeys("abcd", 2.0)
+    assert module.beta == 2.0
 
 
 def test_scores_that_were_measured_at_one_beta_are_dropped_with_it():

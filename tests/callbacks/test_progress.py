@@ -233,9 +233,6 @@ class Other(BoringModel):
         super().__init__()
         self.records = {}
 
-    def set_beta(self, betas):
-        pass
-
     def on_train_epoch_end(self):
         pass
 

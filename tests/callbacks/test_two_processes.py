@@ -48,8 +48,8 @@ class Module(Foreign):
             rows = [record(row.relation, (99, 0, 0), 1) for row in rows]
         self.records = {(row.relation, 0): row for row in rows}
 
-    def set_beta(self, betas):
-        Path(self.trainer.default_root_dir, f"betas{self.global_rank}").write_text(repr(betas))
+    def set_beta(self, beta):
+        Path(self.trainer.default_root_dir, f"beta{self.global_rank}").write_text(str(beta))
 
 
 class Data(LightningDataModule):
@@ -71,7 +71,7 @@ def test_two_processes_agree_write_once_and_fail_together(launch, tmp_path):
     assert "devices 2 x cpu" in lines[0]
     assert stamped(ended.error) == stamped((tmp_path / "fit.log").read_text())
     for process in (0, 1):
-        assert (tmp_path / f"betas{process}").read_text() == repr(dict.fromkeys("abcd", 1.0))
+        assert (tmp_path / f"beta{process}").read_text() == "1.0"
         message = (tmp_path / f"error{process}").read_text()
         assert re.search("file/deep0.* cannot be written: .*a file is where a folder should be", message)
     check_files(tmp_path / "lenses0", expected(Foreign()))

@@ -145,5 +145,5 @@ def test_numbers_below_zero_are_refused(random_toy, name):
 
 
 def test_choices_for_none_of_the_relations_are_refused(fit):
-    with pytest.raises(LREError, match="such as 'of another run', and the data has none of them, but 'thing colour'"):
+    with pytest.raises(LREError, match="for 'of another run', but for no relation of the data, which has 'thing"):
         fit({"choices": {"of another run": {"layer": 1, "rank": 3}}})

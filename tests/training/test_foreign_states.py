@@ -77,7 +77,7 @@ def state(folder):
         bank.lres.folder = folder if trial == 2 else None
         bank.lres["thing colour", trial] = an_lre(TOY.fingerprint, trial)
         bank.records["thing colour", trial] = full_record(trial, "thing colour")
-    bank.tuned = (1.0, {"thing colour": 2.0})
+    bank.tuned = (1.0, 2.0)
     return {STATE: bank.get_extra_state()}
 
 
