@@ -105,7 +105,9 @@ def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
     own = analysis.agreement(records)
 
     def differ() -> bool:
-        return not analysis.near_zero(np.hstack([analysis.paired(group, *both) for group in chosen]), _r_difference)
+        scores = np.hstack([analysis.paired(group, *both) for group in chosen])
+        shown = cell_text(by_causality) != cell_text(by_faithfulness)
+        return shown and not analysis.near_zero(scores, _r_difference)
 
     return [
         _row(
@@ -148,8 +150,10 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
 
     def differ(beta: float | None, statistic: Callable[[Array], float]) -> bool:
         at = [partial(analysis.faithfulness, beta=beta) for beta in (beta, 1.0)]
-        pairs = [analysis.paired(records, score, analysis.causality) for score in at]
-        return beta is None or beta <= 1 or not pairs[1] or not analysis.near_zero(np.hstack(pairs), statistic)
+        best, plain = [analysis.paired(records, score, analysis.causality) for score in at]
+        if beta is None or beta <= 1 or len(best) != len(plain):
+            return True  # below 1, or 1 is not on all grids
+        return not analysis.near_zero(np.hstack([best, plain]), statistic)
 
     return [
         _row(

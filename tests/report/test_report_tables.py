@@ -311,6 +311,11 @@ def test_a_difference_within_the_noise_is_none():
         counts = [(5, high if i % 2 else 9) for i in range(12)]
         records = [record(str(i), 0, 0, 4, faithful=((0, 0), pair, (0, 0))) for i, pair in enumerate(counts)]
         assert rows("findings", records)["β above 1 is the most faithful"][:2] == (expected, 2.0)
+    uneven = [
+        record(str(i), 0, 0, 4, betas=(1.0, 2.0, 3.0), faithful=((0,) * 3, (5, 9, 1), (0,) * 3)) for i in range(12)
+    ]
+    uneven[0] = replace(uneven[0], betas=(2.0, 3.0), faithful=((0, 0), (9, 1), (0, 0)))
+    assert rows("findings", uneven)["β above 1 is the most faithful"][0] == "yes"  # 1 is not on all grids
 
 
 def test_findings_that_do_not_hold_say_no():
