@@ -104,7 +104,9 @@ def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
     sources = [("evaluate", path, [path / "config.yaml"]) for path in map(Path, results) if path.is_dir()]
     sources = [source for source in sources if not (source[1] / "fit_results.jsonl").is_file()]
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
-    sources += [("fit", file, sorted(file.parent.rglob("config.yaml"))) for file in files]
+    # Those of other runs, in folders below, have more folders between.
+    places = ("config.yaml", "*/version_*/config.yaml")
+    sources += [("fit", file, [found for place in places for found in file.parent.glob(place)]) for file in files]
     for job, path, configs in sources:
         texts = {config: _text(config) for config in configs if config.is_file()}
         fits = [config for config, text in texts.items() if not re.search("^(verbose|texts):", text, re.MULTILINE)]

@@ -43,8 +43,7 @@ def write_run(folder, records, config="seed_everything: 0\n# <b>\n"):
     write_records(records, path)
     os.utime(path, (1_700_000_000, 1_700_000_000))
     if config:
-        (folder / "logs").mkdir()
-        (folder / "logs" / "config.yaml").write_text(config)
+        (folder / "config.yaml").write_text(config)
     return folder
 
 
@@ -118,7 +117,7 @@ def test_page_tells_how_it_was_made(full):
     assert "Results of 2023-11-14 22:13 UTC" in text
     assert "seed_everything: 0\n# <b>" in "".join(found.texts("pre")).replace("\r", "")
     commands = found.texts("code")
-    assert commands[:-1] == [f"lre fit --config {full / name / 'logs' / 'config.yaml'}" for name in everything()]
+    assert commands[:-1] == [f"lre fit --config {full / name / 'config.yaml'}" for name in everything()]
     assert commands[-1] == "lre report " + " ".join(str(full / name) for name in everything())
     assert re.search(r"python 3\.\d+\.\d+, lre-lightning \d", text)
 
@@ -216,7 +215,8 @@ def test_the_newest_configuration_of_a_fit_is_shown(tmp_path):
         config.parent.mkdir(parents=True)
         config.write_text(text)
         os.utime(config, (number, number))
-    evaluation, fit = page.runs_of([tmp_path / "all"])
+    write_run(run / "other", MAIN[1:2], config="of another run")
+    evaluation, fit, _ = page.runs_of([tmp_path / "all"])
     assert (evaluation.text, fit.text) == ("of the evaluation", "of the newest")
     assert evaluation.command == f"lre evaluate --config {tmp_path / 'all' / 'config.yaml'}"
     assert fit.command == f"lre fit --config {run / 'lightning_logs' / 'version_10' / 'config.yaml'}"
