@@ -19,10 +19,10 @@ ELSEWHERE = {"benchmarks": "benchmarks/RESULTS.md", "changes": "CHANGELOG.md"}
 
 PRINTED = {
     "README.md": ["Ottawa 0.", "Canada -> Peru: Lima 0.", "word sentiment", "torch.Size([32, "],
-    "getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
-    "edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
-    "evaluation.md": ["'metric': 'faithfulness', 'method': 'LRE'"],
-    "your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
+    "docs/getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
+    "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
+    "docs/guides/evaluation.md": ["'metric': 'faithfulness', 'method': 'LRE'"],
+    "docs/guides/your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
 }
 """What the examples of a page print, among other things."""
 
@@ -33,7 +33,9 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subt
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     options = ["--data.relations=[country_capital_city]", "--data.trials=1", "--model.layers=[1, 2]"]
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
-    examples = {page.name: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES}
+    examples = {
+        str(page.relative_to(ROOT)): re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES
+    }
     assert {name for name, found in examples.items() if found} == set(PRINTED)
     for name, wanted in PRINTED.items():
         with subtests.test(page=name):
@@ -66,6 +68,14 @@ def test_the_architecture_names_what_exists():
     architecture = (ROOT / "docs" / "architecture.md").read_text()
     for path in re.findall(r"`([\w/]+(?:/|\.py))`", architecture):
         assert (ROOT / path).exists() or (ROOT / "lre_lightning" / path).exists(), path
+
+
+def test_the_page_of_examples_shows_all_projects():
+    page = (ROOT / "docs/examples/index.md").read_text()
+    shown = [ROOT / path for path in re.findall(r'^ *--8<-- "(.*)"', page, re.MULTILINE)]
+    assert {path.parent.name for path in shown if path.is_file()} == {
+        folder.name for folder in (ROOT / "examples").iterdir() if list(folder.glob("*.py"))
+    }
 
 
 def test_the_reference_names_what_exists():
