@@ -64,52 +64,46 @@ def test_scores_by_category():
     }
 
 
-def test_faithfulness_baselines_by_category_with_few_shot_and_zero_shot_prompts():
-    found = {row[:2]: row[2:] for row in table("faithfulness_baselines", MAIN).rows}
-    assert table("faithfulness_baselines", MAIN).columns == ("method", "prompts of s", "factual", "linguistic", "all")
-    expected = {
-        ("LRE", "few-shot"): F,
-        ("LRE at the embedding", "few-shot"): {name: [0.2, 0.2] for name in F},
-        ("linear regression", "few-shot"): shifted(F, -0.2),
-        ("translation", "few-shot"): {name: [0.3, 0.3] for name in F},
-        ("identity", "few-shot"): {name: [0, 0] for name in F},
-        ("LRE", "zero-shot"): shifted(F, -0.1),
-        ("LRE at the embedding", "zero-shot"): {name: [0.1, 0.1] for name in F},
-        ("linear regression", "zero-shot"): {name: [0.2, 0.2] for name in F},
-        ("translation", "zero-shot"): {name: [0.1, 0.1] for name in F},
-        ("identity", "zero-shot"): {name: [0, 0] for name in F},
+def always(score):
+    return {name: [score, score] for name in F}
+
+
+FAITHFULNESS = {
+    "LRE": F,
+    "LRE at the embedding": always(0.2),
+    "linear regression": shifted(F, -0.2),
+    "translation": always(0.3),
+    "identity": always(0),
+}
+ZERO_SHOT = dict(zip(FAITHFULNESS, (shifted(F, -0.1), *map(always, (0.1, 0.2, 0.1, 0))), strict=True))
+CAUSALITY = {"LRE": C, "oracle": always(1), "unembedding": always(0.25), "object": always(0.125)}
+
+
+def test_baselines_by_category():
+    def by_category(scores):
+        return over(scores, FACTUAL), over(scores, ["antonym"]), over(scores)
+
+    found = table("faithfulness_baselines", MAIN)
+    assert found.columns == ("method", "prompts of s", "factual", "linguistic", "all")
+    assert {row[:2]: row[2:] for row in found.rows} == {
+        (method, kind): by_category(scores)
+        for kind, methods in (("few-shot", FAITHFULNESS), ("zero-shot", ZERO_SHOT))
+        for method, scores in methods.items()
     }
-    assert found == {
-        method: (over(scores, FACTUAL), over(scores, ["antonym"]), over(scores)) for method, scores in expected.items()
-    }
+    causal = {method: by_category(scores) for method, scores in CAUSALITY.items()}
+    assert rows("causality_baselines", MAIN) == causal
     few_shot = [replace(r, faithful_zero_shot=(), zero_shot_baselines={}) for r in MAIN]
     assert {row[1] for row in table("faithfulness_baselines", few_shot).rows} == {"few-shot"}
 
 
-def test_causality_baselines_by_category():
-    assert rows("causality_baselines", MAIN) == {
-        "LRE": (over(C, FACTUAL), over(C, ["antonym"]), over(C)),
-        "oracle": (flat(1.0), spread([1.0]), flat(1.0)),
-        "unembedding": (flat(0.25), spread([0.25]), flat(0.25)),
-        "object": (flat(0.125), spread([0.125]), flat(0.125)),
-    }
-
-
 def test_baselines_by_relation():
     found = table("baselines_by_relation", MAIN)
-    assert [row[0] for row in found.rows] == ["antonym", "capital", "Colour"]
-    assert dict(zip(found.columns, found.rows[1], strict=True)) == {
-        "relation": "capital",
-        "faithfulness: LRE": spread([0.8, 0.6]),
-        "faithfulness: LRE at the embedding": flat(0.2),
-        "faithfulness: linear regression": spread([0.6, 0.4]),
-        "faithfulness: translation": flat(0.3),
-        "faithfulness: identity": flat(0),
-        "causality: LRE": spread([1.0, 0.75]),
-        "causality: oracle": flat(1),
-        "causality: unembedding": flat(0.25),
-        "causality: object": flat(0.125),
-    }
+    names = [f"faithfulness: {method}" for method in FAITHFULNESS], [f"causality: {method}" for method in CAUSALITY]
+    assert found.columns == ("relation", *names[0], *names[1])
+    scores = [*FAITHFULNESS.values(), *CAUSALITY.values()]
+    assert found.rows == tuple(
+        (name, *(spread(one[name]) for one in scores)) for name in ("antonym", "capital", "Colour")
+    )
 
 
 def test_scores_by_layer():
