@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from typing_extensions import override
 
-from lre_lightning.callbacks.log import RelationLog
+from lre_lightning.callbacks.log import CONSOLE, LOGGER, RelationLog
 from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
 from lre_lightning.callbacks.needs import require
 from lre_lightning.errors import check_choice
@@ -105,10 +105,11 @@ class BetaTuning(Callback):
         return at.beta, f"beta {at.beta:g} has the {why}"
 
     def _log(self, trainer: L.Trainer, records: Sequence[TrialRecord], line: str) -> None:
-        print(line)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RelationLog):
-                callback.write(trainer, line)
+        logs = [callback for callback in trainer.callbacks if isinstance(callback, RelationLog)]  # type: ignore[attr-defined]
+        for log in logs:
+            log.write(trainer, line)
+        if not (logs and CONSOLE in LOGGER.handlers):  # otherwise the log's line is on the console
+            print(line)
         log_text(trainer, "beta_tuning", line)
         figure = plot_beta(records)
         figure.set_figwidth(NARROW)
