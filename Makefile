@@ -14,7 +14,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test lint format types docs bench demo-model build clean
+.PHONY: help venv setup demo test lint format types docs bench models demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -74,6 +74,9 @@ docs: $(DOCS_STAMP) view ## build the site of docs/ in site/, with every link ch
 
 bench: $(STAMP) ## run every benchmark; writes benchmarks/RESULTS.md
 	"$(PY)" -m benchmarks
+
+models: $(STAMP) ## try every causal LM type of transformers; writes docs/models.md
+	"$(PY)" -m scripts.models
 
 demo-model: $(STAMP) ## train the bundled demo model again
 	"$(PY)" -m scripts.demo_model

@@ -24,11 +24,6 @@ from lre_lightning.models.placement import runs_on
 if TYPE_CHECKING:
     from transformers import Cache
 
-SUPPORTED = (
-    "GPT-2, GPT-J, GPT-Neo, GPT-NeoX (Pythia), OPT, BLOOM, Falcon, MPT, Phi, Llama, Mistral, Mixtral, Qwen, Gemma, "
-    "OLMo, StableLM, StarCoder2, Cohere and Granite"
-)
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -117,8 +112,8 @@ def find_parts(model: nn.Module) -> Parts:
 
 def _unsupported(name: str, why: str) -> LREError:
     return LREError(
-        f"{name} is not supported: {why}. Supported are decoder-only LMs such as {SUPPORTED}, and your own once its "
-        "parts are declared: LanguageModel(model, parts=Parts(...))."
+        f"{name} is not supported: {why}. Supported are decoder-only LMs of transformers, and your own once its parts "
+        "are declared: LanguageModel(model, parts=Parts(...))."
     )
 
 

@@ -1,0 +1,82 @@
+"""Try a tiny random model of every causal LM type of the installed transformers: ``make models``."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from lre_lightning.errors import LREError
+from lre_lightning.models.language_model import LanguageModel
+from scripts.models.recipe import tiny_model
+from scripts.models.trial import largest_error
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+SECONDS = 120  # for one model
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # some models compute parts in float32 in any dtype
+
+HEAD = """# Every causal LM of transformers
+
+Written by `make models`: a tiny random model of each type that `AutoModelForCausalLM` of transformers {version} knows,
+with its hidden states, Jacobians and patched runs compared with plain runs of whole prompts. *Shared prefix*: what
+prompts have in common is run once. *Whole prompts*: the model keeps no keys and values that prompts could share, so
+each is run as a whole. Some models compute their norms in float32, which bounds the error. {counts}
+
+| type | outcome | error |
+|---|---|---|
+"""
+
+
+def attempt(kind: str) -> tuple[str, str]:
+    """Return the outcome for a type, and the error if it works."""
+    for dtype, tolerance in TOLERANCES.items():
+        try:
+            lm = LanguageModel(tiny_model(kind, dtype), name=kind)
+            error = largest_error(lm)
+        except LREError as refused:
+            outcome = f"refused: {str(refused).partition('is not supported: ')[2].partition('. Supported are')[0]}"
+            continue
+        except Exception as raised:
+            return f"not tried: {type(raised).__name__}: {' '.join(str(raised).split())[:120]}", ""
+        if error < tolerance:
+            return "works, shared prefix" if lm.shares_prefix else "works, whole prompts", f"{error:.0e}"
+        outcome = f"WRONG by {error:.0e}"
+    return outcome, ""
+
+
+def stop(*_: object) -> None:
+    """End a model that takes too long."""
+    raise TimeoutError(f"more than {SECONDS} seconds")
+
+
+def main(kinds: list[str]) -> int:
+    """Try the given types and print the outcomes, or try all and write the page."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    signal.signal(signal.SIGALRM, stop)
+    found = {}
+    for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        signal.alarm(SECONDS)
+        found[kind] = attempt(kind)
+        signal.alarm(0)
+        print(kind, *found[kind], sep="  ", flush=True)
+    if not kinds:
+        outcomes = [outcome.partition(":")[0].partition(" by")[0] for outcome, _ in found.values()]
+        counts = "; ".join(f"{outcomes.count(name)} {name}" for name in sorted(set(outcomes), reverse=True))
+        rows = [
+            f"| {kind} | {outcome.replace('|', ' ')} | {error} |" for kind, (outcome, error) in sorted(found.items())
+        ]
+        head = HEAD.format(version=transformers.__version__, counts=f"Of {len(found)} types: {counts}.")
+        PAGE.write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
+    return int(any(outcome.startswith("WRONG") for outcome, _ in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

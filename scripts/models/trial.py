@@ -1,0 +1,55 @@
+"""One model tried: its Jacobians and patched runs against the plain ones of the whole prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lre_lightning.grid import Layer
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models.hooks import observe, replace
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+
+PROMPT = torch.arange(3, 11) * 7 % 97
+SUBJECT = 4
+
+
+def largest_error(lm: LanguageModel) -> float:
+    """Return the largest relative error of s, do/ds and o with s replaced, at two layers."""
+    lm.chunk_size = 8
+    result = prompt_jacobian(lm, PROMPT, SUBJECT, ["emb", 1])
+    last = torch.tensor([len(PROMPT) - 1] * 2)
+    batch = PromptBatch(lm, PROMPT.expand(2, -1), torch.tensor([SUBJECT] * 2), last)
+    errors = []
+    for layer, jacobian in result.jacobian.items():
+        subject = _plain_run(lm, layer)[0]
+        expected = torch.autograd.functional.jacobian(lambda s, at=layer: _plain_run(lm, at, s)[1], subject)
+        new = torch.randn(2, 3, lm.hidden_size, dtype=subject.dtype)
+        with torch.no_grad():
+            output = _plain_run(lm, layer, new[1, 2])[1]
+        found = (result.subject[layer], jacobian, batch.patched(layer, new)[1, 2])
+        errors += [_relative(one, other) for one, other in zip(found, (subject, expected, output), strict=True)]
+    return max(errors)
+
+
+def _plain_run(lm: LanguageModel, layer: Layer, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Run the whole prompt by the model's own code, with s replaced if there is a value; return s and o."""
+    seen: dict[str, Any] = {}
+
+    def look(hidden: Tensor) -> Tensor:
+        seen["s"] = hidden[0, SUBJECT].detach().clone()
+        if value is None:
+            return hidden.clone()
+        return torch.cat([hidden[:, :SUBJECT], value[None, None].to(hidden), hidden[:, SUBJECT + 1 :]], 1)
+
+    last = lm.module_at(lm.num_layers - 1)
+    with replace(lm.module_at(layer), look), observe(last, lambda hidden: seen.update(o=hidden[0, -1].clone())):
+        lm.model(input_ids=PROMPT[None], use_cache=False)
+    return seen["s"], seen["o"]
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max()) if expected.any() else float("inf")
