@@ -158,7 +158,8 @@ class PromptBatch:
         return self._run(subject, work)
 
     def _run(self, subject: Tensor, work: Callable[[int], Tensor]) -> Tensor:
-        busy = busy_rows(self.lm.device, self.lm.hidden_size, NUMBERS_AT_A_TIME, 64)
+        tokens = 1 if self.lm.shares_prefix else int(self._last.max()) + 1  # of those that a run takes anew
+        busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, NUMBERS_AT_A_TIME, max(1, 64 // tokens))
         wanted = min(max(1, len(self) * subject.shape[1]), self.lm.chunk_size or busy)
         return self.lm.chunk_sizes.run("patched prompts", wanted, work)
 
