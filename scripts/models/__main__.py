@@ -60,6 +60,7 @@ def main(kinds: list[str]) -> int:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)  # enough for models of this size
     signal.signal(signal.SIGALRM, stop)
     found = {}
     for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
