@@ -18,7 +18,7 @@ from scripts.models.recipe import tiny_model
 from scripts.models.trial import largest_error
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-SECONDS = 120  # for one model
+SECONDS = 600  # for one model
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # some models compute parts in float32 in any dtype
 
 HEAD = """# Every causal LM of transformers

@@ -81,16 +81,16 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def tiny_model(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """Build a random model of a type, of width `WIDTH` with `BLOCKS` blocks, on the CPU."""
-    config = _config(CONFIG_MAPPING[kind], CHANGES.get(kind, {}))
+    config: Any = _config(CONFIG_MAPPING[kind], CHANGES.get(kind, {}))
     config._experts_implementation = "eager"  # torch's grouped products of experts do not support float64
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval().to(dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval().to(dtype)
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     return model
 
 
-def _config(cls: type[PretrainedConfig], changes: dict[str, Any]) -> PretrainedConfig:
+def _config(cls: Any, changes: dict[str, Any]) -> Any:
     """Make a small configuration; one that contains others has a small text model."""
     default = cls()
     inner = {name: getattr(default, name, None) for name in ("text_config", "decoder", "llm_config")}
