@@ -76,6 +76,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
 }
+CHANGES["qwen4_exp"] = CHANGES["qwen4_exp_text"]
 """Options of types for which the values above do not fit."""
 
 
