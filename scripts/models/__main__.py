@@ -18,7 +18,8 @@ from scripts.models.recipe import tiny_model
 from scripts.models.trial import largest_error
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-SECONDS = 600  # for one model
+SECONDS = 240  # for one model
+LARGE = {"blt": "not tried: it contains four models, which the recipe does not shrink"}
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # some models compute parts in float32 in any dtype
 
 HEAD = """# Every causal LM of transformers
@@ -35,6 +36,8 @@ each is run as a whole. Some models compute their norms in float32, which bounds
 
 def attempt(kind: str) -> tuple[str, str]:
     """Return the outcome for a type, and the error if it works."""
+    if kind in LARGE:
+        return LARGE[kind], ""
     for dtype, tolerance in TOLERANCES.items():
         try:
             lm = LanguageModel(tiny_model(kind, dtype), name=kind)
