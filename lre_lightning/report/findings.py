@@ -126,7 +126,7 @@ def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
             differ=differ,
         ),
         _higher(
-            "Causality is higher than faithfulness",
+            "Causality is higher than faithfulness for almost all relations",
             "for almost all relations",
             records,
             both,
