@@ -101,9 +101,13 @@ def find_parts(model: nn.Module) -> Parts:
     backbone = next((child for child in model.children() if embedding in child.modules()), None)
     if backbone is None or unembedding is None:
         raise _unsupported(name, "it has no unembedding on top of its decoder")
+    ran: set[nn.Module] = set()
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: ran.add(module)), torch.no_grad():
+        _run(name, model, input_ids=_probe_ids(embedding), use_cache=False)
     lists = [(path, found) for path, found in backbone.named_modules() if isinstance(found, nn.ModuleList)]
+    lists = [(path, found) for path, found in lists if ran.issuperset(found)]  # a part that sees or hears does not run
     if not lists:
-        raise _unsupported(name, "it has no list of decoder blocks")
+        raise _unsupported(name, "it has no list of decoder blocks that all run")
     count = model.config.get_text_config().num_hidden_layers
     # Of as many as the config has layers, which may mean something else, the outermost, and then the longest.
     _, blocks = min(lists, key=lambda item: (len(item[1]) != count, item[0].count("."), -len(item[1])))
@@ -117,9 +121,9 @@ def _unsupported(name: str, why: str) -> LREError:
     )
 
 
-def _probe_ids(parts: Parts) -> Tensor:
+def _probe_ids(embedding: nn.Module) -> Tensor:
     """Return two prompts of four tokens that differ in the last one."""
-    return torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=runs_on(parts.embedding))
+    return torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=runs_on(embedding))
 
 
 def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
@@ -147,7 +151,7 @@ def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) ->
 @torch.no_grad()
 def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     """Check by running it that a model is a decoder-only LM made of `parts`, and find out how it can be run."""
-    name, ids = type(model).__name__, _probe_ids(parts)
+    name, ids = type(model).__name__, _probe_ids(parts.embedding)
     modules = [parts.embedding, *parts.blocks, parts.unembedding]
     returned: list[Any] = []
     kept: list[Tensor] = []
@@ -188,7 +192,7 @@ def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
 
 def _shares_prefix(parts: Parts, items: int | None, states: list[Tensor]) -> bool:
     """Return True if a suffix, run on keys and values of the prefix, equals the whole prompt."""
-    ids, seen = _probe_ids(parts), list[Tensor]()
+    ids, seen = _probe_ids(parts.embedding), list[Tensor]()
     try:
         cache = parts.backbone(input_ids=ids[:1, :2], use_cache=True).past_key_values
         if any(layer.keys is None for layer in cache.layers) or len(cache.layers) < len(parts.blocks):
@@ -202,7 +206,7 @@ def _shares_prefix(parts: Parts, items: int | None, states: list[Tensor]) -> boo
 
 def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], cache: Cache | None = None) -> bool:
     """Return True if the last block, run without those before, gives what it gives after them."""
-    ids, seen = _probe_ids(parts), list[Tensor]()
+    ids, seen = _probe_ids(parts.embedding), list[Tensor]()
     start = 0 if cache is None else 2
     inputs = {"use_cache": False} if cache is None else {"past_key_values": share_cache(cache), "use_cache": True}
     before = [parts.embedding, *parts.blocks][-2]
@@ -248,7 +252,7 @@ def _check_gradients(name: str, parts: Parts) -> None:
             stack.enter_context(module.register_forward_hook(check))
         if layers:
             stack.enter_context(replace(parts.embedding, lambda hidden: hidden.detach().requires_grad_(True)))
-            _run(name, parts.backbone, input_ids=_probe_ids(parts))
+            _run(name, parts.backbone, input_ids=_probe_ids(parts.embedding))
     if cut:
         raise _unsupported(name, f"its {type(cut[0]).__name__} passes no gradients on")
 

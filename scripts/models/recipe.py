@@ -92,19 +92,17 @@ def tiny_model(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel
 
 
 def _config(cls: Any, changes: dict[str, Any]) -> Any:
-    """Make a small configuration; one that contains others has a small text model."""
+    """Make a small configuration, also of those that it contains."""
     default = cls()
-    inner = {name: getattr(default, name, None) for name in ("text_config", "decoder", "llm_config")}
-    inner = {name: value for name, value in inner.items() if isinstance(value, PretrainedConfig)}
-    if inner:
-        config = cls(**{name: _config(type(value), changes).to_dict() for name, value in inner.items()})
-    else:
-        config = cls(**_small(default, changes))
+    inner = {name: value for name, value in vars(default).items() if isinstance(value, PretrainedConfig)}
+    small = {name: _config(type(value), changes).to_dict() for name, value in inner.items()}
+    config = cls(**_small(default, changes), **small)
     for one in (config, *(getattr(config, name) for name in inner)):
         for name in PATTERNS:
             kinds = getattr(one, name, None)
-            if isinstance(kinds, list) and len(kinds) != one.num_hidden_layers:
-                setattr(one, name, (list(dict.fromkeys(kinds)) * BLOCKS)[: one.num_hidden_layers])
+            count = getattr(one, "num_hidden_layers", BLOCKS)
+            if isinstance(kinds, list) and len(kinds) != count:
+                setattr(one, name, (list(dict.fromkeys(kinds)) * BLOCKS)[:count])
     return config
 
 
