@@ -2,6 +2,7 @@
 
 * plain: `torch.autograd.functional.jacobian(vectorize=True)` of the whole prompt, layer by layer;
 * published: the same function of the suffix alone, with the context's keys and values computed once;
+* whole prompts: the engine as it runs LMs whose prompts cannot share a prefix;
 * floor: the engine's matrix products alone, in the same run.
 
 Run with `python -m benchmarks.jacobian`. On GPT-2 small's shape the loops are measured on a part and extrapolated;
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace as change
 
 import torch
 from torch import Tensor
@@ -61,7 +63,8 @@ def compare(
 ) -> list[list[str]]:
     """Return rows of the table; the loops run on some prompts, the plain one at some layers, and are extrapolated."""
     prompt_jacobian(lm, *prompts[0])
-    engine, floor, cached, whole = 0.0, 0.0, 0.0, 0.0
+    engine, floor, cached, whole, unshared = 0.0, 0.0, 0.0, 0.0, 0.0
+    behaviour = lm._behaviour
     for index, prompt in enumerate(prompts):
         seconds, found = timed(prompt_jacobian, lm, *prompt)
         engine += seconds
@@ -71,6 +74,12 @@ def compare(
         if index < FLOOR_PROMPTS:
             floor += products.seconds() * len(prompts) / min(FLOOR_PROMPTS, len(prompts))
         if index < published:
+            lm._behaviour = change(behaviour, shares_prefix=False)
+            seconds, alone = timed(prompt_jacobian, lm, *prompt)
+            lm._behaviour = behaviour
+            unshared += seconds * len(prompts) / published
+            for layer in lm.layers:
+                assert_equal(found.jacobian[layer], alone.jacobian[layer], layer)
             for layer in lm.layers:
                 seconds, expected = timed(layer_jacobian, lm, prompt, layer, from_cache=True)
                 cached += seconds * len(prompts) / published
@@ -90,6 +99,13 @@ def compare(
     return [
         [shape, "engine", f"{engine:.2f}", "1", f"{engine / floor:.2f}"],
         ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
+        [
+            "",
+            "whole prompts" + ("" if published == len(prompts) else "*"),
+            f"{unshared:.2f}",
+            f"{unshared / engine:.1f}",
+            f"{unshared / floor:.1f}",
+        ],
         [
             "",
             "published" + ("" if published == len(prompts) else "*"),

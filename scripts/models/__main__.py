@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import warnings
@@ -27,7 +28,9 @@ HEAD = """# Every causal LM of transformers
 Written by `make models`: a tiny random model of each type that `AutoModelForCausalLM` of transformers {version} knows,
 with its hidden states, Jacobians and patched runs compared with plain runs of whole prompts. *Shared prefix*: what
 prompts have in common is run once. *Whole prompts*: the model keeps no keys and values that prompts could share, so
-each is run as a whole. Some models compute their norms in float32, which bounds the error. {counts}
+each is run as a whole. Some models compute their norms in float32, which bounds the error.
+
+{counts}
 
 | type | outcome | error |
 |---|---|---|
@@ -72,12 +75,12 @@ def main(kinds: list[str]) -> int:
         signal.alarm(0)
         print(kind, *found[kind], sep="  ", flush=True)
     if not kinds:
-        outcomes = [outcome.partition(":")[0].partition(" by")[0] for outcome, _ in found.values()]
-        counts = "; ".join(f"{outcomes.count(name)} {name}" for name in sorted(set(outcomes), reverse=True))
+        outcomes = [re.split(":| by", outcome)[0] for outcome, _ in found.values()]
+        counts = "; ".join(f"{name}: {outcomes.count(name)}" for name in sorted(set(outcomes), reverse=True))
         rows = [
             f"| {kind} | {outcome.replace('|', ' ')} | {error} |" for kind, (outcome, error) in sorted(found.items())
         ]
-        head = HEAD.format(version=transformers.__version__, counts=f"Of {len(found)} types: {counts}.")
+        head = HEAD.format(version=transformers.__version__, counts=f"Types: {len(found)}; {counts}.")
         PAGE.write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
     return int(any(outcome.startswith("WRONG") for outcome, _ in found.values()))
 

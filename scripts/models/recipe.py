@@ -96,7 +96,7 @@ def _config(cls: Any, changes: dict[str, Any]) -> Any:
     default = cls()
     inner = {name: value for name, value in vars(default).items() if isinstance(value, PretrainedConfig)}
     small = {name: _config(type(value), changes).to_dict() for name, value in inner.items()}
-    config = cls(**_small(default, changes), **small)
+    config = cls(**(_small(default) | small | changes))
     for one in (config, *(getattr(config, name) for name in inner)):
         for name in PATTERNS:
             kinds = getattr(one, name, None)
@@ -106,7 +106,7 @@ def _config(cls: Any, changes: dict[str, Any]) -> Any:
     return config
 
 
-def _small(default: PretrainedConfig, changes: dict[str, Any]) -> dict[str, Any]:
+def _small(default: PretrainedConfig) -> dict[str, Any]:
     options, names = default.to_dict(), default.attribute_map
     known = {name: value for name, value in SMALL.items() if name in options or name in names}
     known = {name: value for name, value in known.items() if not isinstance(options.get(name), dict | list)}
@@ -116,4 +116,4 @@ def _small(default: PretrainedConfig, changes: dict[str, Any]) -> dict[str, Any]
     for alias, name in names.items():
         if name in known:
             known.pop(alias, None)
-    return known | changes
+    return known

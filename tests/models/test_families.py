@@ -1,11 +1,14 @@
 """All supported families, each a tiny random model in float64, against plain runs of transformers' own code."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.caches import Joined, select_prefixes, share_cache
 from lre_lightning.models.language_model import LanguageModel
+from scripts.models.__main__ import attempt
 from tests.helpers.tiny_models import (
     FAMILIES,
     LAYERS,
@@ -20,6 +23,7 @@ from tests.helpers.tiny_models import (
     widen_casts,
 )
 
+ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 IDS = torch.arange(20).reshape(2, 10) * 7 % VOCAB
 CONTEXT = torch.arange(9) * 7 % VOCAB  # longer than the sliding window of 6
@@ -162,3 +166,18 @@ def test_the_options_of_a_family_change_its_tiny_model(family, change):
     with torch.no_grad():
         logits, others = (tiny_model(family, **options)(IDS).logits for options in ({}, change))
     assert not torch.allclose(logits, others, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("llama4_text", "works, shared prefix"),
+        ("gemma4_text", "works, whole prompts"),  # whose last blocks attend to keys of earlier ones
+        ("xlstm", "works, whole prompts"),
+        ("bert", "refused: its hidden states depend on later tokens, so it is not a decoder-only LM"),
+        ("deepseek_v4", "refused: its token embeddings have the shape (2, 4, 32) and its hidden states (2, 4, 4, 32)"),
+    ],
+)
+def test_the_table_of_all_types_says_what_a_tiny_model_does(kind, outcome):
+    assert attempt(kind)[0] == outcome
+    assert f"| {kind} | {outcome} |" in (ROOT / "docs" / "models.md").read_text()

@@ -1,6 +1,7 @@
 """fit and validate on the affine toy: what the numbers must be, and what is left behind."""
 
 import csv
+from dataclasses import replace
 
 import lightning as L
 import pytest
@@ -87,6 +88,13 @@ def test_estimate_gives_the_lre_of_a_fit(fitted, folders):
         assert torch.equal(alone.weight, lre.weight)
         assert torch.equal(alone.bias, lre.bias)
         assert alone.metadata() == lre.metadata()
+
+
+def test_a_fit_of_whole_prompts_gives_the_same_records(fitted, folders, tmp_path):
+    module = LREModule(folders[0], **GRID)
+    module.lm._behaviour = replace(module.lm._behaviour, shares_prefix=False)
+    trainer_of(tmp_path).fit(module, datamodule=data_of(folders))
+    assert module.records == fitted[0].records
 
 
 def test_relations_that_the_lm_does_not_know_are_not_scored(fitted):
