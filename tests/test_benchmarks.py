@@ -20,7 +20,7 @@ def lm():
 
 def test_jacobians_are_compared_and_timed(lm):
     rows = jacobian.compare(lm, PROMPTS, 2, [1], 1)
-    assert [row[1] for row in rows] == ["engine", "floor", "published", "plain*"]
+    assert [row[1] for row in rows] == ["engine", "floor", "whole prompts", "published", "plain*"]
     assert all(float(row[2]) >= 0 for row in rows)
 
 
