@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,18 +70,20 @@ def gptj() -> dict[str, float]:
     estimator = LREEstimator(lm.layers)
     estimator.update(PromptJacobian(dict.fromkeys(lm.layers, zero), dict.fromkeys(lm.layers, state), state))
 
-    def first_chunks(output: Tensor, nodes: list[Tensor], hidden: int) -> list[Tensor]:
-        found = [torch.zeros(hidden, hidden, dtype=node.dtype) for node in nodes]
-        for start in range(0, CHUNKS * len(output), len(output)):
+    def first_chunks(lm: LanguageModel, suffixes: Tensor, position: int, *graph: Any) -> PromptJacobian:
+        nodes, output = jacobian._suffix_graph(lm, suffixes, *graph)
+        lanes, hidden = output.shape
+        found = {layer: torch.zeros(hidden, hidden, dtype=node.dtype) for layer, node in nodes.items()}
+        for start in range(0, CHUNKS * lanes, lanes):
             cotangents = torch.zeros_like(output)
-            cotangents[:, start : start + len(output)] = torch.eye(len(output))
-            for rows, gradient in zip(
-                found, torch.autograd.grad(output, nodes, cotangents, retain_graph=True), strict=True
-            ):
-                rows[start : start + len(output)] = gradient[:, 0]
-        return found
+            cotangents[:, start : start + lanes] = torch.eye(lanes)
+            gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, retain_graph=True)
+            for rows, gradient in zip(found.values(), gradients, strict=True):
+                rows[start : start + lanes] = gradient[:, position]
+        states = {layer: node[0, position].detach().clone() for layer, node in nodes.items()}
+        return PromptJacobian(found, states, output[0].detach().clone())
 
-    jacobian._sweep = first_chunks
+    jacobian._compute = first_chunks
     estimator.update(prompt_jacobian(lm, torch.randint(lm.vocab_size, (CONTEXT + SUFFIX,)), CONTEXT))
     return {"peak": peak(), "weights": weights}
 
