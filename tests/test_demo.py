@@ -1,5 +1,6 @@
 """The bundled model and relations: their properties, and that they show what the paper shows of large LMs."""
 
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -110,7 +111,9 @@ def test_make_demo_replaces_its_own_fit_and_refuses_to_replace_another(tmp_path)
             "-o",
             ".venv/.lre-lightning-installed",
         ]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        # `make test` runs this: what it tells its own makes is not for this one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert make().stdout.endswith("cli.py fit --data.source demo --overwrite\n")
     config = tmp_path / "lre_runs" / "lightning_logs" / "version_0" / "config.yaml"
