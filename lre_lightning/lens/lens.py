@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
-from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
+from lre_lightning.lre.answers import check_top_k, most_likely
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
@@ -111,7 +111,7 @@ def read_lenses(
             lre = None if name is None else lres[name, trials[name]]
             if lre is not None:
                 lre.check_model(lm)
-            best, probabilities = _most_likely(lm, lre, hidden, top_k)
+            best, probabilities = most_likely(lm, hidden if lre is None else lre(hidden), top_k)
             texts = {token: token_text(tokenizer, token) for token in best.unique().tolist()}
             top = [[[texts[token] for token in cell] for cell in row] for row in best.tolist()]
             layer = None if lre is None else lre.layer
@@ -134,31 +134,11 @@ def check_text(
     Raises:
         LREError: If the text is empty or too long, or `top_k` or a layer is out of range.
     """
-    if not 1 <= top_k <= lm.vocab_size:
-        raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary size")
+    check_top_k(lm, top_k)
     chosen = lm.check_layers(layers)
     ids = torch.tensor([tokenize_text(tokenizer, text)])
     lm.check_ids(ids)
     return ids, chosen
-
-
-def _most_likely(lm: LanguageModel, lre: LRE | None, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens of D(LRE(h)), or D(h), and their probabilities, `(layers, tokens, k)`, on the CPU.
-
-    The hidden states h are `(layers, tokens, hidden)`.
-    """
-    flat = hidden.flatten(0, 1)
-    best, probabilities = [], []
-    for states in flat.split(lm.logit_rows(len(flat))):
-        logits = lm.decode(states if lre is None else lre(states)).float()
-        if not torch.isfinite(logits).all():
-            dtype = str(lm.dtype).removeprefix("torch.")
-            raise LREError(f"the logits of {lm.name} are not finite in {dtype}: load the LM in bfloat16 or float32")
-        found = logits.softmax(-1).topk(top_k)
-        best.append(found.indices.cpu())
-        probabilities.append(found.values.cpu())
-    shape = (*hidden.shape[:2], top_k)
-    return torch.cat(best).reshape(shape), torch.cat(probabilities).reshape(shape)
 
 
 def subject_token(tokenizer: PreTrainedTokenizerBase, text: str, subject: str) -> int:

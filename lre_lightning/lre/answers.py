@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+import torch
 from torch import Tensor
 from typing_extensions import Self
 
@@ -20,25 +19,58 @@ class Answers(tuple[tuple[str, float], ...]):
     Ottawa 0.93, Toronto 0.02
     """
 
-    def __new__(cls, pairs: Iterable[tuple[str, float]] = ()) -> Self:
-        """Keep the pairs in their order."""
-        return super().__new__(cls, pairs)
-
     @classmethod
     def of(cls, lm: LanguageModel, hidden: Tensor, top_k: int) -> Self:
         """Decode one hidden state, `(hidden,)`: the output of the last block, or of an LRE.
 
         Raises:
-            LREError: If `top_k` is out of range.
+            LREError: If `top_k` is out of range, or logits are not finite.
         """
-        if not 1 <= top_k <= lm.vocab_size:
-            raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary size")
-        best = lm.decode(hidden).float().softmax(-1).topk(top_k)
-        texts = [token_text(lm.tokenizer, token).strip() for token in best.indices.tolist()]
-        return cls(zip(texts, best.values.tolist(), strict=True))
+        check_top_k(lm, top_k)
+        best, probabilities = most_likely(lm, hidden, top_k)
+        texts = [token_text(lm.tokenizer, token).strip() for token in best.tolist()]
+        return cls(zip(texts, probabilities.tolist(), strict=True))
 
     def __repr__(self) -> str:
         return ", ".join(f"{text} {probability:.2f}" for text, probability in self)
 
     def _repr_html_(self) -> str:
         return html_table(self, ["answer", "probability"])
+
+
+def check_top_k(lm: LanguageModel, top_k: int) -> None:
+    """Check a number of most likely tokens.
+
+    Raises:
+        LREError: If it is out of range.
+    """
+    if not 1 <= top_k <= lm.vocab_size:
+        raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary size")
+
+
+def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely tokens of D(hidden), most likely first; few logits exist at a time.
+
+    Args:
+        lm: The LM.
+        hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`.
+        top_k: The number of tokens.
+
+    Returns:
+        Token ids, int64, and their probabilities, float32, `(..., top_k)` each, on the CPU.
+
+    Raises:
+        LREError: If logits are not finite.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    best, probabilities = [], []
+    for states in flat.split(lm.logit_rows(len(flat))):
+        logits = lm.decode(states).float()
+        if not torch.isfinite(logits).all():
+            dtype = str(lm.dtype).removeprefix("torch.")
+            raise LREError(f"the logits of {lm.name} are not finite in {dtype}: load the LM in bfloat16 or float32")
+        found = logits.softmax(-1).topk(top_k)
+        best.append(found.indices.cpu())
+        probabilities.append(found.values.cpu())
+    shape = (*hidden.shape[:-1], top_k)
+    return torch.cat(best).reshape(shape), torch.cat(probabilities).reshape(shape)
