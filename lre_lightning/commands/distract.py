@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
-from lre_lightning.runs.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
@@ -41,8 +40,7 @@ class Distract(FromCheckpoint):
 
         if not line.trainer.is_global_zero:
             return
-        line.model.load_state_dict(read_checkpoint(line.options.ckpt_path)["state_dict"])
-        lm, hparams = line.placed_lm(), line.datamodule.hparams
+        lm, hparams = self.restore(line), line.datamodule.hparams
         kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
         results = [
             found

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from typing_extensions import override
 
 from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.runs.checkpoints import read_checkpoint
+from lre_lightning.lre.origin import Origin
+from lre_lightning.storage.plain import printable
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.lre.editing import PromptEdit
     from lre_lightning.lre.lre import LRE
+    from lre_lightning.training.bank import LREStore
 
 
 class Edit(FromCheckpoint):
@@ -48,15 +52,14 @@ class Edit(FromCheckpoint):
     def run(self, line: LRECommandLine) -> None:
         if not line.trainer.is_global_zero:
             return
-        line.model.load_state_dict(read_checkpoint(line.options.ckpt_path)["state_dict"])
-        lm, options = line.placed_lm(), line.options
+        lm, options = self.restore(line), line.options
         lm.tokenizer = line.datamodule.tokenizer
         lre = find_lre(line.model.lres, options.prompt, options.relation).bind(lm)
         edit = lre.edit_prompt(options.prompt, options.target, options.subject, options.layers, options.magnitude)
         print_edit(edit, lre.origin.relation, options.max_new_tokens, options.samples)
 
 
-def find_lre(lres: Mapping[tuple[str, int], LRE], prompt: str, relation: str | None) -> LRE:
+def find_lre(lres: LREStore, prompt: str, relation: str | None) -> LRE:
     """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial.
 
     Raises:
@@ -65,32 +68,19 @@ def find_lre(lres: Mapping[tuple[str, int], LRE], prompt: str, relation: str | N
     first: dict[str, int] = {}
     for name, trial in sorted(lres):
         first.setdefault(name, trial)
-    if relation is not None:
-        if relation not in first:
-            raise LREError(f"there is no LRE of {relation!r}: the checkpoint has those of {', '.join(first)}")
-        return lres[relation, first[relation]]
-    found = [lre for key in first.items() if _asks(lre := lres[key], prompt)]
-    if len(found) != 1:
-        names = ", ".join(repr(lre.origin.relation) for lre in found) or "no LRE"
-        raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")
-    return found[0]
-
-
-def _asks(lre: LRE, prompt: str) -> bool:
-    try:
-        return bool(lre.origin.subject_of(prompt))
-    except LREError:
-        return False
+    if relation is None:
+        found = [key[0] for key in first.items() if Origin(**lres.metadata[key]["origin"]).subject_of(prompt)]
+        if len(found) != 1:
+            names = ", ".join(map(repr, found)) or "no LRE"
+            raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")
+        (relation,) = found
+    if relation not in first:
+        raise LREError(f"there is no LRE of {relation!r}: the checkpoint has those of {', '.join(first)}")
+    return lres[relation, first[relation]]
 
 
 def print_edit(edit: PromptEdit, relation: str, max_new_tokens: int, samples: int) -> None:
     """Print how the LM continues a prompt before and after an edit."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from lre_lightning.storage.plain import printable
-
     table = Table("", f"before: {edit.prompt.subject}", f"after: {edit.target}", box=box.SIMPLE_HEAD)
     table.title, table.title_justify = f"{edit.prompt.text} \u2026", "left"
     for number, texts in enumerate(edit.continuations(max_new_tokens, samples)):

@@ -10,11 +10,13 @@ from typing_extensions import override
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
 from lre_lightning.errors import LREError
+from lre_lightning.runs.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
 
     from lre_lightning.commands.command_line import LRECommandLine
+    from lre_lightning.models.language_model import LanguageModel
 
 
 class FromCheckpoint(Command):
@@ -30,6 +32,12 @@ class FromCheckpoint(Command):
         if path is None:
             raise LREError(f"there is no checkpoint in {config.checkpoint.dirpath}: run fit first, or give its path")
         line.take_options_of(path)
+
+    @staticmethod
+    def restore(line: LRECommandLine) -> LanguageModel:
+        """Load the LREs of the checkpoint into the module, and return the LM on its device."""
+        line.model.load_state_dict(read_checkpoint(line.options.ckpt_path)["state_dict"])
+        return line.placed_lm()
 
 
 class Validate(FromCheckpoint):

@@ -173,6 +173,11 @@ class LRE:
         """
         lm = self._bound()
         subject = self.origin.subject_of(prompt) if subject is None else subject
+        if subject is None:
+            raise LREError(
+                f"the subject of {prompt!r} is not found, as it does not end like {self.origin.template!r}: name it, "
+                "subject=..."
+            )
         before, found, after = prompt.rpartition(subject)
         if not (found and subject.strip()):
             raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")

@@ -73,20 +73,14 @@ class Origin:
         template = self.template.split(BETWEEN_TEMPLATES)[0]
         return make_prompt(lm.tokenizer, template, asked, context, Prompts(**self.form))
 
-    def subject_of(self, prompt: str) -> str:
-        """Find the subject that a text asks about at its end, in one of the templates.
-
-        Raises:
-            LREError: If the text does not end like any of them.
-        """
+    def subject_of(self, prompt: str) -> str | None:
+        """Find the subject that a text asks about at its end, in one of the templates; None if it does not."""
         for template in self.template.split(BETWEEN_TEMPLATES):
             before, _, after = (re.escape(part) for part in template.partition(SLOT))
             found = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
             if found and template != SLOT:
                 return found[1]
-        raise LREError(
-            f"the subject of {prompt!r} is not found, as it does not end like {self.template!r}: name it, subject=..."
-        )
+        return None
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:

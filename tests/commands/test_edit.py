@@ -10,6 +10,7 @@ from lre_lightning.commands.edit import find_lre
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.training.bank import LREStore
 from tests.commands.test_predict import QUICK, fitted  # noqa: F401
 
 
@@ -37,7 +38,10 @@ def test_the_relation_is_found_by_the_form_of_the_prompt():
         return LRE(torch.eye(2), torch.zeros(2), 0, Origin("toy", "", relation, trial=trial, template=template))
 
     templates = {"capital": "The capital of {} is", "city": "The {} is", "language": "People in {} speak"}
-    lres = {(name, trial): lre(name, trial, text) for name, text in templates.items() for trial in (1, 2)}
+    lres = LREStore()
+    for name, text in templates.items():
+        for trial in (1, 2):
+            lres[name, trial] = lre(name, trial, text)
     assert find_lre(lres, "People in Peru speak", None).origin == lres["language", 1].origin
     with pytest.raises(LREError, match="has the form of 'capital', 'city': name the relation"):
         find_lre(lres, "The capital of Peru is", None)
