@@ -21,7 +21,7 @@ from lre_lightning.lens.lens import check_text, read_lenses
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.relations.relation import SLOT
+from lre_lightning.prompts.prompt import fill
 from lre_lightning.runs.processes import on_rank_zero
 
 MOST_SENTENCES = 6
@@ -135,7 +135,7 @@ def sentences_of(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str,
         if (name, number) in lres:
             trial = data.trial(index)
             subject = min((sample.subject for sample in trial.test), key=len)
-            found = trial.asked_with[0].replace(SLOT, subject, 1), name
+            found = fill(trial.asked_with[0], subject), name
             shortest[category] = min(found, shortest.get(category, found), key=lambda pair: len(pair[0]))
     return {text: [name] for text, name in list(shortest.values())[:MOST_SENTENCES]}
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lre_lightning.callbacks.needs import require
+from lre_lightning.callbacks.needs import require_trials
 from lre_lightning.callbacks.progress import FitProgress, duration
 from lre_lightning.errors import first_line
 from lre_lightning.records.record import TrialRecord
@@ -48,8 +48,7 @@ class RelationLog(Callback):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            require(self, "module", pl_module, "records")
-            require(self, "datamodule", getattr(trainer, "datamodule", None), "schedule", "relations")
+            require_trials(self, trainer, pl_module)
 
     @override
     @rank_zero_only

@@ -17,3 +17,13 @@ def require(callback: object, kind: str, owner: object, *names: str) -> None:
             f"{type(callback).__name__} needs a {kind} with {' and '.join(map(repr, names))}, but "
             f"{type(owner).__name__} has no {' and no '.join(map(repr, lacking))}"
         )
+
+
+def require_trials(callback: object, trainer: object, module: object) -> None:
+    """Check that a Trainer's module has records, and its datamodule a schedule of trials and their relations.
+
+    Raises:
+        LREError: If one of them lacks something.
+    """
+    require(callback, "module", module, "records")
+    require(callback, "datamodule", getattr(trainer, "datamodule", None), "schedule", "relations")

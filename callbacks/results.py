@@ -64,11 +64,8 @@ class ResultsTable(Callback):
         summaries = summarize(list(module.records.values()))
         print_results(summaries)
         columns = results_table(summaries).columns
-        names, rows = (
-            [str(column.header) for column in columns],
-            zip(*(column.cells for column in columns), strict=True),
-        )
-        log_table(trainer, "results", names, [list(map(str, row)) for row in rows])
+        rows = zip(*(map(str, column.cells) for column in columns), strict=True)
+        log_table(trainer, "results", [str(column.header) for column in columns], list(rows))
         print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")
 
     def _path(self, trainer: L.Trainer, ending: str) -> Path:

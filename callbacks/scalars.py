@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import log_final, log_scalars
-from lre_lightning.callbacks.needs import require
+from lre_lightning.callbacks.needs import require_trials
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import SCORES, layers_of, over_relations, per_category
@@ -39,8 +39,7 @@ class ResultsScalars(Callback):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            require(self, "module", pl_module, "records")
-            require(self, "datamodule", getattr(trainer, "datamodule", None), "schedule", "relations")
+            require_trials(self, trainer, pl_module)
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
