@@ -80,7 +80,6 @@ def compare(
             unshared += seconds * len(prompts) / published
             for layer in lm.layers:
                 assert_equal(found.jacobian[layer], alone.jacobian[layer], layer)
-            for layer in lm.layers:
                 seconds, expected = timed(layer_jacobian, lm, prompt, layer, from_cache=True)
                 cached += seconds * len(prompts) / published
                 assert_equal(found.jacobian[layer], expected, layer)
@@ -96,24 +95,19 @@ def compare(
     suffix = len(ids) - position
     shape = f"{lm.name}: {lm.num_layers} layers of {lm.hidden_size}, {len(ids)} tokens, {suffix} of them suffix"
     partly = "" if plain == len(prompts) and len(plain_layers) == len(lm.layers) else "*"
+    star = "" if published == len(prompts) else "*"
+
+    def row(way: str, seconds: float, digits: int) -> list[str]:
+        """Return a row with ratios of some digits after the point."""
+        ratios = [f"{seconds / other:.{digits}f}" for other in (engine, floor)]
+        return ["", way, f"{seconds:.{digits + 1}f}", *ratios]
+
     return [
         [shape, "engine", f"{engine:.2f}", "1", f"{engine / floor:.2f}"],
         ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
-        [
-            "",
-            "whole prompts" + ("" if published == len(prompts) else "*"),
-            f"{unshared:.2f}",
-            f"{unshared / engine:.1f}",
-            f"{unshared / floor:.1f}",
-        ],
-        [
-            "",
-            "published" + ("" if published == len(prompts) else "*"),
-            f"{cached:.2f}",
-            f"{cached / engine:.1f}",
-            f"{cached / floor:.1f}",
-        ],
-        ["", "plain" + partly, f"{whole:.1f}", f"{whole / engine:.0f}", f"{whole / floor:.0f}"],
+        row(f"whole prompts{star}", unshared, 1),
+        row(f"published{star}", cached, 1),
+        row(f"plain{partly}", whole, 0),
     ]
 
 
