@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import Layer
+from lre_lightning.grid import Layer, place_of
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.caches import share_cache
 from lre_lightning.models.hooks import replace
@@ -45,7 +45,8 @@ class PromptJacobian:
     Attributes:
         jacobian: do/ds by layer, each `(hidden, hidden)`: row i is the gradient of o_i.
         subject: s by layer, each `(hidden,)`.
-        object: o, `(hidden,)`: output of the last block at the prompt's last token, before the final norm.
+        object: o, `(hidden,)`: output of the last block at the prompt's last token, before the final norm, or what
+            `prompt_jacobian` was asked for instead.
     """
 
     jacobian: dict[Layer, Tensor]
@@ -63,6 +64,8 @@ def prompt_jacobian(
     input_ids: Tensor,
     subject_position: int,
     layers: Sequence[Layer] | None = None,
+    object_layer: Layer | None = None,
+    object_tokens: int = 1,
 ) -> PromptJacobian:
     """Compute do/ds at every requested layer for one prompt.
 
@@ -74,16 +77,25 @@ def prompt_jacobian(
         lm: The language model.
         input_ids: The prompt's token ids `(positions,)`, int64, without padding.
         subject_position: Index of the subject's last token.
-        layers: Layers of the Jacobians; all if None.
+        layers: Layers of the Jacobians; all up to `object_layer` if None.
+        object_layer: The layer of o; the last block if None.
+        object_tokens: Number of the last tokens over which o is the mean: with all of an object's tokens but the last
+            one after the prompt, those that predict the object (Chanin et al., 2024, Section 3).
 
     Raises:
-        LREError: If the position, a layer or a token id is out of range, the prompt is too long for the LM, a
-            Jacobian is not finite, or memory does not hold a chunk of a single row.
+        LREError: If a position, layer or token id is out of range, the prompt is too long for the LM, a Jacobian is not
+            finite, or memory does not hold a chunk of a single row.
     """
     if not 0 <= subject_position < len(input_ids):
         raise LREError(f"subject position {subject_position} is out of range: the prompt has {len(input_ids)} tokens")
+    if not 1 <= object_tokens <= len(input_ids) - subject_position:
+        after = len(input_ids) - subject_position
+        raise LREError(f"object_tokens {object_tokens} is out of range: there are {after} tokens from the subject on")
     lm.check_ids(input_ids)
-    chosen = lm.check_layers(layers)
+    (target,) = lm.check_layers(lm.layers[-1:] if object_layer is None else [object_layer])
+    chosen = lm.check_layers(lm.layers[: lm.layers.index(target) + 1] if layers is None else layers)
+    if place_of(chosen[-1]) > place_of(target):
+        raise LREError(f"layer {chosen[-1]!r} is above the object layer {target!r}, which does not depend on it")
     with torch.inference_mode(False):
         ids = input_ids.to(lm.device, copy=True)
         shared = subject_position if lm.shares_prefix else 0
@@ -93,7 +105,7 @@ def prompt_jacobian(
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",
             math.ceil(lm.hidden_size / sweeps),
-            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), position, cache, chosen),
+            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), position, cache, chosen, target, object_tokens),
         )
     for layer, jacobian in result.jacobian.items():
         if not torch.isfinite(jacobian).all():
@@ -105,10 +117,16 @@ def prompt_jacobian(
 
 
 def _compute(
-    lm: LanguageModel, suffixes: Tensor, position: int, cache: Cache | None, layers: tuple[Layer, ...]
+    lm: LanguageModel,
+    suffixes: Tensor,
+    position: int,
+    cache: Cache | None,
+    layers: tuple[Layer, ...],
+    object_layer: Layer,
+    object_tokens: int,
 ) -> PromptJacobian:
     """Sweep back through the graph of equal suffixes `(lanes, suffix)`; each pass yields a row per lane."""
-    nodes, output = _suffix_graph(lm, suffixes, cache, layers)
+    nodes, output = _suffix_graph(lm, suffixes, cache, layers, object_layer, object_tokens)
     (lanes, hidden), device = output.shape, lm.device
     jacobians = {
         layer: torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for layer, node in nodes.items()
@@ -151,7 +169,7 @@ def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layer
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
 
-    _suffix_graph(lm, suffixes, cache, layers, note)
+    _suffix_graph(lm, suffixes, cache, layers, lm.num_layers - 1, note=note)
     return sum(kept.values())
 
 
@@ -160,6 +178,8 @@ def _suffix_graph(
     suffixes: Tensor,
     cache: Cache | None,
     layers: tuple[Layer, ...],
+    object_layer: Layer,
+    object_tokens: int = 1,
     note: Callable[[Tensor], None] | None = None,
 ) -> tuple[dict[Layer, Tensor], Tensor]:
     """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` by layer and o `(lanes, hidden)`.
@@ -176,7 +196,7 @@ def _suffix_graph(
         stack.enter_context(slim_graph(lm.offloaded, note))
         stack.enter_context(one_slope_for_all_lanes(lm, *suffixes.shape))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
-        wanted = [*layers[1:], lm.num_layers - 1]
-        found = lm.hidden_states(suffixes, wanted, share_cache(cache))
+        found = lm.hidden_states(suffixes, [*layers[1:], object_layer], share_cache(cache))
+        output = found[object_layer][:, -object_tokens:].mean(1)
     nodes |= {layer: found[layer] for layer in layers[1:]}
-    return nodes, found[lm.num_layers - 1][:, -1]
+    return nodes, output

@@ -163,14 +163,18 @@ def batch_of(lm: LanguageModel, prompts: Any = PROMPTS, subjects: Any = SUBJECTS
     return PromptBatch(lm, ids, torch.tensor(subjects), torch.tensor([len(prompt) - 1 for prompt in prompts]))
 
 
-def plain_output(lm: LanguageModel, ids: Any, position: int, layer: Any, value: torch.Tensor) -> torch.Tensor:
+def plain_output(
+    lm: LanguageModel, ids: Any, position: int, layer: Any, value: Any, object_layer: Any = None, tokens: int = 1
+) -> torch.Tensor:
     """Return o of a whole prompt with s replaced, as a function of it: a hook, no cache, no batch."""
 
     def put(hidden: torch.Tensor) -> torch.Tensor:
         return hidden.index_copy(1, torch.tensor([position]), value.to(hidden)[None, None])
 
     with replace(lm.module_at(layer), put):
-        return lm(torch.as_tensor(ids)[None])[0, -1]
+        target = lm.num_layers - 1 if object_layer is None else object_layer
+        states = lm.hidden_states(torch.as_tensor(ids)[None], [target])[target][0]
+    return sum(states[-1 - i] for i in range(tokens)) / tokens
 
 
 class WideTorch(types.ModuleType):

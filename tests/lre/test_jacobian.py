@@ -1,7 +1,5 @@
 """Jacobians element by element against the plain computation: whole prompt, no cache, layer by layer."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -21,12 +19,15 @@ CASES = [
 ]
 
 
-def plain_jacobian(lm, ids, position, layer):
+def plain_jacobian(lm, ids, position, layer, *target):
     """Jacobian of o with respect to s by `torch.autograd.functional.jacobian` of the whole prompt."""
 
     with torch.no_grad():
         subject = lm.hidden_states(ids[None], [layer])[layer][0, position]
-    run = partial(plain_output, lm, ids, position, layer)
+
+    def run(value):
+        return plain_output(lm, ids, position, layer, value, *target)
+
     return torch.autograd.functional.jacobian(run, subject), subject, run(subject)
 
 
@@ -51,6 +52,20 @@ def test_every_element_at_every_layer(monkeypatch, family, position, dtype):
     assert "emb" in nonzero  # the comparison is not one of zeros
     assert (2 in nonzero) == (position == 13)  # at the last block only the last token reaches o
     assert tuple(result.jacobian) == lm.layers
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", next(iter(WHOLE))])
+@pytest.mark.parametrize(("object_layer", "tokens"), [(1, 1), (1, 3), (2, 3), ("emb", 5)])
+def test_object_at_another_layer_and_over_several_tokens(monkeypatch, family, object_layer, tokens):
+    widen_casts(monkeypatch, family)
+    lm = LanguageModel(tiny_model(family, torch.float64), chunk_size=6)
+    result = prompt_jacobian(lm, PROMPT, 9, object_layer=object_layer, object_tokens=tokens)
+    assert lm.layers[: lm.layers.index(object_layer) + 1] == tuple(result.jacobian)
+    for layer in result.jacobian:
+        expected, _, output = plain_jacobian(lm, PROMPT, 9, layer, object_layer, tokens)
+        assert expected.any() == (object_layer != layer or tokens == 5)
+        assert relative_error(result.jacobian[layer], expected) < TOLERANCE[torch.float64]
+        assert relative_error(result.object, output) < TOLERANCE[torch.float64]
 
 
 def test_chunks_and_layers_do_not_change_the_result():
@@ -94,3 +109,13 @@ def test_invalid_positions_and_layers():
         prompt_jacobian(lm, PROMPT, 14)
     with pytest.raises(LREError, match="layer 7"):
         prompt_jacobian(lm, PROMPT, 3, [7])
+
+
+def test_object_layer_that_the_subjects_layer_does_not_reach():
+    lm = LanguageModel(tiny_model("gpt2"))
+    assert tuple(prompt_jacobian(lm, PROMPT, 9, object_layer=1).jacobian) == ("emb", 0, 1)
+    with pytest.raises(LREError, match="layer 2 is above the object layer 1"):
+        prompt_jacobian(lm, PROMPT, 9, [0, 2], object_layer=1)
+    for tokens in (0, 6):
+        with pytest.raises(LREError, match=f"object_tokens {tokens} is out of range: there are 5 tokens"):
+            prompt_jacobian(lm, PROMPT, 9, object_tokens=tokens)
