@@ -41,11 +41,11 @@ def jacobian_seconds() -> float:
     ids, layers = torch.randint(1000, (CONTEXT + SUFFIX,)), ("emb",)
     cache, suffix = lm.prefix_cache(ids[:CONTEXT]), ids[CONTEXT:]
     lanes = _fitting_lanes(lm, suffix, cache, layers)
-    nodes, output = _suffix_graph(lm, suffix.repeat(lanes, 1), cache, layers)
+    nodes, output = _suffix_graph(lm, suffix.repeat(lanes, 1), cache, layers, lm.layers[-1])
     wanted = [nodes[layer] for layer in layers]
 
     def chunk() -> None:
-        torch.autograd.grad(output, wanted, torch.ones_like(output), retain_graph=True)
+        torch.autograd.grad(output[:, -1], wanted, torch.ones_like(output[:, -1]), retain_graph=True)
 
     return min(timed(chunk)[0] for _ in range(3)) * WIDTH / lanes * PROMPTS
 

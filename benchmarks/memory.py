@@ -70,8 +70,9 @@ def gptj() -> dict[str, float]:
     estimator = LREEstimator(lm.layers)
     estimator.update(PromptJacobian(dict.fromkeys(lm.layers, zero), dict.fromkeys(lm.layers, state), state))
 
-    def first_chunks(lm: LanguageModel, suffixes: Tensor, position: int, *graph: Any) -> PromptJacobian:
-        nodes, output = jacobian._suffix_graph(lm, suffixes, *graph)
+    def first_chunks(lm: LanguageModel, suffixes: Tensor, source: slice, _: slice, *graph: Any) -> PromptJacobian:
+        nodes, outputs = jacobian._suffix_graph(lm, suffixes, *graph)
+        position, output = source.start, outputs[:, -1]
         lanes, hidden = output.shape
         found = {layer: torch.zeros(hidden, hidden, dtype=node.dtype) for layer, node in nodes.items()}
         for start in range(0, CHUNKS * lanes, lanes):

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from lre_lightning import callbacks, datamodules, metrics
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.errors import LREError
+    from lre_lightning.jlens.averaging import Averaging
+    from lre_lightning.jlens.estimator import estimate_jacobian_lens
+    from lre_lightning.jlens.lens import JacobianLens
     from lre_lightning.lens.lens import read_lenses
     from lre_lightning.lre.estimator import LREEstimator, estimate
     from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from lre_lightning.training.module import LREModule
 
 _ROOMS = {
+    "Averaging": "jlens.averaging",
+    "JacobianLens": "jlens.lens",
     "LRE": "lre.lre",
     "LREError": "errors",
     "LREEstimator": "lre.estimator",
@@ -38,6 +43,7 @@ _ROOMS = {
     "RelationDataModule": "datamodules",
     "Sample": "relations.relation",
     "estimate": "lre.estimator",
+    "estimate_jacobian_lens": "jlens.estimator",
     "load_relations": "relations.sources",
     "load_tokenizer": "models.tokenizer",
     "prompt_jacobian": "lre.jacobian",
@@ -49,6 +55,8 @@ _FOLDERS = ("callbacks", "datamodules", "metrics")
 __version__ = "0.1.0"
 __all__ = [
     "LRE",
+    "Averaging",
+    "JacobianLens",
     "LREError",
     "LREEstimator",
     "LREModule",
@@ -63,6 +71,7 @@ __all__ = [
     "callbacks",
     "datamodules",
     "estimate",
+    "estimate_jacobian_lens",
     "load_relations",
     "load_tokenizer",
     "metrics",

@@ -92,10 +92,14 @@ class LREEstimator:
         return self._sums[layer]
 
 
+def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of sums of Jacobians of an LM in `dtype`; MPS has no float64."""
+    return torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
+
+
 def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return empty sums of W and b for an LM in `dtype`; MPS has no float64."""
-    wide = torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
-    return torch.zeros(hidden, hidden + 1, dtype=wide, device=device)
+    """Return empty sums of W and b for an LM in `dtype`."""
+    return torch.zeros(hidden, hidden + 1, dtype=wide_dtype(dtype, device), device=device)
 
 
 def estimate(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ _Check = Callable[[Any, str], Any]
 _name = partial(text, longest=LONGEST_NAME)
 
 
-def _or_none(check: _Check) -> _Check:
+def or_none(check: _Check) -> _Check:
+    """Return a check that permits None as well."""
     return lambda value, what: None if value is None else check(value, what)
 
 
@@ -32,40 +34,41 @@ def _train(value: object, what: str) -> tuple[tuple[str, str], ...]:
     return tuple((text(subject, "a subject"), text(object_, "an object")) for subject, object_ in samples)
 
 
-def _entries(checks: Mapping[str, _Check], value: object, what: str) -> dict[str, Any]:
+def entries(checks: Mapping[str, _Check], value: object, what: str) -> dict[str, Any]:
+    """Check the entries of an object, each with its own check; other entries are dropped."""
     given = mapping(value, what)
     return {name: check(given[name], name) for name, check in checks.items()}
 
 
 _FORM: dict[str, _Check] = {
-    "shots": _or_none(whole),
+    "shots": or_none(whole),
     "separator": text,
     "chat": truth,
-    "system": _or_none(text),
+    "system": or_none(text),
 }
 _ORIGIN: dict[str, _Check] = {
     "model": text,
     "fingerprint": _name,
     "relation": _name,
-    "revision": _or_none(_name),
+    "revision": or_none(_name),
     "category": _name,
     "trial": whole,
     "template": text,
     "train": _train,
-    "form": partial(_entries, _FORM),
+    "form": partial(entries, _FORM),
 }
 _METADATA: dict[str, _Check] = {
-    "origin": partial(_entries, _ORIGIN),
+    "origin": partial(entries, _ORIGIN),
     "layer": layer_of,
     "beta": number,
-    "rank": _or_none(rank_of),
+    "rank": or_none(rank_of),
 }
 
 
 def checked_metadata(metadata: object) -> dict[str, Any]:
     """Check the metadata of an LRE as plain data; lists become tuples, and unknown keys are dropped."""
     try:
-        return _entries(_METADATA, metadata, "it")
+        return entries(_METADATA, metadata, "it")
     except KeyError as error:
         raise LREError(f"this is not the metadata of an LRE: it lacks {error}") from error
     except LREError as error:
@@ -80,14 +83,20 @@ def check_shapes(weight: Sequence[int], bias: Sequence[int]) -> None:
         )
 
 
-def check_tensor(tensor: object, name: str) -> None:
+WIDE = (torch.float32, torch.float64)
+"""Dtypes of W and b."""
+
+
+def check_tensor(tensor: object, name: str, dtypes: Sequence[torch.dtype] = WIDE) -> Tensor:
     """Check that W or b is a plain tensor of floats that is as large as it claims, before anything is computed."""
     if type(tensor) is not Tensor or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
-        raise LREError(f"{name} of an LRE must be a plain tensor, not {shown(tensor)} of another kind")
-    if tensor.dtype not in (torch.float32, torch.float64):
-        raise LREError(f"{name} of an LRE must be float32 or float64, not {tensor.dtype}")
+        raise LREError(f"{name} must be a plain tensor, not {shown(tensor)} of another kind")
+    if tensor.dtype not in dtypes:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise LREError(f"{name} must be {known}, not {tensor.dtype}")
     if not 1 <= tensor.shape.numel() <= tensor.untyped_storage().nbytes() // tensor.element_size():
-        raise LREError(f"{name} of an LRE claims the shape {tuple(tensor.shape)}, more numbers than its memory holds")
+        raise LREError(f"{name} claims the shape {tuple(tensor.shape)}, more numbers than its memory holds")
+    return tensor
 
 
 def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, Any]) -> None:
@@ -100,21 +109,33 @@ def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, A
 
 def read_lre(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
     """Read the metadata of an LRE from its file, checked, and the tensors named: ``"weight"``, ``"bias"``."""
+    with opened(path, "an LRE file") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        if set(parts) != {"weight", "bias"}:
+            raise LREError(f"it has {len(parts)} tensors, and they should be weight and bias")
+        for name, part in parts.items():
+            check_dtype(part, name)
+        check_shapes(parts["weight"].get_shape(), parts["bias"].get_shape())
+        metadata = checked_metadata(json.loads((file.metadata() or {})["lre"]))
+        return metadata, [file.get_tensor(name) for name in names]
+
+
+@contextmanager
+def opened(path: str | Path, what: str) -> Iterator[Any]:
+    """Open a safetensors file; an `LREError` says that it is not `what` if it cannot be read as the caller tries."""
     from safetensors import SafetensorError, safe_open
 
     if not os.path.isfile(path):
-        raise LREError(f"{str(path)!r} is not an LRE file that can be read: there is no such file")
+        raise LREError(f"{str(path)!r} is not {what} that can be read: there is no such file")
     try:
         with safe_open(path, framework="pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if set(parts) != {"weight", "bias"}:
-                raise LREError(f"it has {len(parts)} tensors, and they should be weight and bias")
-            for name, part in parts.items():
-                if part.get_dtype() not in ("F32", "F64"):
-                    raise LREError(f"{name} must be F32 or F64, not {part.get_dtype()}")
-            check_shapes(parts["weight"].get_shape(), parts["bias"].get_shape())
-            metadata = checked_metadata(json.loads((file.metadata() or {})["lre"]))
-            return metadata, [file.get_tensor(name) for name in names]
+            yield file
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, MemoryError) as error:
         reason = printable(first_line(error))
-        raise LREError(f"{str(path)!r} is not an LRE file that can be read: {reason}") from error
+        raise LREError(f"{str(path)!r} is not {what} that can be read: {reason}") from error
+
+
+def check_dtype(part: Any, name: str) -> None:
+    """Check that a tensor of a safetensors file, not read yet, is one of `WIDE`."""
+    if part.get_dtype() not in ("F32", "F64"):
+        raise LREError(f"{name} must be F32 or F64, not {part.get_dtype()}")

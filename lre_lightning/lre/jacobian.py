@@ -91,21 +91,55 @@ def prompt_jacobian(
     if not 1 <= object_tokens <= len(input_ids) - subject_position:
         after = len(input_ids) - subject_position
         raise LREError(f"object_tokens {object_tokens} is out of range: there are {after} tokens from the subject on")
+    count, positions = len(input_ids), range(subject_position, subject_position + 1)
+    found = sweep(lm, input_ids, positions, range(count - object_tokens, count), layers, object_layer)
+    if object_tokens == 1:
+        return found
+    means = {layer: total / object_tokens for layer, total in found.jacobian.items()}
+    return PromptJacobian(means, found.subject, found.object)
+
+
+def sweep(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    sources: range,
+    targets: range,
+    layers: Sequence[Layer] | None = None,
+    object_layer: Layer | None = None,
+) -> PromptJacobian:
+    """Compute the sum over target positions of do/ds, in the mean over source positions, at every requested layer.
+
+    Args:
+        lm: As in `prompt_jacobian`.
+        input_ids: As in `prompt_jacobian`.
+        sources: Consecutive positions of s. Tokens before the first of them are a prefix without a graph.
+        targets: Consecutive positions of o.
+        layers: As in `prompt_jacobian`.
+        object_layer: As in `prompt_jacobian`.
+
+    Returns:
+        The Jacobian, with the means of s over the sources and of o over the targets: in the LM's dtype where that is
+        one position, else in float32 or the LM's dtype if that is wider.
+
+    Raises:
+        LREError: As in `prompt_jacobian`.
+    """
     lm.check_ids(input_ids)
-    (target,) = lm.check_layers(lm.layers[-1:] if object_layer is None else [object_layer])
-    chosen = lm.check_layers(lm.layers[: lm.layers.index(target) + 1] if layers is None else layers)
-    if place_of(chosen[-1]) > place_of(target):
-        raise LREError(f"layer {chosen[-1]!r} is above the object layer {target!r}, which does not depend on it")
+    (above,) = lm.check_layers(lm.layers[-1:] if object_layer is None else [object_layer])
+    chosen = lm.check_layers(lm.layers[: lm.layers.index(above) + 1] if layers is None else layers)
+    if place_of(chosen[-1]) > place_of(above):
+        raise LREError(f"layer {chosen[-1]!r} is above the object layer {above!r}, which does not depend on it")
     with torch.inference_mode(False):
         ids = input_ids.to(lm.device, copy=True)
-        shared = subject_position if lm.shares_prefix else 0
-        cache, suffix, position = lm.prefix_cache(ids[:shared]), ids[shared:], subject_position - shared
+        shared = sources.start if lm.shares_prefix else 0
+        cache, suffix = lm.prefix_cache(ids[:shared]), ids[shared:]
+        source, target = (slice(places.start - shared, places.stop - shared) for places in (sources, targets))
         wanted = lm.chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
         sweeps = math.ceil(lm.hidden_size / wanted)
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",
             math.ceil(lm.hidden_size / sweeps),
-            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), position, cache, chosen, target, object_tokens),
+            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), source, target, cache, chosen, above),
         )
     for layer, jacobian in result.jacobian.items():
         if not torch.isfinite(jacobian).all():
@@ -119,31 +153,38 @@ def prompt_jacobian(
 def _compute(
     lm: LanguageModel,
     suffixes: Tensor,
-    position: int,
+    source: slice,
+    target: slice,
     cache: Cache | None,
     layers: tuple[Layer, ...],
     object_layer: Layer,
-    object_tokens: int,
 ) -> PromptJacobian:
     """Sweep back through the graph of equal suffixes `(lanes, suffix)`; each pass yields a row per lane."""
-    nodes, output = _suffix_graph(lm, suffixes, cache, layers, object_layer, object_tokens)
-    (lanes, hidden), device = output.shape, lm.device
-    jacobians = {
-        layer: torch.empty(hidden, hidden, dtype=node.dtype, device=node.device) for layer, node in nodes.items()
-    }
+    nodes, outputs = _suffix_graph(lm, suffixes, cache, layers, object_layer)
+    output = outputs[:, target]
+    (lanes, _, hidden), device = output.shape, lm.device
+    states = {layer: _mean(node[0, source].detach()) for layer, node in nodes.items()}
+    jacobians = {layer: state.new_empty(hidden, hidden) for layer, state in states.items()}
     for start in range(0, hidden, lanes):
         count = min(lanes, hidden - start)
         cotangents = torch.zeros_like(output)
-        cotangents[torch.arange(count), start + torch.arange(count)] = 1
+        cotangents[torch.arange(count), :, start + torch.arange(count)] = 1
         last = start + lanes >= hidden
         gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, retain_graph=not last)
         for jacobian, gradient in zip(jacobians.values(), gradients, strict=True):
-            jacobian[start : start + count] = gradient[:count, position]
+            jacobian[start : start + count] = _mean(gradient[:count, source])
     return PromptJacobian(
         jacobian={layer: jacobian.to(device) for layer, jacobian in jacobians.items()},
-        subject={layer: node[0, position].detach().clone().to(device) for layer, node in nodes.items()},
-        object=output[0].detach().clone().to(device),
+        subject={layer: state.to(device) for layer, state in states.items()},
+        object=_mean(output[0].detach()).to(device),
     )
+
+
+def _mean(states: Tensor) -> Tensor:
+    """Return the mean over positions, the last axis but one, of states; that of a single one in its own dtype."""
+    if states.shape[-2] == 1:
+        return states.squeeze(-2).clone()
+    return states.mean(-2, dtype=torch.promote_types(states.dtype, torch.float32))
 
 
 def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
@@ -179,10 +220,9 @@ def _suffix_graph(
     cache: Cache | None,
     layers: tuple[Layer, ...],
     object_layer: Layer,
-    object_tokens: int = 1,
     note: Callable[[Tensor], None] | None = None,
 ) -> tuple[dict[Layer, Tensor], Tensor]:
-    """Run equal suffixes `(lanes, suffix)`; return nodes `(lanes, suffix, hidden)` by layer and o `(lanes, hidden)`.
+    """Run equal suffixes `(lanes, suffix)`; return nodes by layer and o, each `(lanes, suffix, hidden)`.
 
     The graph starts at the first requested layer; `note` is called with every tensor that it keeps.
     """
@@ -197,6 +237,5 @@ def _suffix_graph(
         stack.enter_context(one_slope_for_all_lanes(lm, *suffixes.shape))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
         found = lm.hidden_states(suffixes, [*layers[1:], object_layer], share_cache(cache))
-        output = found[object_layer][:, -object_tokens:].mean(1)
     nodes |= {layer: found[layer] for layer in layers[1:]}
-    return nodes, output
+    return nodes, found[object_layer]

@@ -242,8 +242,8 @@ class LRE:
         Raises:
             LREError: If the metadata is not that of an LRE, or a tensor is of another kind.
         """
-        check_tensor(weight, "W")
-        check_tensor(bias, "b")
+        check_tensor(weight, "W of an LRE")
+        check_tensor(bias, "b of an LRE")
         found = checked_metadata(metadata)
         return cls(weight.detach(), bias.detach(), **found | {"origin": Origin(**found["origin"])})
 

@@ -94,7 +94,7 @@ class ChunkSizes:
             size = (size + 1) // 2
         if size < begun:
             if what not in self._largest:
-                warnings.warn(f"out of memory for {wanted} {what} at a time: continuing with {size}", stacklevel=3)
+                warnings.warn(f"out of memory for {wanted} {what} at a time: continuing with {size}", stacklevel=4)
             self._largest[what] = size
         return result
 

@@ -96,24 +96,24 @@ class LRETrainer(Trainer):
         share_error(self, error)
 
 
-def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of tensors and plain data; anything else is an `LREError`.
+def read_checkpoint(path: str | Path, mapped: bool = False, what: str = "checkpoint") -> dict[str, Any]:
+    """Read a checkpoint of tensors and plain data; anything else is an `LREError`, in which `what` names the file.
 
     With `mapped` tensors are mapped into memory instead of read, and the file must not change while they are used.
     """
     if not os.path.isfile(path):
-        raise LREError(f"checkpoint {str(path)!r} does not exist, or is not a file")
+        raise LREError(f"{what} {str(path)!r} does not exist, or is not a file")
     try:
         with zipfile.ZipFile(path) as archive:
             _check_archive(archive)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except LREError as error:
-        raise LREError(f"checkpoint {str(path)!r} {error}") from error
+        raise LREError(f"{what} {str(path)!r} {error}") from error
     except Exception as error:  # readers of archives and pickles raise anything on broken bytes
         reason = printable(first_line(error))
-        raise LREError(f"checkpoint {str(path)!r} cannot be read; is it truncated? ({reason})") from error
+        raise LREError(f"{what} {str(path)!r} cannot be read; is it truncated? ({reason})") from error
     if not isinstance(checkpoint, dict):
-        raise LREError(f"checkpoint {str(path)!r} holds {shown(checkpoint)} instead of a run")
+        raise LREError(f"{what} {str(path)!r} holds {shown(checkpoint)} instead of a run")
     return checkpoint
 
 
@@ -121,7 +121,7 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
     """Refuse an archive that expands when it is read, and a pickle that does more than list tensors and plain data."""
     entries = archive.infolist()
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        raise LREError("is compressed, which this project's checkpoints never are")
+        raise LREError("is compressed, which files of torch.save never are")
     pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]
     if len(pickles) != 1:
         raise LREError(f"contains {len(pickles)} pickles instead of one")

@@ -1,0 +1,133 @@
+"""The estimator: sums of the Jacobians of texts, at every layer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.jlens.averaging import Averaging
+from lre_lightning.jlens.lens import JacobianLens, LensOrigin
+from lre_lightning.lre.estimator import wide_dtype
+from lre_lightning.lre.jacobian import prompt_jacobian, sweep
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.runs.processes import ONE_PROCESS, Processes
+
+
+def text_jacobian(
+    lm: LanguageModel, input_ids: Tensor, averaging: Averaging = Averaging(), layers: Sequence[Layer] | None = None
+) -> dict[Layer, Tensor]:
+    """Compute the mean Jacobian of one text at every requested layer, from one sweep.
+
+    Args:
+        lm: The LM.
+        input_ids: The text's token ids `(positions,)`, int64, with the start token, without padding.
+        averaging: Which derivatives it is the mean of.
+        layers: Layers of the Jacobians; all if None.
+
+    Returns:
+        Jacobians `(hidden, hidden)` by layer, in float32 or the LM's dtype if that is wider, on the LM's device.
+
+    Raises:
+        LREError: If the text is too short to leave a position, or as in `prompt_jacobian`.
+    """
+    if len(input_ids) < averaging.shortest:
+        raise LREError(
+            f"a text of {len(input_ids)} tokens is too short: with skip={averaging.skip} it needs {averaging.shortest}"
+        )
+    places = averaging.chosen(len(input_ids))
+    if averaging.targets == "later":
+        assert isinstance(places, range)
+        return sweep(lm, input_ids[:-1], places, places, layers).jacobian  # no position sees the last token
+    total: dict[Layer, Tensor] = {}
+    for place in places:
+        for layer, jacobian in prompt_jacobian(lm, input_ids[: place + 1], place, layers).jacobian.items():
+            wide = jacobian.to(torch.promote_types(jacobian.dtype, torch.float32)) / len(places)
+            total[layer] = total[layer] + wide if layer in total else wide
+    return total
+
+
+class JacobianLensEstimator:
+    """Accumulates J = E[do/dh] over texts at several layers, and how much the texts differ.
+
+    Sums are in the dtype of `LREEstimator`, so that means depend neither on the order of the texts nor on how they are
+    split over processes.
+
+    Args:
+        lm: The LM.
+        layers: The layers to accumulate; all if None.
+        averaging: Which derivatives the lens is the mean of.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, layers: Sequence[Layer] | None = None, averaging: Averaging = Averaging()
+    ) -> None:
+        self.lm, self.layers, self.averaging, self.count = lm, lm.check_layers(layers), averaging, 0
+        wide, width = wide_dtype(lm.dtype, lm.device), lm.hidden_size
+        self.sums = torch.zeros(len(self.layers), width, width, dtype=wide, device=lm.device)
+        self.squares = torch.zeros(len(self.layers), dtype=torch.float64)
+
+    def update(self, input_ids: Tensor) -> None:
+        """Add the Jacobian of one text, token ids `(positions,)`, at every layer."""
+        for i, jacobian in enumerate(text_jacobian(self.lm, input_ids, self.averaging, self.layers).values()):
+            with torch.inference_mode(False):
+                self.sums[i] += jacobian
+            self.squares[i] += float(torch.linalg.vector_norm(jacobian, dtype=self.sums.dtype)) ** 2
+        self.count += 1
+
+    def lens(self, texts: str, processes: Processes = ONE_PROCESS) -> JacobianLens:
+        """Return the lens of the texts of all processes; a collective call that ends the estimate.
+
+        Args:
+            texts: The digest of the texts.
+            processes: The processes.
+
+        Raises:
+            LREError: If there was no text.
+        """
+        sums, squares, count = processes.sum(self.sums, self.squares, torch.tensor([self.count]))
+        if not count:
+            raise LREError("there is no text to estimate a Jacobian lens from")
+        lm, dtype = self.lm, torch.promote_types(self.lm.dtype, torch.float32)
+        return JacobianLens(
+            {layer: (sums[i] / count.item()).to(dtype) for i, layer in enumerate(self.layers)},
+            int(count),
+            dict(zip(self.layers, squares.tolist(), strict=True)),
+            LensOrigin(lm.name, lm.fingerprint, lm.revision, asdict(self.averaging), (texts,)),
+        )
+
+
+def digest_of(texts: Iterable[Sequence[int]]) -> str:
+    """Return the SHA-256 of the token ids of texts, in their order."""
+    digest = hashlib.sha256()
+    for ids in texts:
+        digest.update(f"{list(ids)}\n".encode())
+    return digest.hexdigest()
+
+
+def estimate_jacobian_lens(
+    lm: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    layers: Sequence[Layer] | None = None,
+    averaging: Averaging = Averaging(),
+) -> JacobianLens:
+    """Estimate the Jacobian lens of an LM from texts, one after another.
+
+    Args:
+        lm: The LM.
+        texts: Token ids of each text, with the start token.
+        layers: The layers; all if None.
+        averaging: Which derivatives the lens is the mean of.
+
+    Raises:
+        LREError: If there is no text, or a text or layer does not fit the LM.
+    """
+    estimator = JacobianLensEstimator(lm, layers, averaging)
+    for ids in texts:
+        estimator.update(torch.as_tensor(ids))
+    return estimator.lens(digest_of([list(map(int, ids)) for ids in texts]))

@@ -1,0 +1,151 @@
+"""Files of Jacobian lenses: a safetensors file of our own, and the published format, all checked before use.
+
+The published format is a dictionary written by `torch.save`: ``J`` {block: `(hidden, hidden)`}, ``n_prompts``,
+``source_layers``, ``d_model``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError, check_choice, first_line
+from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
+from lre_lightning.jlens.averaging import Targets
+from lre_lightning.lre.files import check_dtype, check_tensor, entries, opened, or_none
+from lre_lightning.runs.checkpoints import read_checkpoint
+from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, text, whole
+
+OWN, PUBLISHED = "jacobian_lens.safetensors", "lens.pt"
+"""Names of files in folders."""
+
+HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>.+))?")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_name = partial(text, longest=LONGEST_NAME)
+
+
+def _targets(value: object, what: str) -> object:
+    check_choice(what, value, get_args(Targets))
+    return value
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    return tuple(_name(digest, "a digest of texts") for digest in listing(value, what))
+
+
+def _squares(value: object, what: str) -> dict[Layer, float]:
+    return {_layer(name): number(square, what, 1e300) for name, square in mapping(value, what).items()}
+
+
+_AVERAGING: dict[str, Callable[[Any, str], Any]] = {"targets": _targets, "skip": whole, "positions": or_none(whole)}
+_ORIGIN: dict[str, Callable[[Any, str], Any]] = {
+    "model": text,
+    "fingerprint": _name,
+    "revision": or_none(_name),
+    "averaging": partial(entries, _AVERAGING),
+    "texts": _texts,
+}
+_METADATA: dict[str, Callable[[Any, str], Any]] = {
+    "n_prompts": partial(whole, least=1),
+    "squares": _squares,
+    "origin": or_none(partial(entries, _ORIGIN)),
+}
+
+
+def _layer(name: str) -> Layer:
+    """Return the layer that a name in a file stands for."""
+    return layer_of(int(name) if name.isdecimal() and len(name) < 6 else name, "a layer of a Jacobian lens")
+
+
+def _check_shapes(shapes: Sequence[Sequence[int]]) -> None:
+    """Check that Jacobians are `(hidden, hidden)`, all of one width, and neither too many nor too large."""
+    width = shapes[0][0] if shapes and shapes[0] else 0
+    if not 1 <= width <= WIDEST or len(shapes) > MOST_LAYERS + 1 or {tuple(one) for one in shapes} != {(width, width)}:
+        found = sorted({tuple(one) for one in shapes})[:3]
+        raise LREError(f"its Jacobians must have one shape, (hidden, hidden), not {found}")
+
+
+def write_lens(path: Path, jacobians: Mapping[Layer, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write our own file of a lens atomically: a tensor per layer, and metadata."""
+    from safetensors.torch import save
+
+    tensors = {str(layer): jacobian.contiguous().cpu() for layer, jacobian in jacobians.items()}
+    write_whole(path, save(tensors, {"jacobian_lens": json.dumps(metadata)}))
+
+
+def read_lens(path: Path) -> tuple[dict[str, Any], dict[Layer, Tensor]]:
+    """Read our own file of a lens: its metadata, checked, and its Jacobians by layer."""
+    with opened(path, "the file of a Jacobian lens") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        for name, part in parts.items():
+            check_dtype(part, name)
+        _check_shapes([part.get_shape() for part in parts.values()])
+        metadata = entries(_METADATA, json.loads((file.metadata() or {})["jacobian_lens"]), "it")
+        return metadata, {_layer(name): file.get_tensor(name) for name in parts}
+
+
+def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: int) -> None:
+    """Write the published format atomically, in float16; it has no place for the embedding's output."""
+    blocks = sorted(layer for layer in jacobians if layer != "emb")
+    if not blocks:
+        raise LREError("the published format needs the Jacobian of a block, and the lens has 'emb' alone")
+    half = {layer: jacobians[layer].to("cpu", torch.float16).contiguous() for layer in blocks}
+    if not all(torch.isfinite(jacobian).all() for jacobian in half.values()):
+        raise LREError("a Jacobian is too large for float16, in which the published format keeps it")
+    width = len(half[blocks[0]])
+    buffer = BytesIO()
+    torch.save({"J": half, "n_prompts": n_prompts, "source_layers": blocks, "d_model": width}, buffer)
+    write_whole(path, buffer.getvalue())
+
+
+def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
+    """Read the published format: its Jacobians by layer, in float32 or float64, and the number of texts."""
+    what = "Jacobian lens"
+    given = read_checkpoint(path, what=what)
+    try:
+        found = given.get("J")
+        if not isinstance(found, dict):
+            raise LREError(f"it has no entry J of Jacobians by layer, but {sorted(map(str, given))[:10]}")
+        names = [whole(layer, "a layer of J", most=MOST_LAYERS) for layer in found]
+        tensors = [check_tensor(tensor, "a Jacobian", FLOATS) for tensor in found.values()]
+        _check_shapes([tensor.shape for tensor in tensors])
+        width, blocks = given.get("d_model", len(tensors[0])), given.get("source_layers", sorted(names))
+        if width != len(tensors[0]) or sorted(listing(blocks, "source_layers")) != sorted(names):
+            raise LREError("its d_model and source_layers are not those of its Jacobians")
+        count = whole(given.get("n_prompts"), "n_prompts", 1)
+    except (LREError, TypeError) as error:
+        raise LREError(f"{what} {str(path)!r} is invalid: {first_line(error)}") from error
+    wide = {
+        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+    return {layer: tensor.contiguous() for layer, tensor in wide.items()}, count
+
+
+def find_lens(source: str, revision: str | None = None) -> Path:
+    """Find the file of a lens by its path, its folder or its hub name, from where it is downloaded."""
+    path = Path(source).expanduser()
+    for found in (path, path / OWN, path / PUBLISHED):
+        if found.is_file():
+            return found
+    name = HUB.fullmatch(source)
+    if path.exists() or name is None:
+        raise LREError(
+            f"there is no Jacobian lens at {source!r}: give a file, a folder with {OWN} or {PUBLISHED}, or a hub name"
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name["repository"], name["file"] or PUBLISHED, revision=revision))
+    except Exception as error:  # of the hub, of the network
+        raise LREError(f"no Jacobian lens can be loaded from {source!r}: {first_line(error)}") from error

@@ -1,0 +1,211 @@
+"""The frozen result: a Jacobian lens that is applied, decoded, merged, saved and loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer, place_of
+from lre_lightning.html import html_table
+from lre_lightning.jlens.files import find_lens, read_lens, read_published, write_lens, write_published
+from lre_lightning.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class LensOrigin:
+    """Provenance of a Jacobian lens.
+
+    Attributes:
+        model: Name or folder of the LM.
+        fingerprint: `LanguageModel.fingerprint` of the LM.
+        revision: The LM's revision on the hub; None for a local LM.
+        averaging: The estimator's options, the fields of `lre_lightning.jlens.estimator.Averaging`.
+        texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
+    """
+
+    model: str
+    fingerprint: str
+    revision: str | None = None
+    averaging: Mapping[str, Any] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class JacobianLens:
+    """The mean Jacobians of an LM over ordinary text: lens_l(h) = D(J_l h), J_l = E[do/dh_l] (Gurnee et al., 2026).
+
+    It is an LRE without a relation and without a bias, at every layer.
+
+    Attributes:
+        jacobians: J by layer, each `(hidden, hidden)`, float32 or float64.
+        n_prompts: The number of token sequences in the means.
+        squares: The sum over the sequences of the squared Frobenius norms of their Jacobians, by layer: with it the
+            lens knows its standard error. Empty if unknown, as in published files.
+        origin: The LM and texts that it was estimated from; None if unknown, as in published files.
+
+    Raises:
+        LREError: If there is no layer, shapes differ, a value is not finite, or `n_prompts` is not positive.
+
+    Example:
+        >>> import torch
+        >>> lens = JacobianLens({0: 2 * torch.eye(2)}, n_prompts=3)
+        >>> lens(torch.tensor([1.0, 3.0]), 0).tolist()
+        [2.0, 6.0]
+    """
+
+    jacobians: Mapping[Layer, Tensor] = field(repr=False)
+    n_prompts: int
+    squares: Mapping[Layer, float] = field(default_factory=dict, repr=False)
+    origin: LensOrigin | None = None
+
+    def __post_init__(self) -> None:
+        shapes = {tuple(jacobian.shape) for jacobian in self.jacobians.values()}
+        if len(shapes) != 1 or shapes != {(self.width, self.width)}:
+            raise LREError(f"a Jacobian lens needs Jacobians of one shape, (hidden, hidden), not {sorted(shapes)}")
+        for layer, jacobian in self.jacobians.items():
+            if not torch.isfinite(jacobian).all():
+                raise LREError(f"the Jacobian lens holds values that are not finite at layer {layer}")
+        if self.n_prompts < 1:
+            raise LREError(f"a Jacobian lens needs at least one text, not {self.n_prompts}")
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers, from the embedding up."""
+        return tuple(sorted(self.jacobians, key=place_of))
+
+    @property
+    def width(self) -> int:
+        """Width of the hidden states."""
+        return len(next(iter(self.jacobians.values()), ()))
+
+    def __call__(self, hidden: Tensor, layer: Layer) -> Tensor:
+        """Return J h for hidden states at a layer, `(..., hidden)`, in the dtype of J, on the device of `hidden`.
+
+        Raises:
+            LREError: If the lens has no such layer.
+        """
+        if layer not in self.jacobians:
+            raise LREError(f"the Jacobian lens has no layer {layer!r}: it has {list(self.layers)}")
+        jacobian = self.jacobians[layer].to(hidden.device)
+        return hidden.to(jacobian.dtype) @ jacobian.T
+
+    def decode(self, lm: LanguageModel, hidden: Tensor, layer: Layer) -> Tensor:
+        """Decode D(J h) into logits `(..., vocab)` in the LM's dtype.
+
+        Raises:
+            LREError: If the lens does not fit the LM, or has no such layer.
+        """
+        self.check_model(lm)
+        return lm.decode(self(hidden, layer))
+
+    def standard_error(self, layer: Layer) -> float | None:
+        """Return the relative standard error of J over the texts, sqrt(E|J_i - J|^2 / (n - 1)) / |J|, Frobenius norms.
+
+        It falls with the square root of the number of texts. None for a single text, and if it is unknown.
+        """
+        if self.n_prompts == 1 or layer not in self.squares:
+            return None
+        mean = float(self.jacobians[layer].double().square().sum())
+        spread = max(0.0, self.squares[layer] / self.n_prompts - mean)
+        return math.sqrt(spread / (self.n_prompts - 1) / mean) if mean else 0.0
+
+    def check_model(self, lm: LanguageModel) -> None:
+        """Check that the lens was estimated from an LM, as far as the lens knows its LM.
+
+        Raises:
+            LREError: If the fingerprint of the unembedding differs, or the LM has another width or lacks a layer.
+        """
+        if self.origin and self.origin.fingerprint != lm.fingerprint:
+            raise LREError(
+                f"the Jacobian lens was estimated from {self.origin.model!r} (fingerprint "
+                f"{self.origin.fingerprint[:12]}), not from {lm.name!r} ({lm.fingerprint[:12]}): load the LM it was "
+                "estimated from, in the same dtype"
+            )
+        if self.width != lm.hidden_size:
+            raise LREError(f"the Jacobian lens has the width {self.width}, and {lm.name!r} {lm.hidden_size}")
+        lm.check_layers(self.layers)
+
+    @classmethod
+    def merge(cls, lenses: Sequence[Self]) -> Self:
+        """Merge lenses of different texts: means weighted by the number of texts, in float64, as if estimated at once.
+
+        Raises:
+            LREError: If there is none, they differ in LM, options, layers or shapes, or have texts in common.
+        """
+        if not lenses:
+            raise LREError("there is no Jacobian lens to merge")
+        first, total = lenses[0], sum(lens.n_prompts for lens in lenses)
+        origins = [lens.origin for lens in lenses if lens.origin is not None]
+        texts = [digest for origin in origins for digest in origin.texts]
+        if len({(lens.layers, lens.width) for lens in lenses}) > 1:
+            raise LREError("Jacobian lenses of different layers or widths cannot be merged")
+        if any((o.fingerprint, o.averaging) != (origins[0].fingerprint, origins[0].averaging) for o in origins):
+            raise LREError("Jacobian lenses of different LMs, or estimated with different options, cannot be merged")
+        if len(set(texts)) < len(texts):
+            raise LREError("Jacobian lenses of the same texts cannot be merged: those would count twice")
+        jacobians, squares = {}, {}
+        for layer in first.layers:
+            parts = [lens.jacobians[layer].double() * (lens.n_prompts / total) for lens in lenses]
+            jacobians[layer] = torch.stack(parts).sum(0).to(first.jacobians[layer].dtype)
+            if all(lens.squares for lens in lenses):
+                squares[layer] = sum(lens.squares[layer] for lens in lenses)
+        known = len(origins) == len(lenses)
+        return cls(jacobians, total, squares, replace(origins[0], texts=tuple(sorted(texts))) if known else None)
+
+    def save(self, path: str | Path) -> None:
+        """Write the lens with its origin to one safetensors file, atomically.
+
+        Raises:
+            LREError: If the file cannot be written.
+        """
+        origin = None if self.origin is None else asdict(self.origin)
+        squares = {str(layer): value for layer, value in self.squares.items()}
+        write_lens(Path(path), self.jacobians, {"n_prompts": self.n_prompts, "squares": squares, "origin": origin})
+
+    def save_published(self, path: str | Path) -> None:
+        """Write the published file format, atomically: Jacobians of blocks in float16, without origin.
+
+        Raises:
+            LREError: If the lens has no block, or the file cannot be written.
+        """
+        write_published(Path(path), self.jacobians, self.n_prompts)
+
+    @classmethod
+    def load(cls, source: str | Path, lm: LanguageModel | None = None, revision: str | None = None) -> Self:
+        """Read a lens from a file that `save` wrote, or from a published one.
+
+        Args:
+            source: A file; a folder with ``jacobian_lens.safetensors`` or ``lens.pt``; or a hub name, with the path in
+                that repository unless it is ``lens.pt``, such as
+                ``neuronpedia/jacobian-lens/gpt2-small/jlens/Salesforce-wikitext/gpt2_jacobian_lens.pt``.
+            lm: The LM to check it against, if any.
+            revision: Branch, tag or commit on the hub.
+
+        Raises:
+            LREError: If it is not a complete file of a Jacobian lens, or the lens does not fit the LM.
+        """
+        path = find_lens(str(source), revision)
+        if path.suffix == ".safetensors":
+            metadata, jacobians = read_lens(path)
+            origin = metadata["origin"]
+            lens = cls(jacobians, metadata["n_prompts"], metadata["squares"], origin and LensOrigin(**origin))
+        else:
+            lens = cls(*read_published(path))
+        if lm is not None:
+            lens.check_model(lm)
+        return lens
+
+    def _repr_html_(self) -> str:
+        errors = {layer: self.standard_error(layer) for layer in self.layers}
+        rows = [(layer, "" if error is None else f"{error:.3f}") for layer, error in errors.items()]
+        name = "unknown LM" if self.origin is None else self.origin.model
+        caption = f"Jacobian lens: {name}, {self.n_prompts} texts, width {self.width}"
+        return html_table(rows, ["layer", "standard error"], caption)

@@ -1,0 +1,199 @@
+"""The frozen lens, its merge and its files, also those of strangers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lre_lightning.errors import LREError
+from lre_lightning.jlens.lens import JacobianLens, LensOrigin
+from lre_lightning.models.language_model import LanguageModel
+from tests.helpers.hostile import PLAIN, SPOILS, changed, little_memory, outcome, recipes, spoiled, tried
+from tests.helpers.toy import WIDTH, toy_model
+
+TOY = LanguageModel(toy_model(), name="toy")
+AVERAGING = {"targets": "later", "skip": 16, "positions": None}
+
+
+def a_lens(seed=0, count=3, texts=("a",), layers=TOY.layers):
+    generator = torch.Generator().manual_seed(seed)
+    jacobians = {layer: torch.randn(WIDTH, WIDTH, generator=generator) for layer in layers}
+    squares = {layer: 300.0 * (i + 1) * count for i, layer in enumerate(layers)}
+    return JacobianLens(jacobians, count, squares, LensOrigin("toy", TOY.fingerprint, None, AVERAGING, texts))
+
+
+def same(lens, other):
+    assert lens.layers == other.layers
+    assert all(torch.equal(lens.jacobians[layer], other.jacobians[layer]) for layer in lens.layers)
+    return True
+
+
+def test_it_is_applied_and_decoded():
+    lens, hidden = a_lens(), torch.randn(5, WIDTH, dtype=torch.bfloat16)
+    expected = torch.stack([lens.jacobians[1] @ h.float() for h in hidden])
+    torch.testing.assert_close(lens(hidden, 1), expected)
+    torch.testing.assert_close(lens.decode(TOY, hidden, 1), TOY.decode(expected))
+    with pytest.raises(LREError, match=r"no layer 7: it has \['emb', 0, 1\]"):
+        lens(hidden, 7)
+
+
+def test_a_merge_is_the_lens_of_all_texts():
+    each = torch.randn(7, WIDTH, WIDTH, dtype=torch.float64)
+
+    def of(some, texts):
+        squares = {0: float(some.square().sum())}
+        return JacobianLens({0: some.mean(0)}, len(some), squares, LensOrigin("toy", "x", None, AVERAGING, texts))
+
+    merged, whole = JacobianLens.merge([of(each[:2], ("a",)), of(each[2:], ("b",))]), of(each, ("a", "b"))
+    torch.testing.assert_close(merged.jacobians[0], whole.jacobians[0], rtol=1e-12, atol=1e-12)
+    assert merged.standard_error(0) == pytest.approx(whole.standard_error(0), rel=1e-9)
+    assert (merged.n_prompts, merged.origin) == (7, whole.origin)
+    assert JacobianLens.merge([whole, replace(merged, origin=None, squares={})]).standard_error(0) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ([], "no Jacobian lens to merge"),
+        ([a_lens(), a_lens(1)], "the same texts"),
+        ([a_lens(), a_lens(texts=("b",), layers=[0])], "different layers"),
+        (
+            [a_lens(), replace(a_lens(), origin=replace(a_lens().origin, texts=("b",), fingerprint="y"))],
+            "different LMs",
+        ),
+    ],
+)
+def test_what_cannot_be_merged(others, message):
+    with pytest.raises(LREError, match=message):
+        JacobianLens.merge(others)
+
+
+def test_our_file_keeps_everything(tmp_path):
+    lens, path = a_lens(), tmp_path / "jacobian_lens.safetensors"
+    lens.save(path)
+    for source in (path, tmp_path):
+        loaded = JacobianLens.load(source, TOY)
+        assert same(loaded, lens)
+        assert (loaded.n_prompts, loaded.squares, loaded.origin) == (lens.n_prompts, lens.squares, lens.origin)
+
+
+@pytest.mark.parametrize("source", ["file", "folder", "hub"])
+def test_the_published_format(tmp_path, monkeypatch, source):
+    """Written as its documentation says, by hand, and read from each place; ours is read by hand."""
+    lens, path = a_lens(), tmp_path / "lens.pt"
+    half = {layer: lens.jacobians[layer].half() for layer in (0, 1)}
+    torch.save({"J": half, "n_prompts": 5, "source_layers": [0, 1], "d_model": WIDTH}, path)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **kw: asked.append((given, kw)) or str(path))
+    name = {"file": path, "folder": tmp_path, "hub": "someone/lenses/toy/a lens.pt"}[source]
+    loaded = JacobianLens.load(name, TOY, revision="main")
+    assert asked == ([(("someone/lenses", "toy/a lens.pt"), {"revision": "main"})] if source == "hub" else [])
+    assert (loaded.layers, loaded.n_prompts, loaded.origin, loaded.standard_error(0)) == ((0, 1), 5, None, None)
+    assert all(torch.equal(loaded.jacobians[layer], half[layer].float()) for layer in half)
+    lens.save_published(tmp_path / "ours.pt")
+    ours = torch.load(tmp_path / "ours.pt", weights_only=True)
+    assert [ours[key] for key in ("n_prompts", "source_layers", "d_model")] == [3, [0, 1], WIDTH]
+    assert all(torch.equal(ours["J"][layer], half[layer]) for layer in (0, 1))
+
+
+def test_a_lens_of_another_lm_is_refused():
+    with pytest.raises(LREError, match="was estimated from 'other'"):
+        replace(a_lens(), origin=LensOrigin("other", "f" * 64)).check_model(TOY)
+    published = replace(a_lens(), origin=None)
+    published.check_model(TOY)
+    with pytest.raises(LREError, match="width 3, and 'toy' 16"):
+        replace(published, jacobians={0: torch.eye(3)}).check_model(TOY)
+    with pytest.raises(LREError, match="layer 9 is out of range"):
+        replace(published, jacobians={9: torch.eye(WIDTH)}).check_model(TOY)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"jacobians": {}}, "of one shape"),
+        ({"jacobians": {0: torch.zeros(2, 3)}}, "of one shape"),
+        ({"jacobians": {0: torch.eye(2), 1: torch.eye(3)}}, "of one shape"),
+        ({"jacobians": {0: torch.full((2, 2), torch.nan)}}, "not finite at layer 0"),
+        ({"n_prompts": 0}, "at least one text"),
+    ],
+)
+def test_an_invalid_lens_is_an_error(change, message):
+    with pytest.raises(LREError, match=message):
+        replace(a_lens(), **change)
+
+
+# Files of strangers.
+
+PUBLISHED = {
+    "J": {0: torch.eye(WIDTH).half(), 1: torch.eye(WIDTH).half()},
+    "n_prompts": 5,
+    "source_layers": [0, 1],
+    "d_model": WIDTH,
+}
+HUGE = torch.ones(1).expand(2**15, 2**15)
+TENSORS = st.sampled_from([torch.eye(3), HUGE, torch.eye(WIDTH).bool(), torch.eye(WIDTH).to_sparse(), torch.ones(0)])
+
+
+def check(path):
+    lens = outcome(JacobianLens.load, path)
+    if lens is not None:
+        outcome(lens.decode, TOY, torch.ones(WIDTH), 0)
+        assert torch.isfinite(lens(torch.ones(lens.width), lens.layers[0])).all()
+
+
+@given(recipe=recipes(PLAIN | TENSORS))
+@tried(80)
+def test_any_published_file_is_a_lens_or_an_error(tmp_path, recipe):
+    torch.save(changed(PUBLISHED, recipe), tmp_path / "x.pt")
+    check(tmp_path / "x.pt")
+
+
+@given(spoil=SPOILS, kind=st.sampled_from(["x.pt", "x.safetensors"]))
+@tried(80)
+def test_any_bytes_are_a_lens_or_an_error(tmp_path, spoil, kind):
+    path = tmp_path / kind
+    (a_lens().save if kind == "x.safetensors" else a_lens().save_published)(path)
+    path.write_bytes(spoiled(path.read_bytes(), *spoil))
+    check(path)
+
+
+@given(recipe=recipes(PLAIN))
+@tried(80)
+def test_any_metadata_is_a_lens_or_an_error(tmp_path, recipe):
+    from safetensors.torch import save_file
+
+    a_lens().save(tmp_path / "good.safetensors")
+    metadata = {"n_prompts": 3, "squares": {"0": 3.0}, "origin": json.loads(json.dumps(vars(a_lens().origin)))}
+    path = tmp_path / "x.safetensors"
+    save_file({"0": torch.eye(WIDTH)}, path, {"jacobian_lens": json.dumps(changed(metadata, recipe))})
+    check(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"J": {0: HUGE}, "d_model": 2**15}, "more numbers than its memory holds"),
+        ({"J": {"emb": torch.eye(WIDTH)}}, "a layer of J must be a whole number"),
+        ({"J": {0: torch.eye(WIDTH)}}, "its d_model and source_layers"),
+        ({"d_model": 3}, "its d_model and source_layers"),
+        ({"n_prompts": 0}, "n_prompts must be a whole number"),
+        ({"J": {0: torch.eye(WIDTH), 1: torch.eye(3)}}, "must have one shape"),
+        ({"J": [torch.eye(WIDTH)]}, "it has no entry J"),
+        ({"more": torch.nn.Linear}, "holds more than tensors and plain data: 'torch.nn.modules.linear.Linear'"),
+    ],
+)
+def test_such_a_published_file_is_an_error(tmp_path, change, message):
+    torch.save(PUBLISHED | change, tmp_path / "x.pt")
+    with little_memory(), pytest.raises(LREError, match=message) as caught:
+        JacobianLens.load(tmp_path / "x.pt")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("source", ["nothing here.pt", "/no/such/folder", ".", "a/b/../../../c"])
+def test_a_source_without_a_lens_is_an_error(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LREError, match=r"no Jacobian lens (at|can be loaded from)"):
+        JacobianLens.load(source)
