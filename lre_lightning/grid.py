@@ -25,6 +25,11 @@ def default_ranks(hidden_size: int) -> list[int]:
     return [2**power for power in range(2, largest.bit_length()) if 2**power <= largest] or [hidden_size]
 
 
+def usual_rank(hidden_size: int) -> int:
+    """Return an eighth of the width of the hidden states, but at most 128: about the rank of the best edits."""
+    return min(max(1, hidden_size // 8), 128)
+
+
 def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
     """Return `betas` sorted, without repetition; each must be finite."""
     for beta in betas:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,9 +26,9 @@ class PromptEdit:
 
     Attributes:
         prompt: The prompt, with the subject.
-        target: The subject that the edit imitates.
+        target: The subject that the edit imitates, or the object that it steers towards.
         layers: The layers at which s is edited.
-        delta: What is added to s, magnitude x W^+ (o' - o), `(hidden,)` (Equation 6).
+        delta: What is added to s, `(hidden,)`: of an LRE magnitude x W^+ (o' - o) (Equation 6).
         lm: The LM.
         before: The LM's answers to the prompt.
         after: Its answers with the edit.
@@ -92,6 +93,17 @@ class PromptEdit:
             raise LREError(f"the edit of {self.prompt.text!r} was not applied: no run of the LM held this prompt")
 
     @torch.no_grad()
+    def answered(self, top_k: int) -> PromptEdit:
+        """Return the edit with the LM's most likely answers before and after it."""
+        last = self.lm.num_layers - 1
+        before = hidden_at(self.lm, self.prompt, last, -1)
+        with self.active():
+            after = hidden_at(self.lm, self.prompt, last, -1)
+        return dataclasses.replace(
+            self, before=Answers.of(self.lm, before, top_k), after=Answers.of(self.lm, after, top_k)
+        )
+
+    @torch.no_grad()
     def continuations(self, max_new_tokens: int = 10, samples: int = 0) -> list[tuple[str, str]]:
         """Let the LM continue the prompt without and with the edit (Table "causal-generations" of the paper).
 
@@ -134,6 +146,13 @@ class PromptEdit:
         subject = self.prompt.subject
         header = [subject, "probability", f"{subject} \u2192 {self.target}", "probability"]
         return html_table(rows, header, self.prompt.text)
+
+
+def hidden_at(lm: LanguageModel, prompt: Prompt, layer: Layer, position: int) -> Tensor:
+    """Run a prompt and return its hidden state at a layer and position, `(hidden,)`."""
+    ids = torch.tensor([prompt.input_ids], device=lm.device)
+    lm.check_ids(ids)
+    return lm.hidden_states(ids, [layer])[layer][0, position]
 
 
 def _occurrences(ids: Tensor, tokens: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import Layer
+from lre_lightning.grid import Layer, usual_rank
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import LINES, Prompts, choose_templates
-from lre_lightning.prompts.trials import draw, train_prompts
+from lre_lightning.prompts.trials import Trial, draw, train_prompts
 from lre_lightning.relations.relation import Relation
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.runs.processes import Processes
@@ -140,18 +140,27 @@ def estimate(
         >>> lre.predict("Canada", top_k=1)[0][0]
         'Ottawa'
     """
+    (layer,) = lm.check_layers([layer])
+    drawn = draw_one(relation, n_shot, trial, seed, prompts)
+    estimator = LREEstimator([layer])
+    for prompt in train_prompts(drawn, lm.tokenizer, options=prompts):
+        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer]))
+    origin = Origin.of(lm, drawn, prompts)
+    rank = rank or usual_rank(lm.hidden_size)
+    return LRE(estimator.weight(layer), estimator.bias(layer), layer, origin, beta, rank, lm)
+
+
+def draw_one(relation: Relation | str, n_shot: int, trial: int, seed: int, prompts: Prompts) -> Trial:
+    """Draw a trial of a relation, which may be given by its name, as a datamodule does.
+
+    Raises:
+        LREError: If there is no such relation, or several, or it has too few samples.
+    """
     if isinstance(relation, str):
         found = load_relations(relation)
         if len(found) > 1:
             raise LREError(f"{relation!r} stands for {len(found)} relations: name one of them")
         relation = found[0]
-    (layer,) = lm.check_layers([layer])
     train = (prompts.train_samples or {}).get(relation.name)
     (relation,), (templates,) = choose_templates([relation], prompts.template)
-    drawn = draw(relation, n_shot, trial, seed, prompts.sampling, train, templates)
-    estimator = LREEstimator([layer])
-    for prompt in train_prompts(drawn, lm.tokenizer, options=prompts):
-        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer]))
-    origin = Origin.of(lm, drawn, prompts)
-    rank = rank or min(max(1, lm.hidden_size // 8), 128)
-    return LRE(estimator.weight(layer), estimator.bias(layer), layer, origin, beta, rank, lm)
+    return draw(relation, n_shot, trial, seed, prompts.sampling, train, templates)

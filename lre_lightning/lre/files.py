@@ -46,7 +46,7 @@ _FORM: dict[str, _Check] = {
     "chat": truth,
     "system": or_none(text),
 }
-_ORIGIN: dict[str, _Check] = {
+ORIGIN: dict[str, _Check] = {
     "model": text,
     "fingerprint": _name,
     "relation": _name,
@@ -58,7 +58,7 @@ _ORIGIN: dict[str, _Check] = {
     "form": partial(entries, _FORM),
 }
 _METADATA: dict[str, _Check] = {
-    "origin": partial(entries, _ORIGIN),
+    "origin": partial(entries, ORIGIN),
     "layer": layer_of,
     "beta": number,
     "rank": or_none(rank_of),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +16,13 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
-from lre_lightning.lre.editing import PromptEdit
+from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.files import check_shapes, check_tensor, checked_metadata, read_lre, write_lre
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.prompt import Prompt, make_prompt
-from lre_lightning.relations.relation import SLOT, Sample
-
-if TYPE_CHECKING:
-    pass
+from lre_lightning.prompts.prompt import make_prompt
+from lre_lightning.relations.relation import Sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +140,7 @@ class LRE:
         """
         lm = self._bound()
         prompt = self.origin.prompt(lm, subject)
-        return Answers.of(lm, self(_hidden(lm, prompt, self.layer, prompt.subject_position)), top_k)
+        return Answers.of(lm, self(hidden_at(lm, prompt, self.layer, prompt.subject_position)), top_k)
 
     @torch.no_grad()
     def edit_prompt(
@@ -172,24 +169,11 @@ class LRE:
             LREError: If the LRE is not bound to an LM, a layer is out of range, or the subject is not in the prompt.
         """
         lm = self._bound()
-        subject = self.origin.subject_of(prompt) if subject is None else subject
-        if subject is None:
-            raise LREError(
-                f"the subject of {prompt!r} is not found, as it does not end like {self.origin.template!r}: name it, "
-                "subject=..."
-            )
-        before, found, after = prompt.rpartition(subject)
-        if not (found and subject.strip()):
-            raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")
-        template = f"{before}{SLOT}{after}"
+        template, subject = self.origin.template_of(prompt, subject)
         asked, wanted = (make_prompt(lm.tokenizer, template, Sample(s, s)) for s in (subject, target))
-        last = lm.num_layers - 1
-        output, other = (_hidden(lm, one, last, -1) for one in (asked, wanted))
+        output, other = (hidden_at(lm, one, lm.num_layers - 1, -1) for one in (asked, wanted))
         delta = magnitude * self.edit(output, other)
-        edit = PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm)
-        with edit.active():
-            edited = _hidden(lm, asked, last, -1)
-        return replace(edit, before=Answers.of(lm, output, top_k), after=Answers.of(lm, edited, top_k))
+        return PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm).answered(top_k)
 
     @contextmanager
     def editing(self, prompt: str, target: str, **options: Any) -> Iterator[PromptEdit]:
@@ -284,10 +268,3 @@ class LRE:
         examples = ", ".join(f"{subject} \u2192 {object_}" for subject, object_ in origin.train)
         rows = [("LM", origin.model), ("layer", self.layer), ("beta", self.beta), ("rank", self.rank or "full")]
         return html_table([*rows, ("width", len(self.bias)), ("examples", examples)], caption=f"LRE: {origin.relation}")
-
-
-def _hidden(lm: LanguageModel, prompt: Prompt, layer: Layer, position: int) -> Tensor:
-    """Run a prompt and return its hidden state at a layer and position, `(hidden,)`."""
-    ids = torch.tensor([prompt.input_ids], device=lm.device)
-    lm.check_ids(ids)
-    return lm.hidden_states(ids, [layer])[layer][0, position]

@@ -82,12 +82,29 @@ class Origin:
                 return found[1]
         return None
 
+    def template_of(self, prompt: str, subject: str | None = None) -> tuple[str, str]:
+        """Return a text with ``{}`` for its subject, and the subject, which is found by the templates if None.
 
-def check_origin(origin: Mapping[str, Any], lm: LanguageModel) -> None:
+        Raises:
+            LREError: If it is not found, or not in the text.
+        """
+        subject = self.subject_of(prompt) if subject is None else subject
+        if subject is None:
+            raise LREError(
+                f"the subject of {prompt!r} is not found, as it does not end like {self.template!r}: name it, "
+                "subject=..."
+            )
+        before, found, after = prompt.rpartition(subject)
+        if not (found and subject.strip()):
+            raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")
+        return f"{before}{SLOT}{after}", subject
+
+
+def check_origin(origin: Mapping[str, Any], lm: LanguageModel, what: str = "LRE") -> None:
     """Check that an LM has the fingerprint of an `Origin`, given as plain data."""
     if origin["fingerprint"] != lm.fingerprint:
         raise LREError(
-            f"the LRE of {origin['relation']!r} was estimated from {origin['model']!r} "
+            f"the {what} of {origin['relation']!r} was estimated from {origin['model']!r} "
             f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
             f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
         )

@@ -7,10 +7,10 @@ devices, nor on any library's random number generator.
 
 import difflib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts, Sampling, TrainSample
@@ -19,6 +19,8 @@ from lre_lightning.relations.relation import Relation, Sample, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T", Sample, Prompt)
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,7 @@ def draw(
             by_subject.setdefault(sample.name, sample)
         order = list(by_subject.values())
         if sampling == "balanced":
-            by_object: dict[str, list[Sample]] = defaultdict(list)
-            for sample in order:
-                by_object[sample.object].append(sample)
-            order = [sample for sample in chain(*zip_longest(*by_object.values())) if sample is not None]
+            order = by_turns(order)
         drawn = tuple(order[:n_shot])
     else:
         drawn = _named(relation, train, n_shot)
@@ -163,6 +162,14 @@ def test_prompts(
         samples = [trial.test[index // len(templates)] for index in asked]
         made |= zip(asked, make_prompts(tokenizer, template, samples, trial.train, options), strict=True)
     return [made[index] for index in indices]
+
+
+def by_turns(samples: Iterable[T]) -> list[T]:
+    """Return samples or prompts in an order in which their objects take turns, each with its next one."""
+    by_object: dict[str, list[T]] = defaultdict(list)
+    for sample in samples:
+        by_object[sample.object].append(sample)
+    return [sample for sample in chain(*zip_longest(*by_object.values())) if sample is not None]
 
 
 def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tuple[Sample, ...]:
