@@ -119,11 +119,12 @@ def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
         names = [whole(layer, "a layer of J", most=MOST_LAYERS) for layer in found]
         tensors = [check_tensor(tensor, "a Jacobian", FLOATS) for tensor in found.values()]
         _check_shapes([tensor.shape for tensor in tensors])
-        width, blocks = given.get("d_model", len(tensors[0])), given.get("source_layers", sorted(names))
-        if width != len(tensors[0]) or sorted(listing(blocks, "source_layers")) != sorted(names):
+        width = whole(given.get("d_model"), "d_model")
+        blocks = [whole(block, "an entry of source_layers") for block in listing(given.get("source_layers"), "it")]
+        if width != len(tensors[0]) or sorted(blocks) != sorted(names):
             raise LREError("its d_model and source_layers are not those of its Jacobians")
         count = whole(given.get("n_prompts"), "n_prompts", 1)
-    except (LREError, TypeError) as error:
+    except LREError as error:
         raise LREError(f"{what} {str(path)!r} is invalid: {first_line(error)}") from error
     wide = {
         name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
