@@ -7,29 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import lightning as L
-from lightning.pytorch.callbacks import Callback
-
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
 from lre_lightning.lens.lens import Lens, read_lenses
 from lre_lightning.lre.lre import LRE
-from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import declared, options_of, plain
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import SCORES, over_relations
-from lre_lightning.runs.checkpoints import read_hyperparameters, restrict
-from lre_lightning.runs.folder import RunFolder
+from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.runs.processes import (
-    ONE_PROCESS,
-    Processes,
-    check_alike,
-    check_strategy,
     share_error,
-    without_wrapper,
 )
-from lre_lightning.storage.plain import mapping
 from lre_lightning.training.bank import LREBank, TrialKey
 from lre_lightning.training.options import Fitting
 from lre_lightning.training.trial import FitTrial, Run, SavedTrials
@@ -38,14 +28,8 @@ if TYPE_CHECKING:
     from lre_lightning.prompts.batch import RelationBatch
     from lre_lightning.prompts.source import PromptSource
 
-    NameOrModel = str | LanguageModel
-else:
-    NameOrModel = str  # the type on the command line
 
-LM_PREFIX = "lm."
-
-
-class LREModule(L.LightningModule):
+class LREModule(FrozenLMModule):
     """Estimates one linear relational embedding (LRE) per relation and trial, without gradient training.
 
     One epoch of fit is one trial of one relation: training steps accumulate Jacobians and biases, and the validation
@@ -82,13 +66,11 @@ class LREModule(L.LightningModule):
         fitting: Fitting = Fitting(),
         loading: Loading = Loading(),
     ) -> None:
-        super().__init__()
+        super().__init__(loading)
         self.fitting = options_of(Fitting, fitting, "fitting")
-        self.loading = options_of(Loading, loading, "loading")
-        given = name_or_path if isinstance(name_or_path, LanguageModel) else None
         self.save_hyperparameters(
             {
-                "name_or_path": given.name if given else name_or_path,
+                "name_or_path": name_of(name_or_path),
                 "layers": layers,
                 "betas": betas,
                 "ranks": ranks,
@@ -97,10 +79,9 @@ class LREModule(L.LightningModule):
                 "loading": plain(self.loading),
             }
         )
-        self.automatic_optimization = False
         self.beta = float(beta)
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), self.beta])
-        self.lm = given or LanguageModel.from_pretrained(cast("str", name_or_path), **plain(self.loading))
+        self.load_lm(name_or_path)
         embedding: list[Layer] = ["emb"] if self.fitting.baselines else []
         self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
         self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
@@ -109,11 +90,7 @@ class LREModule(L.LightningModule):
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[TrialKey, TrialRecord] | None = None
-        self._processes = ONE_PROCESS
         self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
-        # Every process loads the LM by itself, so Lightning need not broadcast it.
-        tensors = [*self.named_parameters(), *self.named_buffers()]
-        self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]
 
     @property
     def records(self) -> dict[TrialKey, TrialRecord]:
@@ -138,14 +115,6 @@ class LREModule(L.LightningModule):
                 raise LREError(f"beta {beta} is not on the grid of {record.relation!r}, which has {record.betas}")
         self.bank.tune(self.beta, beta)
 
-    def configure_optimizers(self) -> None:
-        """Return nothing: nothing is optimized."""
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Add the callback that guards the folder of a fit, where the Trainer has none."""
-        there = any(isinstance(callback, RunFolder) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
-        return [] if there else [RunFolder()]
-
     @property
     def _data(self) -> PromptSource:
         datamodule: Any = getattr(self.trainer, "datamodule", None)
@@ -155,7 +124,7 @@ class LREModule(L.LightningModule):
 
     @property
     def _run(self) -> Run:
-        return Run(self.lm, self._data, self._processes, self.layers, self.betas, self.ranks, self.beta, self.fitting)
+        return Run(self.lm, self._data, self.processes, self.layers, self.betas, self.ranks, self.beta, self.fitting)
 
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
@@ -164,18 +133,7 @@ class LREModule(L.LightningModule):
             LREError: If the Trainer has no `RelationDataModule`, its strategy shards the LM, processes differ in the
                 LM or the data, or the options do not fit the data.
         """
-        strategy = self.trainer.strategy
-        check_strategy(strategy)
-        self._processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size)
-        if self._processes.count > 1:
-            if self.loading.device_map is not None:
-                raise LREError(
-                    f"with a device_map one process spreads the LM, and the trainer has {self._processes.count}: "
-                    "give it devices=1, or leave the device_map out"
-                )
-            check_alike(strategy, self._processes, "the weights of the LM", self.lm.fingerprint)
-            check_alike(strategy, self._processes, "the relations, or their draws,", self._data.digest)
-        without_wrapper(strategy, self)
+        self.find_processes("the relations, or their draws,", self._data.digest)
         if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
             raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
         self.bank.lres.writes = self.trainer.is_global_zero
@@ -183,8 +141,7 @@ class LREModule(L.LightningModule):
         self.bank.searched.insert(0, self.bank.lres.folder)
         if stage == "fit":
             self.fitting.check_data(self._data)
-            count, limit = len(self._data.schedule), self.trainer.max_epochs
-            self.trainer.fit_loop.max_epochs = count if limit is None or limit < 0 else min(limit, count)
+            self.limit_epochs(len(self._data.schedule))
 
     # Fit: one epoch is one trial of one relation.
 
@@ -202,8 +159,7 @@ class LREModule(L.LightningModule):
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch."""
         self._trial.train(batch)
-        optimizer: Any = self.optimizers()
-        optimizer.step()  # nothing is optimized; Lightning counts its steps here
+        self.count_step()
 
     # Validation: in fit of the trial's LREs, alone of all saved ones.
 
@@ -277,16 +233,6 @@ class LREModule(L.LightningModule):
         names = [relation.name for relation in self._data.relations]
         return read_lenses(self.lm, self._data.tokenizer, batch, self.lres, names)
 
-    # Checkpoints hold everything but the LM.
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the module's state without the LM."""
-        prefix = kwargs.get("prefix", "")
-        state: dict[str, Any] = super().state_dict(*args, **kwargs)
-        for name in [name for name in state if name.startswith(prefix + LM_PREFIX)]:
-            del state[name]
-        return state
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state from `state_dict`, made with the same LM. Weights of an LM in it are never loaded.
 
@@ -294,19 +240,9 @@ class LREModule(L.LightningModule):
             LREError: If an LRE was estimated from another LM, or the state is not that of LREs.
             RuntimeError: If a key is missing or unknown.
         """
-        given = mapping(state_dict, "the state of a module")
-        own = {name: value for name, value in given.items() if not name.startswith(LM_PREFIX)}
-        keys = super().load_state_dict(own, strict=False, assign=assign)
-        missing = [name for name in keys.missing_keys if not name.startswith(LM_PREFIX)]
-        unknown = [*keys.unexpected_keys, *(name for name in given if name not in own)]
-        if strict and (missing or unknown):
-            raise RuntimeError(f"the checkpoint does not fit: missing {missing}, unknown {unknown}")
+        keys = super().load_state_dict(state_dict, strict, assign)
         self.bank.lres.check_model(self.lm)
         return keys
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remove from a checkpoint what the Trainer would trust and this module does not need."""
-        restrict(checkpoint, self._trainer)
 
     @classmethod
     def load_from_checkpoint(
