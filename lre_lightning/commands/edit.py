@@ -13,6 +13,7 @@ from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
+from lre_lightning.lens.lens import first_trials
 from lre_lightning.lre.origin import Origin
 from lre_lightning.storage.plain import printable
 
@@ -65,9 +66,7 @@ def find_lre(lres: LREStore, prompt: str, relation: str | None) -> LRE:
     Raises:
         LREError: If there is no such relation, or there are several.
     """
-    first: dict[str, int] = {}
-    for name, trial in sorted(lres):
-        first.setdefault(name, trial)
+    first = first_trials(sorted(lres))
     if relation is None:
         found = [key[0] for key in first.items() if Origin(**lres.metadata[key]["origin"]).subject_of(prompt)]
         if len(found) != 1:

@@ -2,90 +2,126 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError, first_line
+from lre_lightning.prompts.texts import Text, read_texts
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
 
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.lens.lens import Lens
+    from lre_lightning.models.language_model import LanguageModel
 
 
 class Predict(FromCheckpoint):
-    """Show what an LM knows about the subjects of texts."""
+    """Show what an LM knows about the subjects of texts.
+
+    With --table the answers about any number of texts go to a table instead of pictures: a row per text and relation,
+    with the answers at the subject and the LM's own next token.
+    """
 
     name = "predict"
+    resumable = True
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         add_ckpt_path(parser, "take the LREs from")
         add_weights_only(parser)
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
-        parser.add_argument("--file", type=str | None, default=None, help="file with one text per line")
+        file = "file with a text per line, or table or data set of texts, which may have columns subject and relation"
+        parser.add_argument("--file", type=str | None, default=None, help=file)
+        parser.add_argument("--text_column", type=str, default="text", help="column of texts in a table or data set")
+        parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
         subject = "print what is read at this part of each text; by default where the relation's lens is most certain"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
+        table = "write the answers to this .csv or .jsonl file; the same command continues it"
+        parser.add_argument("--table", type=str | None, default=None, help=table)
+        parser.add_argument("--top_k", type=int, default=5, help="number of answers in a row of the table")
 
     @override
     def check(self, line: LRECommandLine) -> None:
-        """Take the options of the checkpoint, and read the texts."""
+        """Take the options of the checkpoint, read standard input if there are no texts, and read the first text."""
         super().check(line)
         options = line.options
-        options.texts = [*options.data.loader.texts, *read_texts(options.texts, options.file)]
-        for text in options.texts:
-            if options.subject is not None and options.subject not in text:
-                raise LREError(f"the text {text!r} does not contain the subject {options.subject!r}")
+        options.texts = [*options.data.loader.texts, *options.texts]
+        if not options.texts and options.file is None and not sys.stdin.isatty():
+            try:
+                options.texts = [text for text in sys.stdin.read().splitlines() if text.strip()]
+            except UnicodeDecodeError as error:
+                raise LREError(f"the texts on standard input cannot be read: {first_line(error)}") from error
+        if next(given_texts(options), None) is None:
+            raise LREError("there is no text: give it as an argument, in a --file, or on standard input")
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        """Print the lenses, and write them as pictures, as a page and as data."""
-        from lre_lightning.lens.files import write_lenses
-        from lre_lightning.lens.lens import print_lenses, subject_token
-
-        options = line.options
-        line.datamodule.texts = options.texts
-        found = line.trainer.predict(
-            line.model,
-            datamodule=line.datamodule,
-            ckpt_path=options.ckpt_path,
-            weights_only=options.weights_only,
-        )
-        grids = cast("list[list[Lens]]", found)
-        folder = Path(line.trainer.default_root_dir) / "lenses"
-        subject, tokenizer = options.subject, line.datamodule.tokenizer
-        places = None if subject is None else [subject_token(tokenizer, text[0].text, subject) for text in grids]
-        print_lenses(grids, places)
-        write_lenses(grids, folder)
-        print(f"Every layer and token: {folder / 'lenses.html'}")
+        """Print the lenses, and write them as pictures, as a page and as data, or write the table."""
+        if line.options.table is None:
+            show_lenses(line)
+        elif line.trainer.is_global_zero:
+            write_table(line, self.restore(line))
 
 
-def read_texts(texts: Sequence[str], file: str | None) -> list[str]:
-    """Return the given texts and those in a file, or if there are neither those of standard input.
-
-    Args:
-        texts: Texts.
-        file: A file with one text per line; blank lines are left out.
+def given_texts(options: Any) -> Iterator[Text]:
+    """Yield the texts of the command line, and then those of its file or data set.
 
     Raises:
-        LREError: If there is none, or the file cannot be read.
+        LREError: If a text does not contain its subject, or the file cannot be read.
     """
-    found = list(texts)
-    try:
-        if file is not None:
-            found += Path(file).read_text(encoding="utf-8").splitlines()
-        elif not texts and not sys.stdin.isatty():
-            found += sys.stdin.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LREError(f"the texts in {file or 'standard input'!r} cannot be read: {first_line(error)}") from error
-    found = [text for text in found if text.strip()]
-    if not found:
-        raise LREError("there is no text: give it as an argument, in a --file, or on standard input")
-    return found
+    file = [] if options.file is None else read_texts(options.file, options.text_column, options.split)
+    for text in chain(map(Text, options.texts), file):
+        yield replace(text, subject=text.subject or options.subject)
+
+
+def show_lenses(line: LRECommandLine) -> None:
+    """Print the lenses of all texts, and write them to files."""
+    from lre_lightning.lens.files import write_lenses
+    from lre_lightning.lens.lens import print_lenses, subject_token
+
+    options, tokenizer = line.options, line.datamodule.tokenizer
+    texts = list(given_texts(options))
+    line.datamodule.texts = [text.text for text in texts]
+    found = line.trainer.predict(
+        line.model,
+        datamodule=line.datamodule,
+        ckpt_path=options.ckpt_path,
+        weights_only=options.weights_only,
+    )
+    grids = cast("list[list[Lens]]", found)
+    folder = Path(line.trainer.default_root_dir) / "lenses"
+    places = [None if text.subject is None else subject_token(tokenizer, text.text, text.subject) for text in texts]
+    print_lenses(grids, places)
+    write_lenses(grids, folder)
+    print(f"Every layer and token: {folder / 'lenses.html'}")
+
+
+def write_table(line: LRECommandLine, lm: LanguageModel) -> None:
+    """Write the answers about all texts to the table, or continue it."""
+    from lre_lightning.lens.lens import first_trials
+    from lre_lightning.lens.table import AnswerTable, write_answers
+    from lre_lightning.training.module import NO_LRE
+
+    options, lres, data = line.options, line.model.lres, line.datamodule
+    lm.tokenizer = data.tokenizer
+    trials = first_trials(lres)
+    keys = [(relation.name, trials[relation.name]) for relation in data.relations if relation.name in trials]
+    if not keys:
+        raise LREError(NO_LRE)
+    lenses = json.dumps([lres.metadata[key] for key in keys], sort_keys=True)
+    source = [options.texts, options.file, options.text_column, options.split, options.subject]
+    origin = {"texts": source, "lres": hashlib.sha256(lenses.encode()).hexdigest(), "top_k": options.top_k}
+    table, found = AnswerTable(Path(options.table), origin), [lres[key] for key in keys]
+    done = write_answers(lm, found, given_texts(options), table, options.top_k, data.loader.batch_size)
+    print(f"{done} texts, {len(keys)} relations: {options.table}")

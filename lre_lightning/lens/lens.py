@@ -6,7 +6,7 @@ place of the LRE this is the logit lens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +99,7 @@ def read_lenses(
     """
     ids, chosen = check_text(lm, tokenizer, text, top_k, layers)
     tokens = [token_text(tokenizer, token) for token in ids[0, 1:].tolist()]
-    trials: dict[str, int] = {}
-    for relation, trial in lres:
-        trials[relation] = min(trial, trials.get(relation, trial))
+    trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]
     with torch.no_grad():
         found = lm.hidden_states(ids.to(lm.device), chosen)
@@ -141,6 +139,14 @@ def check_text(
     return ids, chosen
 
 
+def first_trials(keys: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the first trial of each relation in the keys of LREs."""
+    trials: dict[str, int] = {}
+    for relation, trial in keys:
+        trials[relation] = min(trial, trials.get(relation, trial))
+    return trials
+
+
 def subject_token(tokenizer: PreTrainedTokenizerBase, text: str, subject: str) -> int:
     """Return the index of the last token of a subject's last mention, not counting the start token."""
     ((_, spans),) = tokenize(tokenizer, [text])
@@ -157,19 +163,20 @@ def most_certain_token(lens: Lens, row: int) -> int:
     return max(range(min(1, len(best) - 1), len(best)), key=best.__getitem__)
 
 
-def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int] | None = None) -> None:
+def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int | None] | None = None) -> None:
     """Print what each relation's lens says about each text, at the layer of its LRE and at one token.
 
     Args:
         grids: The lenses of each text.
-        subjects: The index of the token to read in each text; by default where the lens is most certain.
+        subjects: The index of the token to read in each text; by default, and for None, where the lens is most certain.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     for number, lenses in enumerate(grids):
         table = RichTable("relation", "layer", "token", "most likely", box=box.SIMPLE_HEAD)
         for lens in (lens for lens in lenses if lens.layer is not None and lens.layer in lens.layers):
             row = lens.layers.index(lens.layer)
-            place = most_certain_token(lens, row) if subjects is None else subjects[number]
+            given = subjects[number] if subjects else None
+            place = most_certain_token(lens, row) if given is None else given
             best = zip(lens.top[row][place], lens.probabilities[row][place], strict=True)
             said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
             table.add_row(printable(lens.name), str(lens.layer), printable(lens.tokens[place].strip()), said)

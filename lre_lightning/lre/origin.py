@@ -78,7 +78,7 @@ class Origin:
         for template in self.template.split(BETWEEN_TEMPLATES):
             before, _, after = (re.escape(part) for part in template.partition(SLOT))
             found = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
-            if found and template != SLOT:
+            if found and SLOT in template and template != SLOT:
                 return found[1]
         return None
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lre_lightning.prompts.batch import RelationBatch
     from lre_lightning.prompts.source import PromptSource
 
+NO_LRE = "there is no LRE to look through: fit first, or give a checkpoint (--ckpt_path last)"
+
 
 class LREModule(FrozenLMModule):
     """Estimates one linear relational embedding (LRE) per relation and trial, without gradient training.
@@ -226,7 +228,7 @@ class LREModule(FrozenLMModule):
     def on_predict_start(self) -> None:
         """Raise an `LREError` if no LRE of the data's relations is loaded."""
         if not {relation for relation, _ in self.lres} & {relation.name for relation in self._data.relations}:
-            raise LREError("there is no LRE to look through: fit first, or give a checkpoint (--ckpt_path last)")
+            raise LREError(NO_LRE)
 
     def predict_step(self, batch: str, batch_idx: int) -> list[Lens]:
         """Read a text through the lens of each relation of the data, and through the logit lens."""

@@ -5,13 +5,11 @@ import io
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from lre_lightning.cli import main
-from lre_lightning.commands.predict import read_texts
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import read_lenses
@@ -94,7 +92,7 @@ def test_the_table_says_which_token_is_read(fitted, monkeypatch, capsys):
     [
         (["thing0 thing1", "thing0", "--subject=thing1"], "the text 'thing0' does not contain the subject 'thing1'"),
         ([], "there is no text: give it as an argument, in a --file, or on standard input"),
-        (["--file", "missing.txt"], "the texts in 'missing.txt' cannot be read: "),
+        (["--file", "missing.txt"], "missing.txt cannot be read: "),
         (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),
         (["thing0", "--ckpt_path=missing.ckpt"], "checkpoint 'missing.ckpt' does not exist"),
     ],
@@ -124,13 +122,22 @@ def test_from_python_predictions_are_the_lenses(fitted, tmp_path):
         RelationDataModule(folder, source=relations, n_shot=4).predict_dataloader()
 
 
-def test_texts_given_are_not_mixed_with_standard_input(monkeypatch, tmp_path):
+def test_a_table_of_many_texts(fitted, monkeypatch, tmp_path, capsys):
+    (tmp_path / "texts.csv").write_text("text,subject\ncolour thing5,thing5\nthing2 thing6,thing2\n")
+    options = [f"--file={tmp_path / 'texts.csv'}", f"--table={tmp_path / 'answers.csv'}", "--top_k=2"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin\n"))
-    assert read_texts(["given"], None) == ["given"]
-    assert read_texts([], None) == ["from stdin"]
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(LREError, match="cannot be read"):
-        read_texts([], str(Path(tmp_path / "bytes")))
+    for _ in range(2):  # a table that is complete stays as it is
+        assert predict(monkeypatch, fitted, *options) == 0
+        assert "2 texts, 2 relations" in capsys.readouterr().out
+        with (tmp_path / "answers.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [(row["subject"], row["relation"]) for row in rows] == [
+            (subject, relation) for subject in ("thing5", "thing2") for relation in ("half colour", "thing colour")
+        ]
+        assert [row["answer_1"] for row in rows] == [OBJECTS[5 % 4]] * 2 + [OBJECTS[2]] * 2
+        assert [row["lm_answer"] for row in rows] == [OBJECTS[5 % 4]] * 2 + [OBJECTS[6 % 4]] * 2
+    assert predict(monkeypatch, fitted, *options, "--subject=thing9") == 2
+    assert "is not a table of these texts, LREs and options: give another name" in capsys.readouterr().err
 
 
 def test_distract_asks_the_lm_and_the_lens(fitted, monkeypatch, capsys):

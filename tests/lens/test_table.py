@@ -1,0 +1,122 @@
+"""The table of answers about many texts, against the lenses of each text and the LM's own logits."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset
+
+from lre_lightning.errors import LREError
+from lre_lightning.lens.lens import most_certain_token, read_lenses
+from lre_lightning.lens.table import AnswerTable, read_answers, write_answers
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import token_text
+from lre_lightning.prompts.texts import Text, read_texts
+from tests.helpers.tiny_models import tiny_model
+from tests.lens.test_lens import random_lre, words
+
+TEXTS = [Text("w40 w7 w7 w93", "w7"), Text("w5"), Text("w9 w12 w30 w31 w32 w33"), Text("w8 w3 w50", relation="second")]
+PLACES = {
+    (TEXTS[0].text, "first"): ("w7", 2),
+    (TEXTS[0].text, "second"): ("w7", 2),
+    (TEXTS[2].text, "first"): ("w12 w30", 2),  # found by the template
+}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    lm = LanguageModel(tiny_model("gpt2").float())
+    lm.tokenizer = words()
+    return lm
+
+
+@pytest.fixture(scope="module")
+def lres(lm):
+    found = [random_lre(lm, "first", 1, beta=2.25), random_lre(lm, "second", 2, layer="emb")]
+    found = [replace(lre, weight=lre.weight.float(), bias=lre.bias.float()) for lre in found]
+    asks = replace(found[0].origin, template="w9 {} w31 w32 w33")
+    return [replace(found[0], origin=asks), found[1]]
+
+
+def test_rows_are_the_cells_of_lenses_at_the_subject(lm, lres):
+    rows = iter(read_answers(lm, lres, TEXTS, top_k=3))
+    for text in TEXTS:
+        grids = read_lenses(lm, lm.tokenizer, text.text, {(lre.origin.relation, 0): lre for lre in lres}, top_k=3)
+        ids = torch.tensor([[1, *(int(word[1:]) for word in text.text.split())]])
+        logits = lm.model(ids).logits[0, -1].softmax(-1)
+        for grid in [grid for grid in grids[:2] if text.relation in (None, grid.name)]:
+            row, layer = next(rows), grid.layers.index(grid.layer)
+            subject, place = PLACES.get((text.text, grid.name), (None, most_certain_token(grid, layer)))
+            assert (row["text"], row["subject"]) == (text.text, subject)
+            assert (row["relation"], row["layer"]) == (grid.name, grid.layer)
+            assert row["token"] == grid.tokens[place]
+            assert [row[f"answer_{k}"] for k in (1, 2, 3)] == grid.top[layer][place]
+            found = torch.tensor([row[f"probability_{k}"] for k in (1, 2, 3)])
+            torch.testing.assert_close(found, torch.tensor(grid.probabilities[layer][place]), rtol=1e-4, atol=2e-6)
+            assert row["lm_answer"] == token_text(lm.tokenizer, int(logits.argmax()))
+            assert row["lm_probability"] == pytest.approx(float(logits.max()), abs=2e-6)
+    assert next(rows, None) is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_table_that_was_stopped_anywhere_ends_with_the_same_bytes(lm, lres, tmp_path, suffix):
+    def write(name, texts, batch_size=2):
+        table = AnswerTable(tmp_path / f"{name}{suffix}", {"texts": "these"})
+        assert write_answers(lm, lres, iter(texts), table, 2, batch_size) == len(texts)
+        return table.path
+
+    def killed():
+        yield from TEXTS[:3]
+        raise KeyboardInterrupt
+
+    whole = write("whole", TEXTS).read_bytes()
+    rows = list(csv.DictReader(whole.decode().splitlines())) if suffix == ".csv" else whole.splitlines()
+    assert len(rows) == 7
+    with pytest.raises(KeyboardInterrupt):
+        write("stopped", killed())
+    path = tmp_path / f"stopped{suffix}"
+    with path.open("ab") as file:
+        file.write(b"half a row")  # of a process that was killed while it wrote
+    assert write("stopped", TEXTS).read_bytes() == whole
+    assert write("stopped", TEXTS).read_bytes() == whole
+    with pytest.raises(LREError, match="is not a table of these texts, LREs and options"):
+        AnswerTable(path, {"texts": "others"})
+    path.with_name(path.name + ".progress.json").write_text("{")
+    with pytest.raises(LREError, match="is not a table of these texts, LREs and options"):
+        AnswerTable(path, {"texts": "these"})
+
+
+def test_texts_of_files_and_data_sets(tmp_path):
+    rows = [{"text": 'a "b"', "subject": "b", "relation": "r"}, {"text": "c", "subject": None, "relation": None}]
+    expected = [Text('a "b"', "b", "r"), Text("c")]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "texts.csv").write_text('text,subject,relation,other\n"a ""b""",b,r,1b\nc,,,2\n')
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    Dataset.from_list(rows).to_parquet(tmp_path / "texts.parquet")
+    for name in ("texts.jsonl", "texts.csv", "saved", "texts.parquet"):
+        assert list(read_texts(tmp_path / name)) == expected
+    assert list(read_texts(tmp_path / "texts.csv", "other")) == [Text("1b", "b", "r"), Text("2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("texts.csv", "prompt\na\n", "has the columns prompt, and no 'text': name that of texts"),
+        ("texts.csv", "text,subject\nabc,d\n", "the text 'abc' does not contain the subject 'd'"),
+        ("texts.jsonl", '{"text": 3}\n', "line 1: text must be a string, not 3"),
+        ("texts.txt", b"\xff\xfe\xfa", "texts.txt cannot be read"),
+    ],
+)
+def test_a_mistake_in_texts_is_one_clear_error(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(LREError, match=message):
+        list(read_texts(tmp_path / name))
+
+
+def test_mistakes_in_what_is_asked(lm, lres, tmp_path):
+    with pytest.raises(LREError, match="there is no LRE of 'third': there are those of first, second"):
+        read_answers(lm, lres, [Text("w1", relation="third")])
+    with pytest.raises(LREError, match=r"must end in \.csv or \.jsonl"):
+        AnswerTable(tmp_path / "table.xlsx", {})
