@@ -73,6 +73,8 @@ class TrialRecord:
             rank, `[rank]`.
         line_integrals: For pairs of test subjects (s1, s2) the integral of u^T F'(s) v from s1 to s2 and its estimate
             u^T W v ||s2 - s1||, at the chosen layer.
+        generations: For some edits at the chosen layer and rank the prompt without examples, its object, that of the
+            target, and what the LM generates before and after the edit.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -110,6 +112,7 @@ class TrialRecord:
     causal_baselines: ByLayer = field(default_factory=dict)
     faithful_low_rank: tuple[int, ...] = ()
     line_integrals: tuple[tuple[float, float], ...] = ()
+    generations: tuple[tuple[str, str, str, str, str], ...] = ()
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -169,7 +172,9 @@ class TrialRecord:
 
     @classmethod
     def from_plain(cls, data: object) -> TrialRecord:
-        """Rebuild a record from `plain`; lists are accepted for tuples, and unknown keys are ignored.
+        """Rebuild a record from `plain`; lists are accepted for tuples.
+
+        Keys that are unknown are ignored, and those of an earlier version, which lacks some, get their defaults.
 
         Raises:
             LREError: A field is missing or of the wrong type, or contradicts the others.
@@ -178,9 +183,6 @@ class TrialRecord:
 
         try:
             given = mapping(data, "it")
-            missing = [entry.name for entry in fields(cls) if entry.name not in given]
-            if missing:
-                raise LREError(f"it lacks {missing[0]!r}")
             check_plain(given, "the record", MOST_ENTRIES)
             record = _adapter().validate_json(json.dumps(given))
             _check(record)

@@ -97,6 +97,8 @@ def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: f
     """Return the record at another point of its grid, without the counts that exist only for its old point."""
     if layer != record.layer:
         record = replace(record, line_integrals=())
+    if (layer, rank) != (record.layer, record.rank):
+        record = replace(record, generations=())
     if (layer, beta) != (record.layer, record.beta):
         record = replace(record, faithful_low_rank=())
     return replace(record, layer=layer, rank=rank, beta=beta)

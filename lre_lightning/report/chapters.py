@@ -41,6 +41,7 @@ def _sections(model: ModelResults) -> tuple[Section, ...]:
         sweeps.ranks(records),
         sweeps.betas(records),
         relations.underestimation(records),
+        relations.generations(records),
         sweeps.n_shots(model),
         relations.templates(model),
     )

@@ -159,6 +159,21 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
     return figure
 
 
+def generations(records: Sequence[TrialRecord]) -> Section:
+    """Return texts that the LM generates before and after edits (table "causal-generations")."""
+    title = "What the LM says after edits"
+    edited = [(record.relation, *one) for record in analysis.counted(records) for one in record.generations]
+    if not edited:
+        return missing(title, "Generated texts were", "--model.fitting.generations 1")
+    table = Table(
+        "generations",
+        f"Texts that {analysis.lm_of(records)} generates before and after edits that aim at another object.",
+        ("relation", "prompt", "object → target", "before", "after"),
+        tuple((name, prompt, f"{o} → {wanted}", *texts) for name, prompt, o, wanted, *texts in sorted(edited)),
+    )
+    return Section(title, tables=(table,))
+
+
 def underestimation(records: Sequence[TrialRecord]) -> Section:
     """Return the extent to which W underestimates the change of F between subjects (table "line_int")."""
     title = "Why β is above 1"

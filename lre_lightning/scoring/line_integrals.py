@@ -7,7 +7,6 @@ slope at the subjects themselves, underestimates the slope between them.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.scoring.states import TrialStates, draw_key
+from lre_lightning.scoring.states import TrialStates
 
 NODES = 32
 """Number of points of the Gauss-Legendre rule along a line."""
@@ -57,12 +56,7 @@ def with_line_integrals(record: TrialRecord, states: TrialStates, lre: LRE, coun
 
     The pairs are those of `count` edits, drawn by the trial; all edits if there are fewer.
     """
-    asked, index, key = states.trial.test_asked, record.layers.index(lre.layer), draw_key(states.trial)
-
-    def digest(sample: int) -> bytes:
-        return hashlib.sha256(f"{key}\x1f{asked[sample].subject}".encode()).digest()
-
-    drawn = sorted(states.all_edited, key=digest)[:count]
+    index, drawn = record.layers.index(lre.layer), states.draw_edits(count)
     ends = states.target_subjects(index)
     found = torch.zeros(len(drawn), 2, dtype=torch.float64)
     own = {states.samples[prompt]: edit for edit, prompt in enumerate(states.edited.tolist())}

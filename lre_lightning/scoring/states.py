@@ -164,6 +164,15 @@ class TrialStates(PromptStates):
         """The prompts that are edited."""
         return self.runs.select(self.edited)
 
+    def draw_edits(self, count: int) -> list[int]:
+        """Draw at most `count` of the samples that are edited, over all processes."""
+        asked, key = self.trial.test_asked, draw_key(self.trial)
+
+        def digest(sample: int) -> bytes:
+            return hashlib.sha256(f"{key}\x1f{asked[sample].subject}".encode()).digest()
+
+        return sorted(self.all_edited, key=digest)[:count]
+
     def target_subjects(self, index: int) -> Tensor:
         """Return s' at the layer of that index in `subject`, `(edits, hidden)`; a collective call."""
         return self.processes.rows(self.subject[:, index], self.samples, len(self.trial.test_asked))[self.targets]

@@ -138,6 +138,7 @@ class LREModule(FrozenLMModule):
         self.find_processes("the relations, or their draws,", self._data.digest)
         if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
             raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
+        self.lm.tokenizer = self._data.tokenizer
         self.bank.lres.writes = self.trainer.is_global_zero
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)

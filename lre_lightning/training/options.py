@@ -41,6 +41,8 @@ class Fitting:
             alone. For causality: the oracle s', the unembedding row of o', and o' itself.
         line_integrals: The number of pairs of test subjects per trial between which the LM's slope is integrated, to
             compare it with W (the paper's appendix on beta).
+        generations: The number of edits per trial for which the LM's continuations before and after are kept, ten
+            tokens of each (the paper's table "causal-generations").
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
@@ -52,23 +54,27 @@ class Fitting:
     choices: dict[str, Choice] | None = option(None)
     baselines: bool = option(False)
     line_integrals: int = option(0)
+    generations: int = option(0)
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:
         check_choice("select_by", self.select_by, get_args(Criterion))
         check_number("selection_trials", self.selection_trials, 0)
         check_number("line_integrals", self.line_integrals, 0)
+        check_number("generations", self.generations, 0)
         for relation, choice in (self.choices or {}).items():
             for name in ("layer", "rank"):
                 if name not in choice:
                     raise LREError(f"the choice for {relation!r} lacks its {name!r}: give layer and rank")
 
     def check_choices(self, lm: LanguageModel) -> None:
-        """Check that the LM has the layers and ranks of `choices`.
+        """Check that the LM has the layers and ranks of `choices`, and can generate if it has to.
 
         Raises:
             LREError: If it has not.
         """
+        if self.generations and not hasattr(lm.model, "generate"):
+            raise LREError(f"{lm.name} has no method `generate`: leave generations out")
         for relation, choice in (self.choices or {}).items():
             try:
                 lm.check_layers([choice["layer"]])

@@ -19,6 +19,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose_after
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.baselines import Examples, with_baselines
+from lre_lightning.scoring.generations import with_generations
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
 from lre_lightning.scoring.states import PromptStates, TrialStates
@@ -187,7 +188,10 @@ class FitTrial(TestedTrial):
             record = with_baselines(record, states, self._lres, self._examples)
         if self.run.fitting.line_integrals:
             record = with_line_integrals(record, states, self._lres[layer], self.run.fitting.line_integrals)
-        return record, replace(self._lres[layer].to("cpu"), rank=rank) if record.reported else None
+        lre = replace(self._lres[layer], rank=rank)
+        if self.run.fitting.generations:
+            record = with_generations(record, states, lre.bind(self.run.lm), self.run.fitting.generations)
+        return record, replace(lre.to("cpu"), lm=None) if record.reported else None
 
     def _ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""

@@ -30,6 +30,7 @@ def full_record(trial=0, relation="capital", **changes):
         "causal_baselines": {"oracle": (8, 7, 6), "unembedding": (5, 4, 3), "object": (2, 1, 0)},
         "faithful_low_rank": (2, 3, 4, 5),
         "line_integrals": ((1.5, 1.25), (0.1, 1e-9)),
+        "generations": (("The capital of France is", "Paris", "Rome", "Paris, a city", "Rome, a city"),),
         "train": (("France", "Paris"), ("日本", "東京")),
         "seed": 7,
         "digest": "0a" * 32,

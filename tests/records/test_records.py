@@ -70,10 +70,13 @@ def test_plain_data_rebuild_the_record(record):
     assert hash(again.faithful + again.train) == hash(record.faithful + record.train)  # tuples throughout
 
 
-def test_a_missing_field_is_refused():
-    for name in ("relation", "prompts"):
-        with pytest.raises(LREError, match=f"this is not a record: it lacks '{name}'"):
-            TrialRecord.from_plain({key: value for key, value in LINE.items() if key != name})
+def test_a_missing_field_is_refused_unless_it_has_a_default():
+    def without(name):
+        return TrialRecord.from_plain({key: value for key, value in LINE.items() if key != name})
+
+    with pytest.raises(LREError, match="this is not a record: relation: Field required"):
+        without("relation")
+    assert without("generations") == full_record(generations=())
 
 
 @pytest.mark.parametrize(

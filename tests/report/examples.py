@@ -36,6 +36,7 @@ def record(relation, trial, predicted, answered, **changes):
         "causal_baselines": {"oracle": (1, 8, 2), "unembedding": (0, 2, 1), "object": (0, 1, 1)},
         "faithful_low_rank": (predicted - 4, predicted - 1),
         "line_integrals": ((3.0, 1.0), (4.0, 2.0), (1.0, -1.0)),
+        "generations": ((f"The {relation} is", "one", "another", "one, as ever", "another & more"),),
     }
     return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
 

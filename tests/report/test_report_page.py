@@ -64,6 +64,7 @@ BOTH = {"causality_baselines", "faithfulness_baselines", "baselines_by_relation"
 BOTH |= {"mode_switch", "ranks", "betas", "n_shots", "underestimation", "templates"}
 FIGURES = BASIC | BOTH | {"faithfulness_baselines_zero_shot", "layers_by_relation", "known"}
 TABLES = BOTH | {"findings", "hyperparameters", "categories", "correlations", "dataset", "full_dataset", "first_tokens"}
+TABLES |= {"generations"}
 
 
 @pytest.fixture
@@ -129,6 +130,7 @@ MISSING = {
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
     "Why β is above 1": "--model.fitting.line_integrals",
+    "What the LM says after edits": "--model.fitting.generations 1",
     "Number of examples": "--data.n_shot",
     "Prompt templates": "--data.prompts.template 1",
 }

@@ -138,7 +138,7 @@ def test_choices_out_of_range(random_toy, choice, message):
         LREModule(random_toy, fitting={"choices": {"thing colour": {"layer": 1, "rank": 3}, "of toys": choice}})
 
 
-@pytest.mark.parametrize("name", ["selection_trials", "line_integrals"])
+@pytest.mark.parametrize("name", ["selection_trials", "line_integrals", "generations"])
 def test_numbers_below_zero_are_refused(random_toy, name):
     with pytest.raises(LREError, match=f"{name} must be a whole number of at least 0, got -1"):
         LREModule(random_toy, fitting={name: -1})
