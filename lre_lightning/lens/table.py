@@ -90,7 +90,12 @@ def _readings(
     decoded = iter(_decoded(lm, lre(states), top_k))
     for row, subject, at in zip(rows, subjects, places, strict=True):
         place, best = max(zip(at, islice(decoded, len(at)), strict=True), key=lambda one: one[1][0][1])
-        cells = {"text": texts[row].text, "subject": subject, "relation": lre.origin.relation, "layer": lre.layer}
+        cells: dict[str, Any] = {
+            "text": texts[row].text,
+            "subject": subject,
+            "relation": lre.origin.relation,
+            "layer": lre.layer,
+        }
         cells["token"] = token_text(lm.tokenizer, int(ids[row][place])).strip()
         for number, (answer, probability) in enumerate(best, 1):
             cells |= {f"answer_{number}": answer, f"probability_{number}": probability}
