@@ -40,12 +40,14 @@ class Distract(FromCheckpoint):
 
         if not line.trainer.is_global_zero:
             return
-        lm, hparams = self.restore(line), line.datamodule.hparams
+        lm, hparams, lens = self.restore(line), line.datamodule.hparams, line.model.jacobian_lens
         kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
         results = [
             found
             for kind in kinds
-            for found in latent_knowledge(lm, DistractionDataModule(distraction=kind, **hparams), line.model.lres)
+            for found in latent_knowledge(
+                lm, DistractionDataModule(distraction=kind, **hparams), line.model.lres, jacobian_lens=lens
+            )
         ]
         tables = distraction_table(results, "micro"), distraction_table(results, "macro")
         show_tables(tables, Path(line.trainer.default_root_dir) / "distraction")

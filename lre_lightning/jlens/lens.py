@@ -92,10 +92,18 @@ class JacobianLens:
         Raises:
             LREError: If the lens has no such layer.
         """
+        jacobian = self.at(layer).to(hidden.device)
+        return hidden.to(jacobian.dtype) @ jacobian.T
+
+    def at(self, layer: Layer) -> Tensor:
+        """Return J at a layer, `(hidden, hidden)`.
+
+        Raises:
+            LREError: If the lens has no such layer.
+        """
         if layer not in self.jacobians:
             raise LREError(f"the Jacobian lens has no layer {layer!r}: it has {list(self.layers)}")
-        jacobian = self.jacobians[layer].to(hidden.device)
-        return hidden.to(jacobian.dtype) @ jacobian.T
+        return self.jacobians[layer]
 
     def decode(self, lm: LanguageModel, hidden: Tensor, layer: Layer) -> Tensor:
         """Decode D(J h) into logits `(..., vocab)` in the LM's dtype.

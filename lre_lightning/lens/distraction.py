@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics.functional import KS, token_ranks
 from lre_lightning.models.language_model import LanguageModel
@@ -27,8 +28,8 @@ from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.scoring.states import PromptStates
 
-LM, LENS, OTHER_LENS = "LM", "attribute lens", "lens of another relation"
-"""The readers whose answers are counted: the LM itself, the lens of the relation, and a control."""
+LM, LENS, OTHER_LENS, GENERIC_LENS = "LM", "attribute lens", "lens of another relation", "Jacobian lens"
+"""The readers whose answers are counted: the LM itself, the lens of the relation, and controls."""
 
 
 class DistractedPrompts(PromptSource, Protocol):
@@ -96,6 +97,7 @@ def latent_knowledge(
     lres: Mapping[tuple[str, int], LRE],
     beta: float | None = None,
     ks: Sequence[int] = KS,
+    jacobian_lens: JacobianLens | None = None,
 ) -> list[LatentKnowledge]:
     """Count how often the LM and the attribute lens find what the LM knows, in prompts that distract it.
 
@@ -110,6 +112,7 @@ def latent_knowledge(
         lres: LREs by relation and trial, such as `LREModule.lres`.
         beta: Overrides the LREs' own beta.
         ks: The k of recall at k.
+        jacobian_lens: A Jacobian lens, D(J h), which reads the subject at the LRE's layer as a further control.
 
     Returns:
         The counts of each trial of `data` that has an LRE, in its order.
@@ -127,7 +130,7 @@ def latent_knowledge(
     console = Console(stderr=True)
     title = f"Latent knowledge, {data.distraction}"
     return [
-        _count_trial(lm, data, index, lres, beta, tuple(ks))
+        _count_trial(lm, data, index, lres, beta, tuple(ks), jacobian_lens)
         for index in track(scored, title, console=console, disable=not console.is_terminal)
     ]
 
@@ -139,6 +142,7 @@ def _count_trial(
     lres: Mapping[tuple[str, int], LRE],
     beta: float | None,
     ks: tuple[int, ...],
+    jacobian_lens: JacobianLens | None,
 ) -> LatentKnowledge:
     trial = data.trial(index)
     relation = trial.relation
@@ -147,6 +151,10 @@ def _count_trial(
     other = min(others, key=lambda name: hashlib.sha256((seed + name).encode()).digest(), default=None)
     lenses = {LENS: lres[relation.name, trial.number]} | ({OTHER_LENS: lres[other, trial.number]} if other else {})
     _check_lenses(lm, trial, lenses)
+    if jacobian_lens is not None:
+        own = lenses[LENS]
+        weight = jacobian_lens.at(own.layer)
+        lenses[GENERIC_LENS] = replace(own, weight=weight, bias=torch.zeros_like(weight[0]), beta=1.0)
     lenses = {reader: lre.to(lm.device) for reader, lre in lenses.items()}
 
     objects: list[int] = []  # first tokens of the true objects

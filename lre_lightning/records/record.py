@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
 
+GENERIC = ("Jacobian lens", "Jacobian lens with b", "mixed")
+"""LREs with the Jacobian lens J in place of W: without b, with b, and W mixed with J."""
+
 MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
 
@@ -75,6 +78,11 @@ class TrialRecord:
             u^T W v ||s2 - s1||, at the chosen layer.
         generations: For some edits at the chosen layer and rank the prompt without examples, its object, that of the
             target, and what the LM generates before and after the edit.
+        generic_layers: The layers of the counts of `GENERIC`; empty if they were not measured.
+        generic_faithful: Like `faithful`, of each of `GENERIC`, `[generic layer][beta]`.
+        generic_causal: Like `causal`, of each of `GENERIC` with b, `[generic layer][rank]`.
+        likeness: How W and J resemble each other, `[generic layer]`: their cosine, and the mean squared cosine of the
+            principal angles between the leading directions that they read from s, and that they write to o.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -113,6 +121,10 @@ class TrialRecord:
     faithful_low_rank: tuple[int, ...] = ()
     line_integrals: tuple[tuple[float, float], ...] = ()
     generations: tuple[tuple[str, str, str, str, str], ...] = ()
+    generic_layers: tuple[Layer, ...] = ()
+    generic_faithful: Mapping[str, Grid] = field(default_factory=dict)
+    generic_causal: Mapping[str, Grid] = field(default_factory=dict)
+    likeness: tuple[tuple[float, float, float], ...] = ()
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -158,6 +170,16 @@ class TrialRecord:
     def causality_baseline(self, name: str, layer: Layer) -> float:
         """Return the causality of one of `CAUSALITY_BASELINES` at `layer`."""
         return _fraction(self.causal_baselines[name][self.layers.index(layer)], self.edited)
+
+    def generic_faithfulness(self, name: str, layer: Layer, beta: float) -> float:
+        """Return the faithfulness of one of `GENERIC`."""
+        counts = self.generic_faithful[name][self.generic_layers.index(layer)]
+        return _fraction(counts[self.betas.index(beta)], self.known)
+
+    def generic_causality(self, name: str, layer: Layer, rank: int) -> float:
+        """Return the causality of one of `GENERIC` with b."""
+        counts = self.generic_causal[name][self.generic_layers.index(layer)]
+        return _fraction(counts[self.ranks.index(rank)], self.edited)
 
     @property
     def chosen_scores(self) -> tuple[float, float] | None:
@@ -220,15 +242,20 @@ def _check(record: TrialRecord) -> None:
     _check_counts("faithful_zero_shot", record.faithful_zero_shot, known, layers, betas)
     _check_counts("faithful_low_rank", record.faithful_low_rank, known, ranks)
     _check_counts("causal", record.causal, edited, layers, ranks)
-    for name, methods, most in (
-        ("faithful_baselines", FAITHFULNESS_BASELINES, known),
-        ("zero_shot_baselines", FAITHFULNESS_BASELINES, known),
-        ("causal_baselines", CAUSALITY_BASELINES, edited),
+    generic = _axis("generic_layers", record.generic_layers, layer_of, place_of)
+    for name, methods, most, *shape in (
+        ("faithful_baselines", FAITHFULNESS_BASELINES, known, layers),
+        ("zero_shot_baselines", FAITHFULNESS_BASELINES, known, layers),
+        ("causal_baselines", CAUSALITY_BASELINES, edited, layers),
+        ("generic_faithful", GENERIC, known, generic, betas),
+        ("generic_causal", GENERIC[1:], edited, generic, ranks),
     ):
         for method, counts in getattr(record, name).items():
             if method not in methods:
                 raise LREError(f"{name} has {shown(method)}, and the baselines are {', '.join(methods)}")
-            _check_counts(name, counts, most, layers)
+            _check_counts(name, counts, most, *shape)
+    if len(record.likeness) != generic:
+        raise LREError(f"likeness must have {generic} entries, one per generic layer")
     if record.scored and not (record.faithful and record.causal):
         raise LREError("it has layers, but no counts")
     for name, value, axis in (("layer", record.layer, record.layers), ("rank", record.rank, record.ranks)):
@@ -339,12 +366,15 @@ def _rows(record: TrialRecord) -> list[dict[str, Any]]:
     def row(metric: str, method: str, prompt: str, layer: int, count: int, **point: Any) -> dict[str, Any]:
         total = record.known if metric == "faithfulness" else record.edited
         score = {"count": count, "total": total, "score": _fraction(count, total)}
-        place = {"layer": record.layers[layer], "beta": None, "rank": None} | point
+        layers = record.generic_layers if method in GENERIC else record.layers
+        place = {"layer": layers[layer], "beta": None, "rank": None} | point
         return common | {"metric": metric, "method": method, "prompt": prompt} | place | score
 
-    def grid(metric: str, prompt: str, counts: Grid, axis: str, values: Sequence[float]) -> list[dict[str, Any]]:
+    def grid(
+        metric: str, prompt: str, counts: Grid, axis: str, values: Sequence[float], method: str = "LRE"
+    ) -> list[dict[str, Any]]:
         return [
-            row(metric, "LRE", prompt, i, count, **{axis: value})
+            row(metric, method, prompt, i, count, **{axis: value})
             for i, at in enumerate(counts)
             for value, count in zip(values, at, strict=True)
         ]
@@ -359,4 +389,13 @@ def _rows(record: TrialRecord) -> list[dict[str, Any]]:
         *baselines("faithfulness", "few-shot", record.faithful_baselines),
         *baselines("faithfulness", "zero-shot", record.zero_shot_baselines),
         *baselines("causality", "few-shot", record.causal_baselines),
+        *(
+            one
+            for metric, grids, axis, values in (
+                ("faithfulness", record.generic_faithful, "beta", record.betas),
+                ("causality", record.generic_causal, "rank", record.ranks),
+            )
+            for name, counts in grids.items()
+            for one in grid(metric, "few-shot", counts, axis, values, name)
+        ),
     ]

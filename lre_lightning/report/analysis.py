@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
+from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, TrialRecord
 from lre_lightning.records.summary import Spread, spread
 from lre_lightning.relations.relation import SLOT
 
@@ -109,29 +109,35 @@ def faithfulness(
     method: str = "LRE",
     zero_shot: bool = False,
 ) -> float:
-    """Return the faithfulness of the LRE or of one of `FAITHFULNESS_BASELINES`, NaN where it was not measured.
+    """Return the faithfulness of the LRE or of another method, NaN where it was not measured.
 
     Layer and beta are the chosen ones if None. With `zero_shot`, s is read in a prompt of the subject alone.
     """
     at = record.layer if layer is None else layer
     if at is None or at not in record.layers:
         return math.nan
+    scale = record.beta if beta is None else beta
+    if method in GENERIC:
+        measured = method in record.generic_faithful and at in record.generic_layers
+        return record.generic_faithfulness(method, at, scale) if measured else math.nan
     if method != "LRE":
         measured = method in (record.zero_shot_baselines if zero_shot else record.faithful_baselines)
         return record.faithfulness_baseline(method, at, zero_shot) if measured else math.nan
-    scale = record.beta if beta is None else beta
     measured = scale in record.betas and bool(record.faithful_zero_shot if zero_shot else record.faithful)
     return record.faithfulness(at, scale, zero_shot) if measured else math.nan
 
 
 def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None = None, method: str = "LRE") -> float:
-    """Return the causality of the LRE's edit or of one of `CAUSALITY_BASELINES`, NaN where it was not measured.
+    """Return the causality of the LRE's edit or of another method's, NaN where it was not measured.
 
     Layer and rank are the chosen ones if None.
     """
     at, used = record.layer if layer is None else layer, record.rank if rank is None else rank
     if at is None or at not in record.layers:
         return math.nan
+    if method in GENERIC:
+        measured = method in record.generic_causal and at in record.generic_layers and used in record.ranks
+        return record.generic_causality(method, at, used) if measured and used is not None else math.nan
     if method != "LRE":
         return record.causality_baseline(method, at) if method in record.causal_baselines else math.nan
     return record.causality(at, used) if used is not None and used in record.ranks else math.nan
@@ -157,12 +163,13 @@ def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
         "LRE": partial(faithfulness, zero_shot=zero_shot),
         "LRE at the embedding": partial(faithfulness, layer="emb", zero_shot=zero_shot),
         **{name: partial(faithfulness, method=name, zero_shot=zero_shot) for name in FAITHFULNESS_BASELINES},
+        **({} if zero_shot else {name: partial(faithfulness, method=name) for name in GENERIC}),
     }
 
 
 METHODS: dict[str, dict[str, Score]] = {
     "faithfulness": faithfulness_methods(),
-    "causality": {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)},
+    "causality": {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES, *GENERIC[1:])},
 }
 """Scores of the LRE and of its baselines by metric and method."""
 

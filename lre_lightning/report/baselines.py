@@ -23,7 +23,7 @@ LABELS = {"oracle": "oracle s'", "unembedding": "unembedding row of o'", "object
 
 def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     """Return the LRE and its baselines by category, by layer and by relation."""
-    if not any(record.faithful_baselines for record in records):
+    if not any(record.faithful_baselines or record.generic_faithful for record in records):
         return (missing("Baselines", "Baselines were", "--model.fitting.baselines true"),)
     return _faithfulness(records), _causality(records), _by_relation(records)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import analysis, baselines, relations, sweeps
+from lre_lightning.report import analysis, baselines, generic, relations, sweeps
 from lre_lightning.report.analysis import ModelResults
 from lre_lightning.report.comparison import comparison, dataset
 from lre_lightning.report.findings import findings
@@ -35,6 +35,7 @@ def _sections(model: ModelResults) -> tuple[Section, ...]:
         *first,
         relations.categories(model),
         *baselines.baselines(records),
+        *generic.generic(records),
         relations.agreement(records),
         sweeps.layers(records),
         sweeps.mode_switch(model),

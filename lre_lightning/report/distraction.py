@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.distraction import LENS, LM, OTHER_LENS, LatentKnowledge
+from lre_lightning.lens.distraction import GENERIC_LENS, LENS, LM, OTHER_LENS, LatentKnowledge
 from lre_lightning.metrics.functional import KS
 from lre_lightning.records.summary import spread
 from lre_lightning.report.tables import Cell, Row, Table
@@ -48,6 +48,8 @@ def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micr
                 _row(group, prompt, LM, average),
                 _row(group, f"Attribute lens on {short} prompts", LENS, average),
             ]
+            if any(GENERIC_LENS in result.found for result in group):
+                controls.append(_row(group, f"Jacobian lens on {short} prompts", GENERIC_LENS, average))
             controls += [
                 _row(group, f"Lens of another relation on {short} prompts", OTHER_LENS, average),
                 _row(group, f"Most frequent objects, {short} prompts", lambda result: result.most_frequent, average),

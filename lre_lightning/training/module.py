@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import Lens, read_lenses
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
@@ -88,6 +89,8 @@ class LREModule(FrozenLMModule):
         self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
         self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
         self.fitting.check_choices(self.lm)
+        lens = self.fitting.jacobian_lens
+        self.jacobian_lens = None if lens is None else JacobianLens.load(lens, self.lm)
         self.bank = LREBank()
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
@@ -126,7 +129,8 @@ class LREModule(FrozenLMModule):
 
     @property
     def _run(self) -> Run:
-        return Run(self.lm, self._data, self.processes, self.layers, self.betas, self.ranks, self.beta, self.fitting)
+        grid = self.layers, self.betas, self.ranks, self.beta
+        return Run(self.lm, self._data, self.processes, *grid, self.fitting, self.jacobian_lens)
 
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.

@@ -43,6 +43,8 @@ class Fitting:
             compare it with W (the paper's appendix on beta).
         generations: The number of edits per trial for which the LM's continuations before and after are kept, ten
             tokens of each (the paper's table "causal-generations").
+        jacobian_lens: A Jacobian lens J of the LM to compare LREs with: a file, a folder or a hub name. Scored are J in
+            place of W, without b and with it, and W mixed with J.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
@@ -55,6 +57,7 @@ class Fitting:
     baselines: bool = option(False)
     line_integrals: int = option(0)
     generations: int = option(0)
+    jacobian_lens: str | None = option(None)
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lre_lightning.grid import Layer, check_ranks, default_ranks
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
@@ -20,6 +21,7 @@ from lre_lightning.records.selection import choose_after
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.baselines import Examples, with_baselines
 from lre_lightning.scoring.generations import with_generations
+from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
 from lre_lightning.scoring.states import PromptStates, TrialStates
@@ -43,6 +45,7 @@ class Run:
         ranks: The ranks to try; None for the default ones.
         beta: The beta of the records and LREs.
         fitting: What a fit measures, and how it chooses layers and ranks.
+        lens: The Jacobian lens that LREs are compared with, if any.
     """
 
     lm: LanguageModel
@@ -53,6 +56,7 @@ class Run:
     ranks: tuple[int, ...] | None
     beta: float
     fitting: Fitting
+    lens: JacobianLens | None = None
 
 
 class TestedTrial:
@@ -186,6 +190,8 @@ class FitTrial(TestedTrial):
         record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
         if self.run.fitting.baselines:
             record = with_baselines(record, states, self._lres, self._examples)
+        if self.run.lens:
+            record = with_jacobian_lens(record, states, self._lres, self._examples, self.run.lens)
         if self.run.fitting.line_integrals:
             record = with_line_integrals(record, states, self._lres[layer], self.run.fitting.line_integrals)
         lre = replace(self._lres[layer], rank=rank)

@@ -1,6 +1,6 @@
 """Records of results for tests, made without an LM."""
 
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.record import GENERIC, TrialRecord
 
 COUNTS = {"category": "factual", "samples": 20, "range_size": 4, "tested": 12, "known": 10, "edited": 8}
 """Fields that records of most tests share."""
@@ -31,6 +31,10 @@ def full_record(trial=0, relation="capital", **changes):
         "faithful_low_rank": (2, 3, 4, 5),
         "line_integrals": ((1.5, 1.25), (0.1, 1e-9)),
         "generations": (("The capital of France is", "Paris", "Rome", "Paris, a city", "Rome, a city"),),
+        "generic_layers": (0, 3),
+        "generic_faithful": {name: ((1, 2), (3, 4)) for name in GENERIC},
+        "generic_causal": {name: ((1, 2, 3, 4), (4, 3, 2, 1)) for name in GENERIC[1:]},
+        "likeness": ((0.5, 0.25, 0.75), (-0.5, 0.0, 1.0)),
         "train": (("France", "Paris"), ("日本", "東京")),
         "seed": 7,
         "digest": "0a" * 32,

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.datamodules import DistractionDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.lens.distraction import LENS, LM, OTHER_LENS, latent_knowledge
+from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.lens.distraction import GENERIC_LENS, LENS, LM, OTHER_LENS, latent_knowledge
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -97,6 +98,16 @@ def test_an_lm_that_copies_says_the_falsehood_and_the_lens_finds_the_fact(toy_fo
         assert result.false_found[LENS][0] == 0
         assert result.other_relation is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_jacobian_lens_reads_the_subject_as_a_control(toy_folder):
+    lm, data = copying_toy(), toy_data(toy_folder)
+    lres = toy_lres(lm, data, {"thing colour": projection(OWN)})
+    (result, _) = latent_knowledge(lm, data, lres, jacobian_lens=JacobianLens({0: projection(OWN, shift=1)}, 1))
+    assert result.found[LENS][0] == 21
+    assert result.found[GENERIC_LENS][0] == 0
+    with pytest.raises(LREError, match="the Jacobian lens has no layer 0: it has"):
+        latent_knowledge(lm, data, lres, jacobian_lens=JacobianLens({1: projection(OWN)}, 1))
 
 
 def test_only_facts_that_the_lm_knows_undistracted_count(toy_folder):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import COLUMNS, TrialRecord, read_records, rows, write_records
+from lre_lightning.records.record import COLUMNS, GENERIC, TrialRecord, read_records, rows, write_records
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
 from lre_lightning.report.relations import relations
@@ -106,6 +106,8 @@ def test_a_missing_field_is_refused_unless_it_has_a_default():
         ({"layer": None}, "layer None is not on the grid"),
         ({"beta": 3.0}, "beta 3.0 is not on the grid"),
         ({"causal_baselines": {"magic": [1, 2, 3]}}, "causal_baselines has 'magic', and the baselines are oracle"),
+        ({"likeness": []}, "likeness must have 2 entries, one per generic layer"),
+        ({"generic_causal": {"mixed": [[1, 2, 3, 4]]}}, "generic_causal must have 2 x 4 counts"),
         ({"line_integrals": [[1.0]]}, "line_integrals.0.1"),
         ({"reported": 1}, "reported: Input should be a valid boolean, got 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
@@ -227,6 +229,10 @@ def expected_score(record, row):
         return record.faithfulness(layer, row["beta"], zero_shot=not few_shot)
     if row["method"] == "LRE":
         return record.causality(layer, row["rank"])
+    if row["method"] in GENERIC and row["metric"] == "faithfulness":
+        return record.generic_faithfulness(row["method"], layer, row["beta"])
+    if row["method"] in GENERIC:
+        return record.generic_causality(row["method"], layer, row["rank"])
     if row["metric"] == "faithfulness":
         return record.faithfulness_baseline(row["method"], layer, zero_shot=not few_shot)
     return record.causality_baseline(row["method"], layer)
@@ -236,7 +242,8 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
     given_records = full_record(), full_record(1, edited=4), full_record(0, "mother")
     records = {(record.relation, record.trial): record for record in given_records}
     found = rows([*records.values(), BARE])
-    assert len(found) == 3 * 3 * (2 + 2 + 4 + 3 + 3 + 3)  # records, layers, and the scores of each
+    generic = 3 * 2 * (3 * 2 + 2 * 4)
+    assert len(found) == 3 * 3 * (2 + 2 + 4 + 3 + 3 + 3) + generic  # records, layers, and the scores of each
     names = ("relation", "trial", "metric", "method", "prompt", "layer", "beta", "rank")
     assert len({tuple(row[name] for name in names) for row in found}) == len(found)
     for row in found:
@@ -246,7 +253,7 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
         assert row["total"] == (10 if row["metric"] == "faithfulness" else record.edited)
         common = ("model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
-        on_grid = row["method"] == "LRE"
+        on_grid = row["method"] in ("LRE", *GENERIC)
         assert (row["beta"] in record.betas) == (on_grid and row["metric"] == "faithfulness")
         assert (row["rank"] in record.ranks) == (on_grid and row["metric"] == "causality")
         assert (row["beta"] is None) + (row["rank"] is None) == (1 if on_grid else 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.distraction import LENS, LM, OTHER_LENS, LatentKnowledge
+from lre_lightning.lens.distraction import GENERIC_LENS, LENS, LM, OTHER_LENS, LatentKnowledge
 from lre_lightning.report.distraction import distraction_table
 from lre_lightning.report.tables import to_csv, to_latex, to_text
 
@@ -50,6 +50,13 @@ def test_the_table_has_the_papers_rows_and_the_controls():
         assert table.totals == 6
         assert "attribute_lens}" in to_latex(table)
         assert to_csv(table).splitlines()[2] == "Attribute lens on RD prompts,0.5,0.6,0.8,0.2,10"
+
+
+def test_a_jacobian_lens_is_a_row_where_it_was_asked():
+    found = {LM: (0, 2, 4), LENS: (5, 6, 8), GENERIC_LENS: (1, 2, 3)}
+    shown = to_text(distraction_table([counted(found=found)]))
+    assert shown[2][:4] == ["Jacobian lens on RD prompts", "0.10", "0.20", "0.30"]
+    assert not any("Jacobian" in row[0] for row in to_text(distraction_table([counted()])))
 
 
 def test_averages_over_prompts_and_over_relations():

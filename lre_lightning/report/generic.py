@@ -1,0 +1,71 @@
+"""The section on LREs beside a Jacobian lens: what does knowing the relation add?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lre_lightning.grid import Layer
+from lre_lightning.records.record import GENERIC, TrialRecord
+from lre_lightning.report import analysis, plotting
+from lre_lightning.report.analysis import METHODS, Score
+from lre_lightning.report.plotting import STYLES
+from lre_lightning.report.sections import Section, picture_of
+from lre_lightning.report.sweeps import sweep_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LIKENESS = ("cosine of W and J", "directions read", "directions written")
+
+
+def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
+    """Return the section, if a fit has compared its LREs with a Jacobian lens."""
+    compared = analysis.on_most((record for record in records if record.generic_faithful), "layers")
+    if not compared:
+        return ()
+    columns = {
+        **{f"faithfulness: {name}": METHODS["faithfulness"][name] for name in ("LRE", *GENERIC)},
+        **{f"causality: {name}": METHODS["causality"][name] for name in ("LRE", *GENERIC[1:])},
+        **{name: _likeness(index) for index, name in enumerate(LIKENESS)},
+    }
+    layers = compared[0].generic_layers
+    table = sweep_table(
+        "generic",
+        f"LREs of {analysis.lm_of(compared)} and its Jacobian lens J by layer: J in place of W, without b and with it, "
+        "and both mixed, (n W + J) / (n + 1). The cosine of W and J, and how much of the leading directions that W "
+        "reads from s, and writes to o, J shares (mean squared cosine of principal angles).",
+        "layer",
+        {name: analysis.sweep(compared, score, "layer", layers) for name, score in columns.items()},
+    )
+    return (Section("LREs and the Jacobian lens", (picture_of(plot_generic, compared),), (table,)),)
+
+
+def _likeness(index: int) -> Score:
+    def score(record: TrialRecord, layer: Layer) -> float:
+        return record.likeness[record.generic_layers.index(layer)][index]
+
+    return score
+
+
+def plot_generic(records: Sequence[TrialRecord]) -> Figure:
+    """LREs, the Jacobian lens in place of W, and both mixed, by layer; and how alike W and J are.
+
+    Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
+    """
+    layers = records[0].generic_layers
+    panels = {
+        "faithfulness": {name: METHODS["faithfulness"][name] for name in ("LRE", *GENERIC)},
+        "causality": {name: METHODS["causality"][name] for name in ("LRE", *GENERIC[1:])},
+        "likeness of W and J": {name: _likeness(index) for index, name in enumerate(LIKENESS)},
+    }
+    figure = plotting.new_figure(11, 4)
+    looks = dict(zip(("LRE", *GENERIC, *LIKENESS), STYLES, strict=False))
+    for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
+        for name, score in scores.items():
+            plotting.mean_curve(axes, analysis.sweep(records, score, "layer", layers), looks[name], name)
+        plotting.layer_axis(axes, layers, 8)
+        axes.set(title=title, xlabel="layer")
+        plotting.fraction_axis(axes, "y")
+    plotting.legend(figure)
+    return figure

@@ -1,0 +1,50 @@
+"""The section on LREs and the Jacobian lens, of counts whose means are worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from lre_lightning.records.record import GENERIC
+from lre_lightning.report import generic
+from lre_lightning.report.analysis import by_model
+from lre_lightning.report.baselines import baselines
+from lre_lightning.report.chapters import chapters_of
+from tests.report.examples import MAIN
+from tests.report.test_figures import check_layout
+
+
+def compared(record):
+    """The record with counts of the lens at the layers 0 and 1, which grow by one from method to method."""
+    counts = {name: tuple((i + layer,) * len(record.betas) for layer in (1, 2)) for i, name in enumerate(GENERIC)}
+    edits = {name: ((i,) * len(record.ranks),) * 2 for i, name in enumerate(GENERIC[1:])}
+    likeness = ((0.5, 0.25, 0.75), (1.0, 0.5, 0.5))
+    return replace(record, generic_layers=(0, 1), generic_faithful=counts, generic_causal=edits, likeness=likeness)
+
+
+RECORDS = [compared(record) if record.scored else record for record in MAIN]
+
+
+def test_the_table_has_the_scores_by_layer():
+    ((section),) = generic.generic(RECORDS)
+    (table,) = section.tables
+    first, second = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert (first["layer"], second["layer"]) == (0, 1)
+    for i, name in enumerate(GENERIC):
+        assert first[f"faithfulness: {name}"][0] == pytest.approx((i + 1) / 10)
+        assert second[f"faithfulness: {name}"][0] == pytest.approx((i + 2) / 10)
+    assert first["causality: mixed"][0] == pytest.approx(1 / 8)
+    assert [first[name][0] for name in generic.LIKENESS] == [0.5, 0.25, 0.75]
+    check_layout(section.pictures[0].plot())
+
+
+def test_the_methods_stand_beside_the_baselines():
+    (faithful, causal, _) = baselines(RECORDS)
+    assert set(GENERIC) <= {row[0] for row in faithful.tables[0].rows}
+    assert set(GENERIC[1:]) <= {row[0] for row in causal.tables[0].rows}
+    check_layout(faithful.pictures[0].plot())
+
+
+def test_there_is_no_section_without_a_lens():
+    assert generic.generic(MAIN) == ()
+    titles = [section.title for chapter in chapters_of(by_model(RECORDS)) for section in chapter.sections]
+    assert "LREs and the Jacobian lens" in titles

@@ -1,0 +1,95 @@
+"""LREs beside a Jacobian lens, on a toy of which numpy computes every count."""
+
+import numpy as np
+import pytest
+import torch
+
+from lre_lightning.errors import LREError
+from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.records.record import GENERIC, TrialRecord, rows
+from lre_lightning.scoring.generic import likeness
+from lre_lightning.scoring.states import TrialStates
+from lre_lightning.training.module import LREModule
+from tests.helpers.toy import WIDTH
+from tests.scoring.test_fits import BETAS, GRID, RANKS, ByHand, data_of
+from tests.training.test_module import trainer_of
+
+LENS_LAYERS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def lens(random_toy, tmp_path_factory):
+    """A file with J = 2 W + noise at the blocks, and J."""
+    block = random_toy.module_at(0).matrix.float()
+    torch.manual_seed(1)
+    jacobians = {
+        layer: 2 * torch.linalg.matrix_power(block, 1 - layer) + 0.3 * torch.randn(WIDTH, WIDTH)
+        for layer in LENS_LAYERS
+    }
+    path = tmp_path_factory.mktemp("lens") / "jacobian_lens.safetensors"
+    JacobianLens(jacobians, n_prompts=3).save(path)
+    return str(path), {layer: jacobian.double().numpy() for layer, jacobian in jacobians.items()}
+
+
+def edited(hand, weight, subject, target, layer, rank):
+    """s after the edit by the pseudo-inverse of a rank of any weight."""
+    left, values, right = np.linalg.svd(weight)
+    difference = hand.output(hand.test[target]) - hand.output(hand.test[subject])
+    inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T
+    return hand.state(hand.test[subject], layer) + inverse @ difference
+
+
+def test_every_count_is_that_of_numpy(random_toy, toy_relations, lens, tmp_path, monkeypatch):
+    (path, jacobians), noted, join = lens, [], TrialStates.join
+    monkeypatch.setattr(TrialStates, "join", lambda *args: noted.append(join(*args)) or noted[-1])
+    module = LREModule(random_toy, **GRID, fitting={"jacobian_lens": path})
+    trainer_of(tmp_path).fit(module, datamodule=data_of(toy_relations, trials=1))
+    counts = set()
+    for states in noted:
+        record, hand = module.records[states.trial.relation.name, 0], ByHand(random_toy, states.trial)
+        pairs = zip(states.edited.tolist(), states.targets.tolist(), strict=True)
+        edits = [(states.prompts[row].subject, states.prompts[target].subject) for row, target in pairs]
+        assert record.generic_layers == LENS_LAYERS
+        for place, layer in enumerate(LENS_LAYERS):
+            subjects = np.stack([hand.state(s, layer) for s in hand.train])
+            objects = np.stack([hand.output(s) for s in hand.train])
+            exact = np.linalg.matrix_power(hand.matrix, 1 - layer)
+            mixed = (4 * exact + jacobians[layer]) / 5
+            for name, weight in zip(GENERIC, (jacobians[layer], jacobians[layer], mixed), strict=True):
+                bias = 0 if name == GENERIC[0] else (objects - subjects @ weight.T).mean(0)
+                said = tuple(hand.faithful(lambda s: beta * weight @ s + bias, layer) for beta in BETAS)  # noqa: B023
+                assert record.generic_faithful[name][place] == said
+                by_rank = tuple(
+                    hand.causal(edits, layer, lambda *pair: edited(hand, weight, *pair, layer, rank))  # noqa: B023
+                    for rank in RANKS
+                )
+                assert name == GENERIC[0] or record.generic_causal[name][place] == by_rank
+                counts |= {said, by_rank}
+            cosine = (exact * jacobians[layer]).sum() / np.linalg.norm(exact) / np.linalg.norm(jacobians[layer])
+            assert record.likeness[place][0] == pytest.approx(cosine, rel=1e-5)
+        assert TrialRecord.from_plain(record.plain()) == record
+        assert {row["method"] for row in rows([record])} == {"LRE", *GENERIC}
+    assert len(noted) == 2
+    assert len(counts) > 6
+
+
+@pytest.mark.parametrize("width", [8, 40])
+def test_likeness_is_that_of_numpys_singular_vectors(width):
+    torch.manual_seed(0)
+    one = torch.randn(width, width, dtype=torch.float64)
+    other = one + torch.randn(width, width, dtype=torch.float64)
+    cosine, read, written = likeness(one, other)
+    count = min(16, width // 2)
+    left, right = zip(
+        *((u[:, :count], v[:count]) for u, _, v in (np.linalg.svd(m.numpy()) for m in (one, other))), strict=True
+    )
+    assert cosine == pytest.approx(float((one * other).sum() / one.norm() / other.norm()))
+    assert read == pytest.approx((np.linalg.svd(right[0] @ right[1].T)[1] ** 2).mean())
+    assert written == pytest.approx((np.linalg.svd(left[0].T @ left[1])[1] ** 2).mean())
+    assert likeness(one, 3 * one) == pytest.approx((1, 1, 1))
+
+
+def test_a_lens_of_another_lm_is_refused_before_the_fit(random_toy, tmp_path):
+    JacobianLens({0: torch.eye(WIDTH + 1)}, 1).save(tmp_path / "wide.safetensors")
+    with pytest.raises(LREError, match=f"the Jacobian lens has the width {WIDTH + 1}"):
+        LREModule(random_toy, fitting={"jacobian_lens": str(tmp_path / "wide.safetensors")})
