@@ -15,6 +15,7 @@ from torch.nn import functional
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.models.caches import select_prefixes, share_cache
+from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import busy_rows, slim_graph
 
@@ -125,7 +126,47 @@ class PromptBatch:
                 output[rows, variants] = run(subject[rows, variants]).to(output.device)
             return output
 
-        return self._run(subject, work)
+        return self._run(subject[..., 0].numel(), work)
+
+    @torch.no_grad()
+    def continued(
+        self, layer: Layer, subject: Tensor, rows: Tensor, tokens: Tensor, read: Callable[[Tensor, slice], Tensor]
+    ) -> Tensor:
+        """Run prompts with s replaced and with tokens after them; each prompt may be run with several texts.
+
+        Args:
+            layer: As in `patched`.
+            subject: The values that replace s, `(batch, hidden)`, in any floating dtype.
+            rows: The prompt of each run, int64 `(runs,)`.
+            tokens: The token ids after it, int64 `(runs, length)`.
+            read: Called with the last block's outputs at the tokens of some runs, `(some, length, hidden)`, and the
+                slice of those runs; outputs of many runs would take too much memory.
+
+        Returns:
+            What `read` returned, joined.
+        """
+        order = torch.arange(tokens.shape[1], device=self._ids.device)
+
+        def run(some: slice) -> Tensor:
+            at, values = rows[some].to(self._ids.device), subject[rows[some].to(subject.device)]
+            places, lines = self._last[at, None] + 1 + order, torch.arange(len(at), device=at.device)
+            ids = functional.pad(self._ids[at], (0, len(order))).scatter(1, places, tokens[some].to(at.device))
+            mentions = self._subject[at] - self._shared
+
+            def put(hidden: Tensor) -> Tensor:
+                hidden = hidden.clone()
+                hidden[lines.to(hidden.device), mentions.to(hidden.device)] = values.to(hidden)
+                return hidden
+
+            self.lm.check_ids(ids[:, : int(places.max()) + 1])
+            with replace(self.lm.module_at(layer), put):
+                output = self.lm(ids[:, self._shared : int(places.max()) + 1], share_cache(self._context))
+            return read(output[lines[:, None].to(output.device), (places - self._shared).to(output.device)], some)
+
+        def work(chunk_size: int) -> Tensor:
+            return torch.cat([run(slice(top, top + chunk_size)) for top in range(0, len(rows), chunk_size)])
+
+        return self._run(len(rows), work)
 
     def pullback(self, layer: Layer, subject: Tensor, cotangent: Tensor) -> Tensor:
         """Run the prompts with s replaced and compute u^T F'(s), the gradient of u . o with respect to s.
@@ -155,12 +196,12 @@ class PromptBatch:
                     (gradient[rows, variants],) = torch.autograd.grad(found, values, u.expand_as(found))
             return gradient
 
-        return self._run(subject, work)
+        return self._run(subject[..., 0].numel(), work)
 
-    def _run(self, subject: Tensor, work: Callable[[int], Tensor]) -> Tensor:
+    def _run(self, runs: int, work: Callable[[int], Tensor]) -> Tensor:
         tokens = 1 if self.lm.shares_prefix else int(self._last.max()) + 1  # of those that a run takes anew
         busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, NUMBERS_AT_A_TIME, max(1, 64 // tokens))
-        wanted = min(max(1, len(self) * subject.shape[1]), self.lm.chunk_size or busy)
+        wanted = min(max(1, runs), self.lm.chunk_size or busy)
         return self.lm.chunk_sizes.run("patched prompts", wanted, work)
 
     def _chunks(

@@ -7,8 +7,8 @@ start token. All positions are token indices that count the start token.
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError
@@ -76,6 +76,7 @@ class FirstTokenCoverage:
         range_size: The number of its distinct objects.
         unique_first_tokens: The number of their distinct first tokens.
         collisions: Groups of objects that share a first token.
+        tokens: All tokens of each object.
 
     >>> FirstTokenCoverage("city in country", range_size=21, unique_first_tokens=20).fraction
     0.9523809523809523
@@ -85,6 +86,7 @@ class FirstTokenCoverage:
     range_size: int
     unique_first_tokens: int
     collisions: tuple[tuple[str, ...], ...] = ()
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def fraction(self) -> float:
@@ -239,7 +241,9 @@ def first_token_coverage(
     by_object = {sample.object: sample for sample in reversed(relation.samples)}
     by_token: dict[int, list[str]] = defaultdict(list)
     samples = [by_object[object_] for object_ in relation.objects]
-    for prompt in make_prompts(tokenizer, relation.template, samples, (), options):
+    prompts = make_prompts(tokenizer, relation.template, samples, (), options)
+    for prompt in prompts:
         by_token[prompt.object_token].append(prompt.object)
     collisions = tuple(tuple(objects) for objects in by_token.values() if len(objects) > 1)
-    return FirstTokenCoverage(relation.name, len(by_object), len(by_token), collisions)
+    tokens = {prompt.object: prompt.object_tokens for prompt in prompts}
+    return FirstTokenCoverage(relation.name, len(by_object), len(by_token), collisions, tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +29,19 @@ if TYPE_CHECKING:
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
+WHOLE_OBJECTS = {
+    "whole-object faithfulness": "known",
+    "closed-set faithfulness": "known",
+    "whole-object causality": "edited",
+    "closed-set causality": "edited",
+}
+"""The scores on whole objects, and the number that the count of each is out of."""
 
 GENERIC = ("Jacobian lens", "Jacobian lens with b", "mixed")
 """LREs with the Jacobian lens J in place of W: without b, with b, and W mixed with J."""
+
+FEW = ("generations", "generic_layers", "generic_faithful", "generic_causal", "likeness", "whole_objects")
+"""What few fits measure: fields that files of records leave out where they are empty."""
 
 MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
@@ -83,6 +93,8 @@ class TrialRecord:
         generic_causal: Like `causal`, of each of `GENERIC` with b, `[generic layer][rank]`.
         likeness: How W and J resemble each other, `[generic layer]`: their cosine, and the mean squared cosine of the
             principal angles between the leading directions that they read from s, and that they write to o.
+        whole_objects: The samples whose whole object the LM says, ``"known"``, those of them that are ``"edited"``, and
+            the successes of each of `WHOLE_OBJECTS` at the chosen point; empty if they were not scored.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -125,6 +137,7 @@ class TrialRecord:
     generic_faithful: Mapping[str, Grid] = field(default_factory=dict)
     generic_causal: Mapping[str, Grid] = field(default_factory=dict)
     likeness: tuple[tuple[float, float, float], ...] = ()
+    whole_objects: Mapping[str, int] = field(default_factory=dict)
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -142,9 +155,14 @@ class TrialRecord:
         return bool(self.layers)
 
     @property
+    def told_apart(self) -> bool:
+        """False if all objects of the relation begin with the same token, so that scores by first token say nothing."""
+        return self.first_tokens != 1
+
+    @property
     def random_guess(self) -> float:
-        """Probability of guessing an object drawn from the relation's distinct objects."""
-        return 1 / self.range_size
+        """Probability of guessing the first token among those of the relation's objects; of the object, if unknown."""
+        return 1 / (self.first_tokens or self.range_size)
 
     def faithfulness(self, layer: Layer, beta: float, zero_shot: bool = False) -> float:
         """Return the fraction of known samples for which the LRE predicts what the LM does; NaN if none is known.
@@ -152,45 +170,49 @@ class TrialRecord:
         With `zero_shot` s is that of a prompt of the subject alone.
         """
         counts = self.faithful_zero_shot if zero_shot else self.faithful
-        return _fraction(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
+        return fraction(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
 
     def low_rank_faithfulness(self, rank: int) -> float:
         """Return the faithfulness at the chosen layer and beta with W reduced to `rank`."""
-        return _fraction(self.faithful_low_rank[self.ranks.index(rank)], self.known)
+        return fraction(self.faithful_low_rank[self.ranks.index(rank)], self.known)
 
     def causality(self, layer: Layer, rank: int) -> float:
         """Return the fraction of edits at `layer` and `rank` after which the LM answers o'; NaN if there is none."""
-        return _fraction(self.causal[self.layers.index(layer)][self.ranks.index(rank)], self.edited)
+        return fraction(self.causal[self.layers.index(layer)][self.ranks.index(rank)], self.edited)
 
     def faithfulness_baseline(self, name: str, layer: Layer, zero_shot: bool = False) -> float:
         """Return the faithfulness of one of `FAITHFULNESS_BASELINES` at `layer`."""
         counts = self.zero_shot_baselines if zero_shot else self.faithful_baselines
-        return _fraction(counts[name][self.layers.index(layer)], self.known)
+        return fraction(counts[name][self.layers.index(layer)], self.known)
 
     def causality_baseline(self, name: str, layer: Layer) -> float:
         """Return the causality of one of `CAUSALITY_BASELINES` at `layer`."""
-        return _fraction(self.causal_baselines[name][self.layers.index(layer)], self.edited)
+        return fraction(self.causal_baselines[name][self.layers.index(layer)], self.edited)
+
+    def on_whole_objects(self, name: str) -> float:
+        """Return one of the scores of `WHOLE_OBJECTS`; NaN if there is nothing that it counts."""
+        return fraction(self.whole_objects[name], self.whole_objects[WHOLE_OBJECTS[name]])
 
     def generic_faithfulness(self, name: str, layer: Layer, beta: float) -> float:
         """Return the faithfulness of one of `GENERIC`."""
         counts = self.generic_faithful[name][self.generic_layers.index(layer)]
-        return _fraction(counts[self.betas.index(beta)], self.known)
+        return fraction(counts[self.betas.index(beta)], self.known)
 
     def generic_causality(self, name: str, layer: Layer, rank: int) -> float:
         """Return the causality of one of `GENERIC` with b."""
         counts = self.generic_causal[name][self.generic_layers.index(layer)]
-        return _fraction(counts[self.ranks.index(rank)], self.edited)
+        return fraction(counts[self.ranks.index(rank)], self.edited)
 
     @property
     def chosen_scores(self) -> tuple[float, float] | None:
-        """Faithfulness and causality at the chosen layer, beta and rank; None if the trial was not scored."""
-        if self.layer is None or self.rank is None:
+        """Faithfulness and causality at the chosen layer, beta and rank; None if the trial was not scored by them."""
+        if self.layer is None or self.rank is None or not self.told_apart:
             return None
         return self.faithfulness(self.layer, self.beta), self.causality(self.layer, self.rank)
 
     def plain(self) -> dict[str, Any]:
-        """Return the record as plain data, for a checkpoint or a file; values are not copied."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        """Return the record as plain data, not copied, without the empty values of what few fits measure."""
+        return {name: value for name, value in vars(self).items() if value or name not in FEW}
 
     @classmethod
     def from_plain(cls, data: object) -> TrialRecord:
@@ -256,6 +278,8 @@ def _check(record: TrialRecord) -> None:
             _check_counts(name, counts, most, *shape)
     if len(record.likeness) != generic:
         raise LREError(f"likeness must have {generic} entries, one per generic layer")
+    if record.whole_objects:
+        _check_whole_objects(record.whole_objects, known)
     if record.scored and not (record.faithful and record.causal):
         raise LREError("it has layers, but no counts")
     for name, value, axis in (("layer", record.layer, record.layers), ("rank", record.rank, record.ranks)):
@@ -263,6 +287,15 @@ def _check(record: TrialRecord) -> None:
             raise LREError(f"{name} {value!r} is not on the grid")
     if record.scored and record.beta not in record.betas:
         raise LREError(f"beta {record.beta} is not on the grid")
+
+
+def _check_whole_objects(counts: Mapping[str, int], known: int) -> None:
+    out_of = {"known": known, "edited": counts.get("known", 0)}
+    out_of |= {name: counts.get(total, 0) for name, total in WHOLE_OBJECTS.items()}
+    if counts.keys() != out_of.keys():
+        raise LREError(f"whole_objects must count {', '.join(out_of)}, not {shown(list(counts))}")
+    for name, most in out_of.items():
+        whole(counts[name], f"{name} of whole_objects", most=most)
 
 
 def _axis(name: str, values: Sequence[Any], check: Callable[..., Any], place: Callable[[Any], float]) -> int:
@@ -284,7 +317,8 @@ def _check_counts(name: str, counts: Sequence[Any], most: int, *shape: int) -> N
         raise LREError(f"{name} has counts of {array.min()} to {array.max()}, and they must be 0 to {most}")
 
 
-def _fraction(count: int, total: int) -> float:
+def fraction(count: int, total: int) -> float:
+    """Return a score; NaN if there is nothing that it counts."""
     return count / total if total else float("nan")
 
 
@@ -345,57 +379,3 @@ def result_files(path: Path) -> list[Path]:
     if not all(map(os.path.isfile, files)) or not files:
         raise LREError(f"there is no fit_results.jsonl in {str(path)!r}: give a run's folder, or such a file")
     return files
-
-
-_COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "reported")
-COLUMNS = (*_COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "count", "total", "score")
-
-
-def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    """Return every count as a row for a data frame, with the keys of `COLUMNS`.
-
-    A row is one score: faithfulness by layer and beta, causality by layer and rank, baselines by layer. Values that a
-    score does not depend on are None. A trial that was not scored has no row.
-    """
-    return [row for record in records if record.scored for row in _rows(record)]
-
-
-def _rows(record: TrialRecord) -> list[dict[str, Any]]:
-    common = {name: getattr(record, name) for name in _COMMON}
-
-    def row(metric: str, method: str, prompt: str, layer: int, count: int, **point: Any) -> dict[str, Any]:
-        total = record.known if metric == "faithfulness" else record.edited
-        score = {"count": count, "total": total, "score": _fraction(count, total)}
-        layers = record.generic_layers if method in GENERIC else record.layers
-        place = {"layer": layers[layer], "beta": None, "rank": None} | point
-        return common | {"metric": metric, "method": method, "prompt": prompt} | place | score
-
-    def grid(
-        metric: str, prompt: str, counts: Grid, axis: str, values: Sequence[float], method: str = "LRE"
-    ) -> list[dict[str, Any]]:
-        return [
-            row(metric, method, prompt, i, count, **{axis: value})
-            for i, at in enumerate(counts)
-            for value, count in zip(values, at, strict=True)
-        ]
-
-    def baselines(metric: str, prompt: str, counts: ByLayer) -> list[dict[str, Any]]:
-        return [row(metric, name, prompt, i, count) for name, at in counts.items() for i, count in enumerate(at)]
-
-    return [
-        *grid("faithfulness", "few-shot", record.faithful, "beta", record.betas),
-        *grid("faithfulness", "zero-shot", record.faithful_zero_shot, "beta", record.betas),
-        *grid("causality", "few-shot", record.causal, "rank", record.ranks),
-        *baselines("faithfulness", "few-shot", record.faithful_baselines),
-        *baselines("faithfulness", "zero-shot", record.zero_shot_baselines),
-        *baselines("causality", "few-shot", record.causal_baselines),
-        *(
-            one
-            for metric, grids, axis, values in (
-                ("faithfulness", record.generic_faithful, "beta", record.betas),
-                ("causality", record.generic_causal, "rank", record.ranks),
-            )
-            for name, counts in grids.items()
-            for one in grid(metric, "few-shot", counts, axis, values, name)
-        ),
-    ]

@@ -101,4 +101,6 @@ def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: f
         record = replace(record, generations=())
     if (layer, beta) != (record.layer, record.beta):
         record = replace(record, faithful_low_rank=())
+    if (layer, rank, beta) != (record.layer, record.rank, record.beta):
+        record = replace(record, whole_objects={})
     return replace(record, layer=layer, rank=rank, beta=beta)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
 from lre_lightning.storage.files import written_whole
 
 Spread = tuple[float, float | None]
 """Mean and standard deviation (n - 1); the deviation of a single value is None."""
+
+TOO_FEW = "the LM knows too few of their facts"
+ALIKE = "all of their objects begin with the same token"
 
 SCORES = ("faithfulness", "causality")
 COLUMNS = [
@@ -26,16 +29,23 @@ COLUMNS = [
 def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
     """Write one row per relation and trial to a CSV file with the columns `COLUMNS`, atomically.
 
-    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them. With
-    `append` the rows are added to those that the file has, all or none.
+    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them. Where
+    whole objects were scored, `WHOLE_OBJECTS` are columns too. With `append` the rows are added to those that the file
+    has, all or none, with its columns.
     """
-    with written_whole(path, append) as part, part.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+    records = list(records)
+    columns = [*COLUMNS, *(WHOLE_OBJECTS if any(record.whole_objects for record in records) else ())]
+    with written_whole(path, append) as part, part.open("a+", newline="", encoding="utf-8") as file:
+        if append:
+            file.seek(0)
+            columns = next(csv.reader(file), columns)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         if not append:
             writer.writeheader()
         for record in records:
             row = {name: getattr(record, name) for name in COLUMNS if name not in SCORES}
             row["beta"] = record.beta if record.scored else None
+            row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if record.whole_objects}
             writer.writerow(row | dict(zip(SCORES, record.chosen_scores or (None, None), strict=True)))
 
 
@@ -51,13 +61,15 @@ class RelationSummary:
         samples: Number of all its samples.
         known: Mean number of known test samples, over all trials.
         trials: Number of scored trials.
-        random_guess: Probability of guessing the object.
+        random_guess: Probability of guessing the object's first token.
         range_size: Number of its distinct objects.
         layer: The chosen layer.
         rank: The chosen rank.
         beta: The chosen beta.
         faithfulness: Mean and standard deviation.
         causality: Mean and standard deviation; None also if no trial had an edit.
+        whole_objects: Means and standard deviations of `WHOLE_OBJECTS`, where they were scored.
+        unscored: Why the relation has no scored trial; empty if it has some.
     """
 
     relation: str
@@ -72,6 +84,8 @@ class RelationSummary:
     beta: float | None = None
     faithfulness: Spread | None = None
     causality: Spread | None = None
+    whole_objects: Mapping[str, Spread] = field(default_factory=dict)
+    unscored: str = ""
 
 
 def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
@@ -91,12 +105,20 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     reported = [record for record in group if record.reported and record.scored]
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
     common = (first.relation, first.category, first.samples, known, len(scores), first.random_guess, first.range_size)
+    measured = [record for record in reported if record.whole_objects]
+    found = {name: _spread([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
+    whole_objects = {name: value for name, value in found.items() if value is not None}
     if not scores:
-        return RelationSummary(*common)
+        unscored = TOO_FEW if first.told_apart else ALIKE
+        return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
     chosen = reported[0]
-    counted = ([value for value in values if not math.isnan(value)] for values in zip(*scores, strict=True))
-    faithfulness, causality = (spread(values) if values else None for values in counted)
-    return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality)
+    faithfulness, causality = map(_spread, zip(*scores, strict=True))
+    return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality, whole_objects)
+
+
+def _spread(values: Iterable[float]) -> Spread | None:
+    counted = [value for value in values if not math.isnan(value)]
+    return spread(counted) if counted else None
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -153,7 +153,7 @@ def low_rank_faithfulness(record: TrialRecord, rank: int) -> float:
 
 
 def random_guess(record: TrialRecord) -> float:
-    """Return the chance of guessing the object among the relation's distinct objects."""
+    """Return the chance of guessing the first token among those of the relation's distinct objects."""
     return record.random_guess
 
 
@@ -180,8 +180,8 @@ def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
 
 
 def counted(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Return the records of scored and reported trials."""
-    return [record for record in records if record.scored and record.reported]
+    """Return the records of scored and reported trials, of relations whose objects differ in their first tokens."""
+    return [record for record in records if record.scored and record.reported and record.told_apart]
 
 
 def scored_in_all(groups: Mapping[K, Sequence[TrialRecord]]) -> dict[K, list[TrialRecord]]:

@@ -28,7 +28,11 @@ def chapters_of(models: Sequence[ModelResults]) -> list[Chapter]:
 
 def _sections(model: ModelResults) -> tuple[Section, ...]:
     records = model.main
-    first = (Section("Findings", tables=(findings(records, model.bare),)), relations.relations(records))
+    first = (
+        Section("Findings", tables=(findings(records, model.bare),)),
+        relations.relations(records),
+        *relations.whole_objects(records),
+    )
     if not analysis.counted(records):
         return first
     return (

@@ -11,13 +11,19 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
+from lre_lightning.records.record import WHOLE_OBJECTS
 from lre_lightning.records.summary import RelationSummary
 from lre_lightning.report.tables import Table, cell_text, to_text, write_table
 
 
 def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
-    """Build the table of results: one row per relation, scores as mean ± standard deviation over trials."""
-    names = ("samples", "known", "layer", "rank", "beta", "faithfulness", "causality", "random guess")
+    """Build the table of results: one row per relation, scores as mean ± standard deviation over trials.
+
+    Scores on whole objects are columns where a relation has them.
+    """
+    summaries = list(summaries)
+    whole = [name for name in WHOLE_OBJECTS if any(name in summary.whole_objects for summary in summaries)]
+    names = ("samples", "known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *whole)
     title = "Linear relational embeddings"
     table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category"):
@@ -28,7 +34,8 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
         known = f"{one.known:.1f}".removesuffix(".0")
         chosen = ["-" if value is None else str(value) for value in (one.layer, one.rank, one.beta)]
         scores = [cell_text(score) if one.trials else "not scored" for score in (one.faithfulness, one.causality)]
-        table.add_row(one.relation, one.category, str(one.samples), known, *chosen, *scores, f"{one.random_guess:.2f}")
+        scores += [f"{one.random_guess:.2f}", *(cell_text(one.whole_objects.get(name)) for name in whole)]
+        table.add_row(one.relation, one.category, str(one.samples), known, *chosen, *scores)
     return table
 
 
@@ -44,9 +51,9 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
     table = results_table(summaries)
     console = wide_console(table)
     console.print(table)
-    unscored = [summary.relation for summary in summaries if not summary.trials]
-    if unscored:
-        console.print(f"Not scored, because the LM knows too few of their facts: {', '.join(unscored)}.")
+    for reason in dict.fromkeys(summary.unscored for summary in summaries if not summary.trials):
+        unscored = [summary.relation for summary in summaries if summary.unscored == reason]
+        console.print(f"Not scored, because {reason}: {', '.join(unscored)}.")
 
 
 def show_tables(tables: Iterable[Table], folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.selection import Criterion, reselect
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, SCORES, ModelResults
@@ -26,10 +26,12 @@ def relations(records: Sequence[TrialRecord]) -> Section:
     scored = {record.relation: record for record in analysis.counted(records)}
     chosen = ({name: getattr(record, axis) for name, record in scored.items()} for axis in ("layer", "beta", "rank"))
     guess, _ = analysis.over_relations(records, analysis.random_guess) or (None, None)
+    alike = {record.relation: None for record in records if not record.told_apart}
     table = Table(
         "hyperparameters",
         f"LRE performance and hyperparameters by relation on {analysis.lm_of(records)}. Means and standard deviations "
-        "over trials, in the last row over relations. Where scores are missing, the LM knows too few facts.",
+        "over trials, in the last row over relations. Where scores are missing, the LM knows too few facts."
+        + "".join(f" Those of {name} are missing, as all objects begin with the same token." for name in alike),
         ("relation", "|range|", "layer", "β", "rank", *SCORES, "random guess"),
         (
             *rows_of(
@@ -68,6 +70,33 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     plotting.category_marks(axes, names, kinds)
     plotting.legend(figure)
     return figure
+
+
+def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
+    """Return the scores on whole objects beside those by first token; nothing where they were not measured."""
+    measured = [record for record in records if record.reported and record.whole_objects]
+    if not measured:
+        return ()
+    known = analysis.spreads((record.relation, record.whole_objects["known"]) for record in measured)
+    columns = {name: analysis.per_relation(records, score) for name, score in SCORES.items()} | {
+        name: analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
+        for name in WHOLE_OBJECTS
+    }
+    order = sorted(columns, key=lambda name: name.split()[-1] == "causality")
+    table = Table(
+        "whole_objects",
+        f"LRE performance by first token and on whole objects by relation on {analysis.lm_of(records)}, with the "
+        "number of test samples whose whole object the LM says. Whole-object: every token of the object is said. "
+        "Closed-set: the most probable of the relation's objects is right. Means and standard deviations over trials, "
+        "in the last row over relations.",
+        ("relation", "known as a whole", *order),
+        (
+            *rows_of(alphabetical(known), known, *(columns[name] for name in order)),
+            ("mean", None, *(analysis.overall(columns[name]) for name in order)),
+        ),
+        totals=1,
+    )
+    return (Section("Whole objects", tables=(table,)),)
 
 
 def categories(model: ModelResults) -> Section:

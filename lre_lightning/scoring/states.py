@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -120,13 +120,8 @@ class TrialStates(PromptStates):
             for name in ("subject", "object", "predicted", "known")
         )
         zero_shot = [batch.zero_shot for batch in batches if batch.zero_shot is not None]
-        asked = trial.test_asked
-        # The LM's answer to a known prompt is its object's first token.
-        tokens = processes.rows(torch.where(known, predicted + 1, 0), samples, len(asked)) - 1
-        drawn = draw_targets(asked, tokens.tolist(), draw_key(trial), samples, len(trial.asked_with))
-        edits = [(prompt, target) for prompt, target in enumerate(drawn) if target is not None]
-        edited, targets = torch.tensor(edits, dtype=torch.long, device=known.device).reshape(-1, 2).T
-        return cls(
+        none = torch.zeros(0, dtype=torch.long, device=known.device)
+        states = cls(
             runs=PromptBatch.join([batch.runs for batch in batches]),
             prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
             samples=tuple(samples),
@@ -137,10 +132,33 @@ class TrialStates(PromptStates):
             zero_shot=torch.cat(zero_shot) if zero_shot else None,
             trial=trial,
             processes=processes,
+            tokens=none,
+            edited=none,
+            targets=none,
+            target_objects=output[:0],
+        )
+        return states.answered(predicted, known)  # the LM's answer to a known prompt is its object's first token
+
+    def answered(self, answers: Tensor, known: Tensor) -> TrialStates:
+        """Return the states with other answers than the LM's next tokens, and draw the targets; a collective call.
+
+        Args:
+            answers: A number for the answer to each prompt, such as the place of a whole object, int64 `(prompts,)`.
+            known: True where it is right, `(prompts,)`, bool.
+        """
+        trial, asked = self.trial, self.trial.test_asked
+        tokens = self.processes.rows(torch.where(known, answers + 1, 0), self.samples, len(asked)) - 1
+        drawn = draw_targets(asked, tokens.tolist(), draw_key(trial), self.samples, len(trial.asked_with))
+        edits = [(prompt, target) for prompt, target in enumerate(drawn) if target is not None]
+        edited, targets = torch.tensor(edits, dtype=torch.long, device=known.device).reshape(-1, 2).T
+        return replace(
+            self,
+            predicted=answers,
+            known=known,
             tokens=tokens,
             edited=edited,
             targets=targets,
-            target_objects=processes.rows(output, samples, len(asked))[targets],
+            target_objects=self.processes.rows(self.object, self.samples, len(asked))[targets],
         )
 
     @property

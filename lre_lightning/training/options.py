@@ -45,6 +45,8 @@ class Fitting:
             tokens of each (the paper's table "causal-generations").
         jacobian_lens: A Jacobian lens J of the LM to compare LREs with: a file, a folder or a hub name. Scored are J in
             place of W, without b and with it, and W mixed with J.
+        whole_objects: Score whole objects as well, at the chosen layer, beta and rank: whether every token of the
+            object is said, and which object of the relation's range is the most probable.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
@@ -58,6 +60,7 @@ class Fitting:
     line_integrals: int = option(0)
     generations: int = option(0)
     jacobian_lens: str | None = option(None)
+    whole_objects: bool = option(False)
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
 from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.whole_objects import with_whole_objects
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
@@ -99,6 +100,12 @@ class TestedTrial:
         record = new_record(self.trial, self.run.data, tested, known)
         reported = self.trial.number >= self.run.fitting.selection_trials
         return replace(record, model=self.run.lm.name, beta=self.run.beta, reported=reported)
+
+    def _with_whole_objects(self, record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
+        """Return the record with the counts of whole objects, if the options ask for them."""
+        if not self.run.fitting.whole_objects:
+            return record
+        return with_whole_objects(record, states, lre, self.run.data.coverage(self.trial.relation).tokens)
 
 
 class FitTrial(TestedTrial):
@@ -197,6 +204,7 @@ class FitTrial(TestedTrial):
         lre = replace(self._lres[layer], rank=rank)
         if self.run.fitting.generations:
             record = with_generations(record, states, lre.bind(self.run.lm), self.run.fitting.generations)
+        record = self._with_whole_objects(record, states, lre)
         return record, replace(lre.to("cpu"), lm=None) if record.reported else None
 
     def _ranks(self) -> tuple[int, ...]:
@@ -235,7 +243,7 @@ class RescoredTrial(TestedTrial):
         states, record = tested
         lre, rank = self.lre.to(self.run.lm.device), self.lre.rank or self.run.lm.hidden_size
         record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,))
-        return replace(record, layer=lre.layer, rank=rank)
+        return self._with_whole_objects(replace(record, layer=lre.layer, rank=rank), states, lre)
 
 
 class SavedTrials:

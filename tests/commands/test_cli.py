@@ -17,7 +17,8 @@ import yaml
 
 from lre_lightning.cli import main
 from lre_lightning.commands.fit import remove_fit
-from lre_lightning.records.record import read_records, rows
+from lre_lightning.records.record import read_records
+from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations

@@ -48,7 +48,7 @@ class Served(Callback):
 def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
     """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`."""
     root, toy = Path(root), Path(toy)
-    fitting = {"baselines": True, "line_integrals": 2}
+    fitting = {"baselines": True, "line_integrals": 2, "whole_objects": True}
     if lm == "demo":
         module = LREModule("demo", layers=[1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting)
         data = RelationDataModule(**DEMO)

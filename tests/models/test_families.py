@@ -142,6 +142,19 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
             assert torch.allclose(expected, output[row]) == (layer == LAYERS - 1)
 
 
+@torch.no_grad()
+def test_continued_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
+    lm, rows, tokens = any_lm, torch.tensor([1, 0, 1]), torch.tensor([[4, 5], [80, 7], [8, 9]])
+    lm.chunk_size = 2
+    new = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = batch_of(lm).continued(1, new, rows, tokens, lambda outputs, some: outputs + some.start)
+    for run, row in enumerate(rows.tolist()):
+        for place in (0, 1):
+            ids = [*PROMPTS[row], *tokens[run, : place + 1].tolist()]
+            expected = plain_output(lm, ids, SUBJECTS[row], 1, new[row]) + (0, 0, 2)[run]
+            torch.testing.assert_close(found[run, place], expected, **TOLERANCE)
+
+
 def test_activations_are_found(family, lm):
     with one_slope_for_all_lanes(lm, 3, 2):
         found = sum("forward" in vars(module) for module in lm.modules())

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import COLUMNS, GENERIC, TrialRecord, read_records, rows, write_records
+from lre_lightning.records.record import GENERIC, WHOLE_OBJECTS, TrialRecord, read_records, write_records
+from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
 from lre_lightning.report.relations import relations
@@ -34,7 +35,9 @@ def test_scores_are_fractions_of_the_counts():
     record = full_record()
     assert record.scored
     assert not BARE.scored
-    assert record.random_guess == 0.25
+    assert (record.random_guess, BARE.random_guess) == (1 / 3, 1 / 20)  # by first tokens, where they are known
+    assert record.on_whole_objects("closed-set faithfulness") == 8 / 9
+    assert record.on_whole_objects("whole-object causality") == 4 / 7
     assert (record.faithfulness("emb", 2.25), record.faithfulness(3, 1.0)) == (0.1, 0.4)
     assert (record.faithfulness("emb", 2.25, zero_shot=True), record.faithfulness(3, 1.0, zero_shot=True)) == (0.8, 0.5)
     assert (record.causality(0, 8), record.causality(3, 4)) == (5 / 8, 1.0)
@@ -44,10 +47,11 @@ def test_scores_are_fractions_of_the_counts():
     assert record.causality_baseline("oracle", 0) == 7 / 8
     assert record.chosen_scores == (0.5, 1.0)
     assert BARE.chosen_scores is None
+    assert full_record(first_tokens=1).chosen_scores is None
 
 
 def test_scores_over_a_total_of_zero_are_nan():
-    record = full_record(edited=0, known=0)
+    record = full_record(edited=0, known=0, whole_objects=dict.fromkeys(LINE["whole_objects"], 0))
     scores = [
         record.faithfulness(0, 1.0),
         record.causality(0, 8),
@@ -68,6 +72,12 @@ def test_plain_data_rebuild_the_record(record):
     again = TrialRecord.from_plain(json.loads(json.dumps(record.plain())))
     assert again == record
     assert hash(again.faithful + again.train) == hash(record.faithful + record.train)  # tuples throughout
+
+
+def test_records_do_not_mention_what_few_fits_measure():
+    record = full_record(whole_objects={}, generations=())
+    assert not {"whole_objects", "generations"} & record.plain().keys()
+    assert TrialRecord.from_plain(record.plain()) == record
 
 
 def test_a_missing_field_is_refused_unless_it_has_a_default():
@@ -108,6 +118,13 @@ def test_a_missing_field_is_refused_unless_it_has_a_default():
         ({"causal_baselines": {"magic": [1, 2, 3]}}, "causal_baselines has 'magic', and the baselines are oracle"),
         ({"likeness": []}, "likeness must have 2 entries, one per generic layer"),
         ({"generic_causal": {"mixed": [[1, 2, 3, 4]]}}, "generic_causal must have 2 x 4 counts"),
+        ({"whole_objects": {"known": 9}}, "whole_objects must count known, edited, whole-object faithfulness, .*, not"),
+        ({"whole_objects": {**LINE["whole_objects"], "known": 11}}, "known of whole_objects must be .* of 0 to 10"),
+        ({"whole_objects": {**LINE["whole_objects"], "edited": 10}}, "edited of whole_objects must be .* of 0 to 9"),
+        (
+            {"whole_objects": {**LINE["whole_objects"], "closed-set causality": 8}},
+            "closed-set causality of whole_objects must be .* of 0 to 7",
+        ),
         ({"line_integrals": [[1.0]]}, "line_integrals.0.1"),
         ({"reported": 1}, "reported: Input should be a valid boolean, got 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
@@ -225,6 +242,8 @@ def test_a_path_without_records_is_refused(tmp_path):
 
 def expected_score(record, row):
     layer, few_shot = row["layer"], row["prompt"] == "few-shot"
+    if row["metric"] in WHOLE_OBJECTS:
+        return record.on_whole_objects(row["metric"])
     if row["method"] == "LRE" and row["metric"] == "faithfulness":
         return record.faithfulness(layer, row["beta"], zero_shot=not few_shot)
     if row["method"] == "LRE":
@@ -243,19 +262,20 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
     records = {(record.relation, record.trial): record for record in given_records}
     found = rows([*records.values(), BARE])
     generic = 3 * 2 * (3 * 2 + 2 * 4)
-    assert len(found) == 3 * 3 * (2 + 2 + 4 + 3 + 3 + 3) + generic  # records, layers, and the scores of each
+    assert len(found) == 3 * (3 * (2 + 2 + 4 + 3 + 3 + 3) + 4) + generic  # records, layers, and the scores of each
     names = ("relation", "trial", "metric", "method", "prompt", "layer", "beta", "rank")
     assert len({tuple(row[name] for name in names) for row in found}) == len(found)
     for row in found:
         assert tuple(row) == COLUMNS
         record = records[row["relation"], row["trial"]]
         assert row["score"] == row["count"] / row["total"] == expected_score(record, row)
-        assert row["total"] == (10 if row["metric"] == "faithfulness" else record.edited)
+        totals = {"faithfulness": 10, "causality": record.edited, "known": 9, "edited": 7}
+        assert row["total"] == totals[WHOLE_OBJECTS.get(row["metric"], row["metric"])]
         common = ("model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
-        on_grid = row["method"] in ("LRE", *GENERIC)
-        assert (row["beta"] in record.betas) == (on_grid and row["metric"] == "faithfulness")
-        assert (row["rank"] in record.ranks) == (on_grid and row["metric"] == "causality")
+        on_grid, faithful = row["method"] in ("LRE", *GENERIC), row["metric"].endswith("faithfulness")
+        assert (row["beta"] in record.betas) == (on_grid and faithful)
+        assert (row["rank"] in record.ranks) == (on_grid and not faithful)
         assert (row["beta"] is None) + (row["rank"] is None) == (1 if on_grid else 2)
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from lre_lightning.records.record import write_records
+from lre_lightning.records.record import WHOLE_OBJECTS, write_records
 from lre_lightning.records.summary import COLUMNS, summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
 from tests.helpers.records import small_record, unscored_record
@@ -33,6 +33,38 @@ def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
     prompts = {"model": "", "n_shot": "0", "template": ""}
     counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05"}
     assert other == common | place | prompts | counts
+
+
+WHOLE = dict(zip(("known", "edited", *WHOLE_OBJECTS), (8, 5, 4, 6, 1, 0), strict=True))
+
+
+def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
+    path, scored = tmp_path / "results.csv", record(whole_objects=WHOLE)
+    write_csv([unscored_record(), scored], path)
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        other, row = reader
+    assert reader.fieldnames == [*COLUMNS, *WHOLE_OBJECTS]
+    assert [row[name] for name in WHOLE_OBJECTS] == ["0.5", "0.75", "0.2", "0.0"]
+    assert {other[name] for name in WHOLE_OBJECTS} == {""}
+    write_csv([], path)
+    write_csv([scored], path, append=True)  # the columns are those of the file
+    assert path.read_text().startswith(",".join(COLUMNS) + "\n")
+    assert len(path.read_text().splitlines()[1].split(",")) == len(COLUMNS)
+
+
+def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsys):
+    alike = summarize([record(first_tokens=1, whole_objects=WHOLE), record(1, first_tokens=1)])
+    assert (alike[0].trials, alike[0].faithfulness, alike[0].random_guess) == (0, None, 1)
+    assert alike[0].whole_objects["closed-set faithfulness"] == (0.75, None)
+    print_results([*alike, *summarize([record(relation="mother"), unscored_record()])])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "capital factual 20 10 - - - not scored not scored 1.00 0.50 0.75 0.20 0.00" in lines
+    assert "mother factual 20 10 0 4 2.0 0.80 0.88 0.25 - - - -" in lines
+    assert lines[-2:] == [
+        "Not scored, because all of their objects begin with the same token: capital.",
+        "Not scored, because the LM knows too few of their facts: ceo.",
+    ]
 
 
 def test_a_summary_has_means_and_deviations_over_scored_trials():

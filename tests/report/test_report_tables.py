@@ -44,10 +44,43 @@ def test_scores_and_hyperparameters_by_relation():
     found = rows("hyperparameters", MAIN)
     assert list(found) == ["antonym", "capital", "ceo", "Colour", "mean of the scored"]
     assert found["capital"] == (4, 0, 2.0, 4, spread(F["capital"]), spread(C["capital"]), 0.25)
-    assert found["ceo"] == (20, None, None, None, None, None, 0.05)
+    assert found["ceo"] == (20, None, None, None, None, None, 1 / 18)
     guess = pytest.approx((0.25 + 0.04 + 0.25) / 3)
     assert found["mean of the scored"] == (None, None, None, None, over(F), over(C), guess)
     assert "on demo" in table("hyperparameters", MAIN).caption
+
+
+def test_relations_whose_objects_begin_alike_have_no_scores_by_first_token():
+    alike = [replace(r, first_tokens=1) if r.relation == "antonym" else r for r in MAIN]
+    others = [r for r in MAIN if r.relation != "antonym"]
+    found = rows("hyperparameters", alike)
+    assert found["antonym"] == (25, None, None, None, None, None, 1.0)
+    assert {**found, "antonym": None} == {**rows("hyperparameters", others), "antonym": None}
+    assert "Those of antonym are missing, as all objects begin with the same token." in (
+        table("hyperparameters", alike).caption
+    )
+    assert table("categories", alike).rows[-1] == table("categories", others).rows[-1]
+
+
+def test_scores_on_whole_objects_beside_those_by_first_token():
+    assert table("whole_objects", MAIN) is None
+    scores = ("whole-object faithfulness", "closed-set faithfulness", "whole-object causality", "closed-set causality")
+    measured = [
+        replace(MAIN[0], whole_objects={"known": 8, "edited": 5, **dict(zip(scores, (4, 6, 1, 2), strict=True))})
+    ]
+    measured += [
+        replace(measured[0], trial=1, reported=False, known=0),
+        replace(measured[0], relation="one", first_tokens=1),
+    ]
+    found = rows("whole_objects", [*measured, *MAIN[1:]])
+    assert table("whole_objects", measured).columns == (
+        *("relation", "known as a whole", "faithfulness", *scores[:2], "causality", *scores[2:]),
+    )
+    whole = [(8, None), (0.5, None), (0.75, None), (0.2, None), (0.4, None)]
+    assert found["capital"] == (whole[0], spread(F["capital"]), *whole[1:3], spread(C["capital"]), *whole[3:])
+    assert found["one"] == (whole[0], None, *whole[1:3], None, *whole[3:])
+    assert list(found) == ["capital", "one", "mean"]
+    assert found["mean"][2] == flat(0.5)
 
 
 @pytest.mark.parametrize("name", ["hyperparameters", "categories", "layers", "ranks", "betas"])
@@ -327,6 +360,7 @@ def test_findings_that_do_not_hold_say_no():
             causal_baselines={"oracle": (0, 2, 0), "unembedding": (0, 2, 0), "object": (0, 2, 0)},
             line_integrals=((1.0, 2.0),),
             range_size=1,
+            first_tokens=None,
         )
         for r in MAIN
         if r.scored

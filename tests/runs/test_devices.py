@@ -116,6 +116,7 @@ def command(folder, out, *options):
         "model.ranks": "[1,16]",
         "model.fitting.baselines": True,
         "model.fitting.line_integrals": 2,
+        "model.fitting.whole_objects": True,
         "trainer.default_root_dir": out,
         "trainer.accelerator": "cpu",
     }

@@ -21,13 +21,15 @@ from tests.training.test_module import trainer_of
 LAYERS = ("emb", 0, 1)
 BETAS, RANKS = (0.0, 0.8, 1.0), (2, 5, WIDTH)
 GRID = {"betas": list(BETAS), "ranks": list(RANKS), "beta": 0.8}
-FULL = {**GRID, "fitting": {"baselines": True, "line_integrals": 3}}
+FULL = {**GRID, "fitting": {"baselines": True, "line_integrals": 3, "whole_objects": True}}
+OBJECTS = slice(toy.WORDS.index(toy.OBJECTS[0]), toy.WORDS.index(toy.OBJECTS[-1]) + 1)
 NOT_MEASURED = {
     "faithful_baselines": {},
     "faithful_zero_shot": (),
     "zero_shot_baselines": {},
     "causal_baselines": {},
     "line_integrals": (),
+    "whole_objects": {},
 }
 SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
 
@@ -76,8 +78,8 @@ class ByHand:
             value = self.matrix @ value + self.shift
         return value
 
-    def says(self, output):
-        return int(np.argmax(self.rows @ output))
+    def says(self, output, tokens=slice(None)):
+        return int(np.arange(len(self.rows))[tokens][np.argmax(self.rows[tokens] @ output)])
 
     def faithful(self, function, layer):
         """The number of test samples of which a function of s says what the LM says."""
@@ -157,6 +159,18 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     assert record.causal_baselines["oracle"] == (record.edited,) * 3
     assert record.causal_baselines["object"][0] < record.edited
 
+    # Objects are single tokens: as a whole they are what first tokens are, and in a closed set nothing else is said.
+    lre, chosen = hand.lre(record.layer, 0.8), (record.layer, record.rank)
+    closed = sum(hand.says(lre(hand.state(s, record.layer)), OBJECTS) == hand.objects[n] for n, s in hand.test.items())
+    aims = [(hand.output(hand.edited(*pair, *chosen), record.layer), hand.objects[pair[1]]) for pair in edits]
+    assert tuple(record.whole_objects.values()) == (
+        *(record.known, record.edited, record.faithful[LAYERS.index(record.layer)][1], closed),
+        *(
+            causal[LAYERS.index(record.layer)][RANKS.index(record.rank)],
+            sum(hand.says(o, OBJECTS) == t for o, t in aims),
+        ),
+    )
+
     # Of an affine LM, W says everything about the distances between objects.
     outputs = {name: hand.output(s) for name, s in hand.test.items()}
     distances = [np.linalg.norm(outputs[target] - outputs[subject]) for subject, target in edits]
@@ -231,7 +245,8 @@ def test_validation_scores_the_saved_lres_alone(random_toy, fitted, toy_relation
         record, before = module.records[key], whole.records[key]
         assert record.chosen_scores == before.chosen_scores
         assert (record.layers, record.betas, record.ranks) == ((before.layer,), (0.8,), (before.rank,))
-        assert record == dataclasses.replace(record, **NOT_MEASURED, faithful_low_rank=())
+        not_measured = {**NOT_MEASURED, "whole_objects": before.whole_objects, "faithful_low_rank": ()}
+        assert record == dataclasses.replace(record, **not_measured)
 
 
 def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(random_toy, fitted):

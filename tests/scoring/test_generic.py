@@ -6,7 +6,8 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.records.record import GENERIC, TrialRecord, rows
+from lre_lightning.records.record import GENERIC, TrialRecord
+from lre_lightning.records.rows import rows
 from lre_lightning.scoring.generic import likeness
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule

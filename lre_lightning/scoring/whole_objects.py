@@ -1,0 +1,167 @@
+"""Scores on whole objects, by all of their tokens, where the paper's are by their first ones.
+
+Two questions about the LRE of a trial, at its chosen layer, beta and rank:
+
+- Does the LM say the whole object by itself? After an edit it is continued by its own answers, with s edited. The LRE
+  stands in for o at the prompt's last token alone, which no later token attends to: its first token is continued by
+  the LM. So of an object that the LM says as a whole, the LRE says every token if it says the first.
+- Which object of the relation's range is the most probable as a sequence? An object's probability is that of its first
+  token, by the LRE or after the edit, times those of its other tokens, by the LM. It is not divided by their number,
+  and an object that begins another one is never the less probable of the two.
+
+Known are the samples whose whole object the LM says, and edits aim at those with another object, which may have the
+same first token. Objects of a single token have the counts of first tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lre_lightning.grid import Layer
+from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.lre import LRE
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
+from lre_lightning.scoring.states import TrialStates
+
+
+class ObjectRuns:
+    """Prompts with s replaced, continued by objects. No object is run twice after the same prompt.
+
+    Args:
+        runs: The prompts.
+        layer: The layer at which s is replaced.
+        subject: What replaces it, `(prompts, hidden)`.
+        objects: The tokens of the objects, int64 `(objects, length)`, -1 after the last one.
+    """
+
+    def __init__(self, runs: PromptBatch, layer: Layer, subject: Tensor, objects: Tensor) -> None:
+        self.runs, self.layer, self.subject, self.objects = runs, layer, subject, objects
+        shape, one_token = (len(runs), len(objects)), (objects[:, 1:] < 0).all(1)
+        self._says = one_token.expand(shape).clone()
+        self._rest = torch.where(one_token, 0.0, torch.nan).expand(shape).clone()
+
+    def continued(self, prompts: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether the LM, given an object's first token, says the others, `(pairs,)`, and their log-probability.
+
+        `prompts` and `objects` are the indices of the pairs, int64 `(pairs,)`.
+        """
+        new = self._rest[prompts, objects].isnan()
+        if new.any():
+            rows, columns = prompts[new], objects[new]
+            tokens = self.objects[columns]
+            tokens = tokens[:, : int((tokens >= 0).sum(1).max())]
+
+            def read(outputs: Tensor, some: slice) -> Tensor:
+                return _read(self.runs.lm, outputs, tokens[some, 1:])
+
+            given = tokens[:, :-1].clamp(min=0)
+            says, rest = self.runs.continued(self.layer, self.subject, rows, given, read).T
+            self._says[rows, columns], self._rest[rows, columns] = says.bool(), rest
+        return self._says[prompts, objects], self._rest[prompts, objects]
+
+    def most_probable(self, prompts: Tensor, output: Tensor) -> Tensor:
+        """Return the object of the highest probability after each of some prompts, int64 `(some,)`.
+
+        First tokens alone bound the probabilities, so that few objects are run.
+
+        Args:
+            prompts: The indices of the prompts, int64 `(some,)`.
+            output: What first tokens are decoded from, `(some, hidden)`.
+        """
+        scores = log_probabilities(self.runs.lm, output, self.objects[:, 0])
+        exact, lines = torch.zeros_like(scores, dtype=torch.bool), torch.arange(len(prompts), device=scores.device)
+        while True:
+            best = scores.argmax(1)
+            left = lines[~exact[lines, best]]
+            if not len(left):
+                return best
+            scores[left, best[left]] += self.continued(prompts[left], best[left])[1]
+            exact[left, best[left]] = True
+
+
+def log_probabilities(lm: LanguageModel, output: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-probabilities of `tokens` `(k,)` as the next one, for outputs `(rows, hidden)`: `(rows, k)`."""
+    found = [output.new_zeros(0, len(tokens), dtype=torch.float32)]
+    for states in output.split(max(1, lm.logit_rows(len(output)))) if len(output) else ():
+        logits = lm.decode(states).float()
+        found.append(logits.log_softmax(-1)[:, tokens.to(logits.device)].to(output.device))
+    return torch.cat(found)
+
+
+def _read(lm: LanguageModel, outputs: Tensor, tokens: Tensor) -> Tensor:
+    """Read what outputs `(rows, length, hidden)` say of the tokens after them, `(rows, length)`, -1 where none is.
+
+    Returns:
+        1 where each of a row's tokens is the most likely one, else 0; and the sum of their log-probabilities; float32
+        `(rows, 2)`.
+    """
+    tokens = tokens.to(outputs.device)
+    asked = tokens >= 0
+    wrong, total = (torch.zeros(tokens.shape, device=tokens.device) for _ in range(2))
+    flat, wanted = outputs[asked], tokens[asked, None]
+    size, found = lm.logit_rows(len(flat)), []
+    for states, token in zip(flat.split(size), wanted.split(size), strict=True):
+        logits = lm.decode(states).to(tokens.device)
+        log_probability = logits.float().log_softmax(-1).gather(1, token)
+        found.append(torch.cat([logits.argmax(-1, keepdim=True) != token, log_probability], 1))
+    wrong[asked], total[asked] = torch.cat(found).T
+    return torch.stack([(wrong == 0).all(1).float(), total.sum(1)], 1)
+
+
+def with_whole_objects(
+    record: TrialRecord, states: TrialStates, lre: LRE, tokens: Mapping[str, tuple[int, ...]]
+) -> TrialRecord:
+    """Return the record with the counts of whole objects at its chosen layer, beta and rank; a collective call.
+
+    Args:
+        record: A record whose layer and rank are chosen.
+        states: The test prompts; s must be at the layers of the record.
+        lre: The LRE at the chosen layer.
+        tokens: The tokens of every object of the relation.
+    """
+    lm, subject = states.runs.lm, states.subject[:, record.layers.index(lre.layer)]
+    places = {sequence: place for place, sequence in enumerate(dict.fromkeys(tokens.values()))}
+    objects = pad_sequence([torch.tensor(one) for one in places], batch_first=True, padding_value=-1).to(lm.device)
+    own = torch.tensor([places[tokens[p.object]] for p in states.prompts], dtype=torch.long, device=lm.device)
+    runs, known = ObjectRuns(states.runs, lre.layer, subject, objects), states.known.clone()
+    known[states.known] = runs.continued(states.known.nonzero().flatten(), own[states.known])[0]
+    whole = states.answered(own, known)
+    faithful = _faithful(states, whole, runs, lre(subject[known], record.beta))
+    causal = _causal(whole, lre, record.rank or lm.hidden_size, subject[whole.edited], objects)
+    counts = (whole.all_known, len(whole.all_edited), *faithful, *causal)
+    return replace(record, whole_objects=dict(zip(("known", "edited", *WHOLE_OBJECTS), counts, strict=True)))
+
+
+def _faithful(states: TrialStates, whole: TrialStates, runs: ObjectRuns, predicted: Tensor) -> list[int]:
+    """Count whole objects that the LRE's outputs for known samples say, and closed-set answers that are the LM's own.
+
+    The LM's answers are those that it gives, right or wrong, as for faithfulness by first tokens.
+    """
+    rows, lm = whole.known.nonzero().flatten(), states.runs.lm
+    says = torch.where(lm.predict(predicted) == states.predicted[rows], whole.predicted[rows], -1)
+    closed = runs.most_probable(rows, predicted)
+    lms = whole.predicted.scatter(0, rows, runs.most_probable(rows, states.object[rows]))
+    return [int(whole.count_faithful(says)), int(replace(whole, predicted=lms).count_faithful(closed))]
+
+
+def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: Tensor) -> list[int]:
+    """Count edits of s after which the LM says the whole object o', and after which o' is its closed-set answer."""
+    difference = (whole.target_objects - whole.object[whole.edited]).to(lre.weight)
+    edited = subject.to(difference) + LowRankInverse(lre.weight, rank).apply(difference, [rank])[:, 0]
+    output = whole.edited_runs.patched(lre.layer, edited[:, None])[:, 0]
+    runs, edits = (
+        ObjectRuns(whole.edited_runs, lre.layer, edited, objects),
+        torch.arange(len(edited), device=output.device),
+    )
+    first = whole.runs.lm.predict(output) == objects[whole.wanted, 0]
+    answers = torch.full_like(whole.wanted, -1)
+    answers[first] = whole.wanted[first].where(runs.continued(edits[first], whole.wanted[first])[0], -1)
+    found: list[int] = whole.count_causal(torch.stack([answers, runs.most_probable(edits, output)], 1)).tolist()
+    return found
