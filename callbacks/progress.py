@@ -18,14 +18,14 @@ UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 class FitProgress:
-    """The place of a fit in its schedule of trials, and an estimate of the time left.
+    """The place of a fit in its schedule of trials, or of batches, and an estimate of the time left.
 
     The estimate is the mean time per trial, times the trials left, less the time that the current one has taken so far.
     The mean is over the trials that this process has finished, scored or not, each with all that came with it, such as
     its checkpoint. Before the first one is finished there is no estimate.
 
     Args:
-        relations: Names of the relations.
+        relations: Names of the relations; none if the schedule is one of batches.
         schedule: (relation index, trial) of every trial.
         first: Index of the trial that the fit begins with: not 0 if it is resumed.
         stop: Index of the trial before which it ends; it ends after the last one if None.
@@ -50,10 +50,10 @@ class FitProgress:
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> Self | None:
-        """Return a fit from its current epoch on; None if its datamodule has no `schedule` or no `relations`."""
+        """Return a fit from its current epoch on; None if its datamodule has no `schedule`."""
         data: Any = getattr(trainer, "datamodule", None)
-        schedule, relations = getattr(data, "schedule", None), getattr(data, "relations", None)
-        if schedule is None or relations is None:
+        schedule, relations = getattr(data, "schedule", None), getattr(data, "relations", ())
+        if schedule is None:
             return None
         stop = None if trainer.max_epochs in (None, -1) else trainer.max_epochs
         return cls([relation.name for relation in relations], schedule, trainer.current_epoch, stop)
@@ -61,8 +61,8 @@ class FitProgress:
     @property
     def name(self) -> str:
         """The current trial, as its place with its relation and number; after the end the number of finished trials."""
-        if self.done >= self.stop:
-            return f"{self.done}/{len(self.schedule)} trials"
+        if self.done >= self.stop or not self.relations:
+            return f"{self.done}/{len(self.schedule)} {'trials' if self.relations else 'batches'}"
         relation, trial = self.schedule[self.done]
         return f"{self.done + 1}/{len(self.schedule)} {printable(self.relations[relation])}, trial {trial}"
 
@@ -101,7 +101,7 @@ class RelationProgressBar(TQDMProgressBar):
 
     The estimate is that of `FitProgress`. There is a bar in a terminal or a notebook alone, since it would fill a file;
     `RelationLog` is for those. Works with any datamodule that has `schedule`, a list of (relation index, trial), and
-    `relations`; with others it is Lightning's own.
+    `relations`, or `schedule` alone for batches; with others it is Lightning's own.
     """
 
     BAR_OF_FIT = "{l_bar}{bar}| [{elapsed}{postfix}]"

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lre_lightning.errors import check_choice, check_number
 from lre_lightning.options import option
-from lre_lightning.prompts.batch import RelationBatch, Side
+from lre_lightning.prompts.batch import Side
+
+Batch = TypeVar("Batch")
 
 Epoch: TypeAlias = Literal["trial", "all"]
 """Trials that an epoch of a fit serves: one, or all of them."""
@@ -97,17 +99,17 @@ def split_test(
 
 
 def load(
-    portions: Sequence[Portion], make: Callable[[Any], RelationBatch], seed: int | None, pin_memory: bool
-) -> DataLoader[RelationBatch]:
+    portions: Sequence[Any], make: Callable[[Any], Batch], seed: int | None = None, pin_memory: bool = False
+) -> DataLoader[Batch]:
     """Return a loader that makes the batches of this process on demand, in another order each epoch if there is a seed.
 
     Its sampler is a `DistributedSampler` over one process. Lightning tells it the epoch and leaves it alone otherwise;
     Lightning's own sampler would split the batches once more, shuffle them and repeat some.
 
-    >>> loader = load(split_train(index=0, n=5, batch_size=2), lambda portion: portion.samples, None, False)
+    >>> loader = load(split_train(index=0, n=5, batch_size=2), lambda portion: portion.samples)
     >>> list(loader)
     [(0, 1), (2, 3), (4,)]
     """
-    data = cast(Dataset[RelationBatch], portions)
-    sampler = DistributedSampler[RelationBatch](data, num_replicas=1, rank=0, shuffle=seed is not None, seed=seed or 0)
+    data = cast(Dataset[Batch], portions)
+    sampler = DistributedSampler[Batch](data, num_replicas=1, rank=0, shuffle=seed is not None, seed=seed or 0)
     return DataLoader(data, batch_size=None, sampler=sampler, collate_fn=make, pin_memory=pin_memory)

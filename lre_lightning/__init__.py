@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lre_lightning.jlens.averaging import Averaging
     from lre_lightning.jlens.estimator import estimate_jacobian_lens
     from lre_lightning.jlens.lens import JacobianLens
+    from lre_lightning.jlens.module import JacobianLensModule
     from lre_lightning.lens.lens import read_lenses
     from lre_lightning.lre.estimator import LREEstimator, estimate
     from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "Averaging": "jlens.averaging",
     "JacobianLens": "jlens.lens",
+    "JacobianLensModule": "jlens.module",
     "LRE": "lre.lre",
     "LREError": "errors",
     "LREEstimator": "lre.estimator",
@@ -57,6 +59,7 @@ __all__ = [
     "LRE",
     "Averaging",
     "JacobianLens",
+    "JacobianLensModule",
     "LREError",
     "LREEstimator",
     "LREModule",

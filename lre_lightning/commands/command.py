@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Callback
+
+from lre_lightning.callbacks import (
+    AttributeLens,
+    BetaTuning,
+    RelationLog,
+    ResultsFigures,
+    ResultsScalars,
+    ResultsTable,
+)
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.training.module import LREModule
+
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
 
@@ -20,17 +34,34 @@ class Command:
         needs_lm: Whether it has the options of the Trainer, the module and the datamodule. `LRECommandLine.trainer`,
             `model` and `datamodule` exist when it runs.
         resumable: Whether the same command resumes it after it was stopped.
+        module: The class of the module.
+        data: The class of the datamodule.
+        callbacks: Callbacks of every Trainer; one that the user gives replaces that of its type.
     """
 
     name: ClassVar[str]
     needs_lm: ClassVar[bool] = True
     resumable: ClassVar[bool] = False
+    module: ClassVar[type[LightningModule]] = LREModule
+    data: ClassVar[type[LightningDataModule]] = RelationDataModule
+    callbacks: ClassVar[tuple[type[Callback], ...]] = (
+        BetaTuning,
+        ResultsFigures,
+        ResultsScalars,
+        ResultsTable,
+        RelationLog,
+        AttributeLens,
+    )
 
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of this subcommand, and change defaults."""
 
     def check(self, line: LRECommandLine) -> None:
         """Check the parsed arguments, and change them where a checkpoint is named."""
+
+    def check_data(self, line: LRECommandLine) -> None:
+        """Find mistakes in the data before an LM is loaded, in the first process."""
+        RelationDataModule(**line.options.data.as_dict()).candidates()
 
     def run(self, line: LRECommandLine) -> None:
         """Do the work."""

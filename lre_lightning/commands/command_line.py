@@ -17,15 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 import lre_lightning
-from lre_lightning.callbacks import (
-    AttributeLens,
-    BetaTuning,
-    RelationLog,
-    RelationProgressBar,
-    ResultsFigures,
-    ResultsScalars,
-    ResultsTable,
-)
+from lre_lightning.callbacks import RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.callbacks.loggers import log_text
 from lre_lightning.commands.command import Command
@@ -35,6 +27,7 @@ from lre_lightning.commands.distract import Distract
 from lre_lightning.commands.edit import Edit
 from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.fit import Fit
+from lre_lightning.commands.jlens import JLens
 from lre_lightning.commands.parser import Parser, PrintCompletion, ShortHelp, UsageError, named_configs
 from lre_lightning.commands.predict import Predict
 from lre_lightning.commands.report import Report
@@ -53,7 +46,7 @@ from lre_lightning.training.module import LREModule
 
 COMMANDS: dict[str, Command] = {
     command.name: command
-    for command in (Fit(), Validate(), Predict(), Edit(), Evaluate(), Dataset(), Distract(), Report(), Data())
+    for command in (Fit(), Validate(), Predict(), Edit(), Evaluate(), Dataset(), Distract(), JLens(), Report(), Data())
 }
 
 DEFAULT_ROOT_DIR = "lre_runs"
@@ -69,13 +62,11 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 
-CALLBACKS = (BetaTuning, ResultsFigures, ResultsScalars, ResultsTable, RelationLog, AttributeLens)
-"""Callbacks of every Trainer; one that the user gives replaces that of its type."""
 
-LINKS = {"data.tokenizer": "model.name_or_path"} | {
-    f"data.{target}": source for target, source in declared(RelationDataModule, "linked").items()
-}
-"""Options of the data that take their value from options of the model."""
+def links(data: type) -> dict[str, str]:
+    """Return the options of a class of datamodules that take their value from options of the model."""
+    linked = {f"data.{target}": source for target, source in declared(data, "linked").items()}
+    return {"data.tokenizer": "model.name_or_path"} | linked
 
 
 class ConfigFile(SaveConfigCallback):
@@ -148,6 +139,7 @@ class LRECommandLine(LightningCLI):
         for name, command in COMMANDS.items():
             description = type(command).__doc__ or ""
             subparser = (self.init_parser if command.needs_lm else Parser)(description=description, add_help=False)
+            self._model_class, self._datamodule_class = command.module, command.data
             if every or name == given or (name == Fit.name and given == Evaluate.name):  # an evaluation is made of fits
                 if command.needs_lm:
                     self._add_arguments(subparser)
@@ -158,7 +150,7 @@ class LRECommandLine(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
-        for target, source in LINKS.items():
+        for target, source in links(self._datamodule_class).items():  # type: ignore[arg-type]
             parser.link_arguments(source, target)
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         # One file, rewritten after every trial; `save_last` alone would write it only after the fit.
@@ -185,7 +177,7 @@ class LRECommandLine(LightningCLI):
         Raises:
             LREError: If the checkpoint's options are not options of this command line.
         """
-        found = read_hyperparameters(path, [*explicit_options(), *LINKS])
+        found = read_hyperparameters(path, [*explicit_options(), *links(RelationDataModule)])
         flat = {
             f"{section}.{name}": value
             for section, kind in SECTIONS.items()
@@ -220,7 +212,7 @@ class LRECommandLine(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Find mistakes in the relations before an LM is loaded."""
         if self.command.needs_lm and process_index() == 0:
-            RelationDataModule(**self.options.data.as_dict()).candidates()
+            self.command.check_data(self)
 
     def instantiate_classes(self) -> None:
         """Build the Trainer, the module and the datamodule, and look for LREs beside the checkpoint as well."""
@@ -248,7 +240,7 @@ class LRECommandLine(LightningCLI):
         chosen = [callback for callback in given if callback]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in chosen):
             chosen.append(RelationProgressBar())
-        chosen += [kind() for kind in CALLBACKS if not any(isinstance(c, kind) for c in chosen)]
+        chosen += [kind() for kind in self.command.callbacks if not any(isinstance(c, kind) for c in chosen)]
         if trainer.logger in (None, True):  # Lightning's own would show a placeholder beside the hyperparameters
             kwargs["logger"] = TensorBoardLogger(
                 trainer.default_root_dir, version=SLURMEnvironment.job_id(), default_hp_metric=False

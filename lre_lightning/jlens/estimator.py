@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.averaging import Averaging
-from lre_lightning.jlens.lens import JacobianLens, LensOrigin
+from lre_lightning.jlens.lens import JacobianLens, LensOrigin, standard_error
 from lre_lightning.lre.estimator import wide_dtype
+from lre_lightning.lre.files import check_tensor
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.runs.processes import ONE_PROCESS, Processes
+from lre_lightning.runs.processes import Processes
+from lre_lightning.storage.plain import whole
 
 
 def text_jacobian(
@@ -80,24 +83,58 @@ class JacobianLensEstimator:
             self.squares[i] += float(torch.linalg.vector_norm(jacobian, dtype=self.sums.dtype)) ** 2
         self.count += 1
 
-    def lens(self, texts: str, processes: Processes = ONE_PROCESS) -> JacobianLens:
-        """Return the lens of the texts of all processes; a collective call that ends the estimate.
+    def clear(self) -> None:
+        """Forget all texts."""
+        self.sums.zero_()
+        self.squares.zero_()
+        self.count = 0
+
+    def add_up(self, processes: Processes) -> None:
+        """Add up the texts of all processes; a collective call."""
+        self.sums, self.squares, count = processes.sum(self.sums, self.squares, torch.tensor([self.count]))
+        self.count = int(count)
+
+    def state(self) -> dict[str, Any]:
+        """Return what has been accumulated as tensors and numbers."""
+        return {"sums": self.sums.cpu(), "squares": self.squares, "count": self.count}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the result of `state`.
+
+        Raises:
+            LREError: If it is not the state of such an estimator.
+        """
+        self.count = whole(state.get("count"), "the number of texts")
+        for name, own in (("sums", self.sums), ("squares", self.squares)):
+            found = check_tensor(state.get(name), f"the {name} of a Jacobian lens")
+            if found.shape != own.shape or not torch.isfinite(found).all():
+                raise LREError(f"the {name} of a Jacobian lens must be finite and of shape {tuple(own.shape)}")
+            own.copy_(found)
+
+    def standard_errors(self) -> dict[Layer, float | None]:
+        """Return `standard_error` by layer of the texts so far."""
+        norms = [float(torch.linalg.vector_norm(total)) for total in self.sums]
+        return {
+            layer: standard_error(self.count, float(square), norm / max(1, self.count))
+            for layer, square, norm in zip(self.layers, self.squares, norms, strict=True)
+        }
+
+    def lens(self, texts: str) -> JacobianLens:
+        """Return the lens.
 
         Args:
             texts: The digest of the texts.
-            processes: The processes.
 
         Raises:
             LREError: If there was no text.
         """
-        sums, squares, count = processes.sum(self.sums, self.squares, torch.tensor([self.count]))
-        if not count:
+        if not self.count:
             raise LREError("there is no text to estimate a Jacobian lens from")
         lm, dtype = self.lm, torch.promote_types(self.lm.dtype, torch.float32)
         return JacobianLens(
-            {layer: (sums[i] / count.item()).to(dtype) for i, layer in enumerate(self.layers)},
-            int(count),
-            dict(zip(self.layers, squares.tolist(), strict=True)),
+            {layer: (total / self.count).to(dtype) for layer, total in zip(self.layers, self.sums, strict=True)},
+            self.count,
+            dict(zip(self.layers, self.squares.tolist(), strict=True)),
             LensOrigin(lm.name, lm.fingerprint, lm.revision, asdict(self.averaging), (texts,)),
         )
 

@@ -119,11 +119,10 @@ class JacobianLens:
 
         It falls with the square root of the number of texts. None for a single text, and if it is unknown.
         """
-        if self.n_prompts == 1 or layer not in self.squares:
+        if layer not in self.squares:
             return None
-        mean = float(self.jacobians[layer].double().square().sum())
-        spread = max(0.0, self.squares[layer] / self.n_prompts - mean)
-        return math.sqrt(spread / (self.n_prompts - 1) / mean) if mean else 0.0
+        norm = float(torch.linalg.vector_norm(self.jacobians[layer].double()))
+        return standard_error(self.n_prompts, self.squares[layer], norm)
 
     def check_model(self, lm: LanguageModel) -> None:
         """Check that the lens was estimated from an LM, as far as the lens knows its LM.
@@ -217,3 +216,17 @@ class JacobianLens:
         name = "unknown LM" if self.origin is None else self.origin.model
         caption = f"Jacobian lens: {name}, {self.n_prompts} texts, width {self.width}"
         return html_table(rows, ["layer", "standard error"], caption)
+
+
+def standard_error(count: int, squares: float, norm: float) -> float | None:
+    """Return the relative standard error of a mean of matrices, in the Frobenius norm; None for a single one.
+
+    Args:
+        count: The number of matrices.
+        squares: The sum of their squared norms.
+        norm: The norm of their mean.
+    """
+    if count < 2:
+        return None
+    spread = max(0.0, squares / count - norm**2) / (count - 1)
+    return math.sqrt(spread) / norm if norm else 0.0

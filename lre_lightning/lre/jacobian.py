@@ -134,7 +134,7 @@ def sweep(
         shared = sources.start if lm.shares_prefix else 0
         cache, suffix = lm.prefix_cache(ids[:shared]), ids[shared:]
         source, target = (slice(places.start - shared, places.stop - shared) for places in (sources, targets))
-        wanted = lm.chunk_size or _fitting_lanes(lm, suffix, cache, chosen)
+        wanted = lm.chunk_size or _fitting_lanes(lm, suffix, cache, chosen, len(sources))
         sweeps = math.ceil(lm.hidden_size / wanted)
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",
@@ -187,9 +187,12 @@ def _mean(states: Tensor) -> Tensor:
     return states.mean(-2, dtype=torch.promote_types(states.dtype, torch.float32))
 
 
-def _fitting_lanes(lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
+def _fitting_lanes(
+    lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...], sources: int = 1
+) -> int:
     """Return how many lanes half of the free memory holds: each takes a graph and as much again for a backward pass."""
-    most = lm.hidden_size if lm.offloaded else busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 32)
+    busy = busy_rows(lm.device, lm.hidden_size * sources, NUMBERS_AT_A_TIME, max(8, 32 // sources))
+    most = lm.hidden_size if lm.offloaded else busy
     free = min((found for device in lm.devices if (found := free_memory(device)) is not None), default=None)
     if free is None:
         return most

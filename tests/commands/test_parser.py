@@ -77,11 +77,15 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
     assert len(short.splitlines()) < 100
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:
-        for option in ("--model.layers", "--data.n_shot", "--trainer.default_root_dir", "select_by"):
+        own = ("averaging", "targets {later,same}", "--data.length")
+        group, choice, number = (
+            own if name == "jlens" else ("fitting", "select_by {causality,faithfulness}", "--data.n_shot")
+        )
+        for option in ("--model.layers", number, "--trainer.default_root_dir", choice.split()[0]):
             assert option in short
         assert "limit_train_batches" not in short
-        section = lre(name, "--help", "model.fitting")[1]
-        assert "--model.fitting.select_by {causality,faithfulness}" in section
+        section = lre(name, "--help", f"model.{group}")[1]
+        assert f"--model.{group}.{choice}" in section
         assert "--model.layers" not in section
         whole = lre(name, "--help", "all")[1]
         assert "--trainer.limit_train_batches" in whole

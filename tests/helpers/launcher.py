@@ -152,7 +152,7 @@ def warm_up(root: Path) -> None:
     import torch
 
     from lre_lightning.callbacks import AttributeLens, ResultsFigures
-    from lre_lightning.commands import command_line
+    from lre_lightning.commands.command import Command
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.models.language_model import LanguageModel
 
@@ -163,7 +163,7 @@ def warm_up(root: Path) -> None:
     LanguageModel.from_pretrained(str(root / "model"))
     RelationDataModule(str(root / "model"), source=str(root / "relations")).setup()
     slow = AttributeLens, ResultsFigures
-    command_line.CALLBACKS = tuple(kind for kind in command_line.CALLBACKS if kind not in slow)
+    Command.callbacks = tuple(kind for kind in Command.callbacks if kind not in slow)
 
 
 def child(run: Run) -> None:

@@ -1,0 +1,209 @@
+"""The datamodule of the Jacobian lens: ordinary texts as sequences of tokens."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lre_lightning.datamodules.loaders import load
+from lre_lightning.errors import LREError, check_number
+from lre_lightning.jlens.estimator import digest_of
+from lre_lightning.models.tokenizer import load_tokenizer, start_token
+from lre_lightning.options import option, options_of, plain
+from lre_lightning.prompts.tokenization import tokenize
+from lre_lightning.relations.formats import LARGEST_TABLE, lines, open_rows, readable
+from lre_lightning.relations.json_files import check_file
+from lre_lightning.relations.sources import open_source, plain_source, prepare
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Options of reading texts, and of the tokenizer.
+
+    Attributes:
+        column: The column of the texts in tables and data sets.
+        options: Options of data sets, such as ``{"split": "train"}``: see `lre_lightning.load_relations`.
+        tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
+        trust_remote_code: Whether to run Python code from the tokenizer's repository.
+    """
+
+    column: str = option("text")
+    options: dict[str, Any] | None = option()
+    tokenizer_revision: str | None = option(None, linked="model.loading.revision")
+    trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.loading.trust_remote_code")
+
+
+class TextDataModule(LightningDataModule):
+    """Ordinary texts as sequences of tokens, some of them in every epoch of a fit.
+
+    A text is a row of a table (CSV, TSV, JSON Lines, Parquet) or data set, or a paragraph of a text file, up to a blank
+    line. It is cut into consecutive sequences, each with the start token in front. An epoch serves one batch to each
+    process, a list of token ids ``(positions,)``: the processes take turns. The Trainer needs
+    ``reload_dataloaders_every_n_epochs=1``.
+
+    Args:
+        texts: A file, a data set's name on the Hub, a folder that `save_to_disk` wrote, a `datasets.Dataset`, or a list
+            of such.
+        tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
+        length: The number of tokens of a sequence, with the start token.
+        shortest: Sequences of fewer tokens are left out, such as those of headings and the rests of texts.
+        limit: The largest number of sequences; all if None.
+        batch_size: The number of sequences of an epoch, in all processes together: those between two checkpoints.
+        reading: Options of reading texts, and of the tokenizer.
+
+    Raises:
+        LREError: An argument is invalid; in `setup`, the texts or the tokenizer cannot be used, or no text is long
+            enough.
+    """
+
+    def __init__(
+        self,
+        texts: Any,
+        tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
+        length: int = 128,
+        shortest: int = 32,
+        limit: int | None = 1000,
+        batch_size: int = 8,
+        reading: Reading = Reading(),
+    ) -> None:
+        super().__init__()
+        check_number("shortest", shortest, 2)
+        check_number("length", length, shortest)
+        check_number("limit", 1 if limit is None else limit, 1)
+        check_number("batch_size", batch_size, 1)
+        self.length, self.shortest, self.limit, self.batch_size = length, shortest, limit, batch_size
+        self.reading = options_of(Reading, reading, "reading")
+        self._texts, self._given_tokenizer = texts, tokenizer
+        name = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
+        arguments = {"length": length, "shortest": shortest, "limit": limit, "batch_size": batch_size}
+        options = self.reading.options and {k: v for k, v in self.reading.options.items() if k != "token"}
+        reads = {**plain(self.reading), "options": options}
+        self.save_hyperparameters({"texts": plain_source(texts), "tokenizer": name, **arguments, "reading": reads})
+
+    def prepare_data(self) -> None:
+        """Fetch what is not on this machine; the Trainer calls it in one process of each machine."""
+        prepare(self._texts, self.reading.options)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read and tokenize the texts."""
+        _ = self.sequences
+
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer.
+
+        Raises:
+            LREError: It cannot be loaded.
+        """
+        given, options = self._given_tokenizer, (self.reading.tokenizer_revision, self.reading.trust_remote_code)
+        return load_tokenizer(given, *options) if isinstance(given, str) else given
+
+    @cached_property
+    def sequences(self) -> list[list[int]]:
+        """The token ids of all sequences.
+
+        Raises:
+            LREError: The texts cannot be read, or none is long enough.
+        """
+        texts = read_texts(self._texts, self.reading.column, self.reading.options)
+        found = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
+        if not found:
+            raise LREError(f"no text has {self.shortest} tokens: give longer ones, or another --data.shortest")
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the sequences."""
+        return digest_of(self.sequences)
+
+    @property
+    def schedule(self) -> list[tuple[int, int]]:
+        """(0, number of the epoch) of every epoch of a fit."""
+        return [(0, number) for number in range(ceil(len(self.sequences) / self.batch_size))]
+
+    def train_dataloader(self) -> DataLoader[list[Tensor]]:
+        """Serve this process's sequences of the Trainer's epoch, as one batch."""
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        return load([epoch][: len(self.schedule) - epoch], self._batch)
+
+    def _batch(self, epoch: int) -> list[Tensor]:
+        process, count = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        chosen = self.sequences[epoch * self.batch_size : (epoch + 1) * self.batch_size]
+        return [torch.tensor(ids) for ids in chosen[process::count]]
+
+
+def read_texts(source: Any, column: str = "text", options: dict[str, Any] | None = None) -> Iterator[str]:
+    """Read texts one after another.
+
+    Args:
+        source: As `texts` of `TextDataModule`.
+        column: The column of the texts in tables and data sets.
+        options: Options of data sets.
+
+    Raises:
+        LREError: There is no such source, or it has no such column.
+    """
+    if isinstance(source, list | tuple):
+        for part in source:
+            yield from read_texts(part, column, options)
+        return
+    opened = open_source(source, options or {})
+    if isinstance(opened, Path) and opened.suffix != ".json":
+        check_file(opened, LARGEST_TABLE)
+        with readable(opened):
+            yield from paragraphs(lines(opened))
+        return
+    for rows in [open_rows(opened)] if isinstance(opened, Path) else opened[2]:
+        if column not in rows.names:
+            raise LREError(f"{rows.place} has no column {column!r} of texts: it has {', '.join(map(repr, rows.names))}")
+        for number, row in rows.read([column]):
+            if not isinstance(row.get(column), str):
+                raise LREError(f"{rows.place}, {rows.unit} {number}: {column!r} must be a text")
+            yield row[column]
+
+
+def paragraphs(text: Iterable[str]) -> Iterator[str]:
+    r"""Join lines up to the next blank one.
+
+    >>> list(paragraphs(["One,", "two.", "", "Three."]))
+    ['One,\ntwo.', 'Three.']
+    """
+    found: list[str] = []
+    for line in chain(text, [""]):
+        if line.strip():
+            found.append(line.rstrip("\r\n"))
+        elif found:
+            yield "\n".join(found)
+            found = []
+
+
+def token_sequences(
+    tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], length: int = 128, shortest: int = 32
+) -> Iterator[list[int]]:
+    """Cut texts into sequences of `length` tokens, each with the start token in front.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        length: The number of tokens of a sequence.
+        shortest: Sequences of fewer tokens are left out.
+
+    Raises:
+        LREError: The tokenizer makes a control token of text.
+    """
+    start = start_token(tokenizer)
+    for text in texts:
+        ((ids, _),) = tokenize(tokenizer, [text])
+        pieces: list[Sequence[int]] = [ids[i : i + length - 1] for i in range(0, len(ids), length - 1)]
+        yield from ([start, *piece] for piece in pieces if len(piece) + 1 >= shortest)

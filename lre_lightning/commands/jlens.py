@@ -1,0 +1,73 @@
+"""The subcommand ``jlens``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from lre_lightning.commands.command import Command
+from lre_lightning.datamodules import TextDataModule
+from lre_lightning.errors import LREError
+from lre_lightning.jlens.files import OWN, PUBLISHED
+from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.jlens.module import JacobianLensModule
+from lre_lightning.runs.checkpoints import read_checkpoint
+from lre_lightning.storage.files import check_writable
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class JLens(Command):
+    """Estimate the Jacobian lens of an LM from texts.
+
+    The lens, E[do/dh] at every layer, goes to ``jacobian_lens.safetensors`` in --trainer.default_root_dir, from where
+    `lre predict --jlens` takes it. The same command resumes an estimate that was stopped.
+    """
+
+    name = "jlens"
+    resumable = True
+    module = JacobianLensModule
+    data = TextDataModule
+    callbacks = ()
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        published = f"write the published file format too, {PUBLISHED}: Jacobians of blocks in float16"
+        parser.add_argument("--published", action="store_true", help=published)
+        parser.set_defaults({"trainer.default_root_dir": "lre_jlens"})
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Check that the folder can be used, and has no checkpoint of another kind."""
+        root, last = Path(line.options.trainer.default_root_dir), _last(line)
+        check_writable(root)
+        if last.is_file() and list(read_checkpoint(last, mapped=True).get("state_dict", {})) != ["_extra_state"]:
+            raise LREError(f"{str(root)!r} has a run of another kind: give another --trainer.default_root_dir")
+
+    @override
+    def check_data(self, line: LRECommandLine) -> None:
+        TextDataModule(**line.options.data.as_dict()).setup()
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        last, root = _last(line), Path(line.trainer.default_root_dir)
+        resumed = str(last) if last.is_file() else None
+        line.trainer.fit(line.model, datamodule=line.datamodule, ckpt_path=resumed)
+        if not line.trainer.is_global_zero:
+            return
+        lens = JacobianLens.load(root / OWN)
+        if line.options.published:
+            lens.save_published(root / PUBLISHED)
+        errors = [error for error in map(lens.standard_error, lens.layers) if error is not None]
+        spread = f", standard error up to {max(errors):.1%}" if errors else ""
+        print(f"Jacobian lens of {lens.n_prompts} texts at {len(lens.layers)} layers{spread}: {root / OWN}")
+
+
+def _last(line: LRECommandLine) -> Path:
+    """Return the path of the last checkpoint."""
+    return Path(line.options.checkpoint.dirpath) / "last.ckpt"
