@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from lre_lightning.datamodules.loaders import Portion
 from lre_lightning.datamodules.relations import RelationDataModule
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.prompts.batch import RelationBatch
-from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after
+from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after, pass_over_blanks
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Sample
 
@@ -167,7 +168,8 @@ class DistractionDataModule(RelationDataModule):
         template = trial.relation.template
         candidates = [false_objects(trial, sample, self.seed) for sample in trial.test]
         context = trial.train if self.undistracted == "few-shot" else ()
-        undistracted = make_prompts(self.tokenizer, template, trial.test, context, self.prompts)
+        read = partial(pass_over_blanks, self.tokenizer, trial.relation)
+        undistracted = read(make_prompts(self.tokenizer, template, trial.test, context, self.prompts))
         found: dict[int, DistractedPrompt] = {}
         for attempt in range(max(map(len, candidates))):
             tried = [i for i, objects in enumerate(candidates) if i not in found and attempt < len(objects)]
@@ -177,7 +179,7 @@ class DistractionDataModule(RelationDataModule):
             for sample in false:
                 stated = f"{fill(template, sample.subject)} {sample.object}{self.falsehood_separator}"
                 heads.append(stated * self.repetitions if self.distraction == "repetition" else stated + INSTRUCTION)
-            asked = (make_prompts_after(self.tokenizer, template, samples, heads) for samples in (true, false))
+            asked = (read(make_prompts_after(self.tokenizer, template, samples, heads)) for samples in (true, false))
             for i, prompt, other in zip(tried, *asked, strict=True):
                 if prompt.object_token != other.object_token:
                     found[i] = DistractedPrompt(i, prompt, undistracted[i], other.object, other.object_token)

@@ -8,11 +8,12 @@ start token. All positions are token indices that count the start token.
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.tokenizer import check_tokenizer, start_token
+from lre_lightning.models.tokenizer import check_tokenizer, start_token, token_text
 from lre_lightning.prompts.chat import Conversation, Question
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.tokenization import Encoding, Span, tokenize, tokenize_after
@@ -30,7 +31,7 @@ class Prompt:
         text: The prompt's text; it stops before the object.
         subject: The subject that the last line asks about.
         object: The correct answer.
-        input_ids: The tokens, start token first.
+        input_ids: The tokens, start token first; after those of the text, the white space that `pass_over_blanks` adds.
         subject_span: First token and one past the last token of the subject's last mention.
         object_tokens: All tokens of the object, read off the tokenization of the text, a space and the object.
         subject_chars: First character and one past the last character of the subject's last mention in `text`.
@@ -238,12 +239,44 @@ def first_token_coverage(
     relation: Relation, tokenizer: "PreTrainedTokenizerBase", options: Prompts = LINES
 ) -> FirstTokenCoverage:
     """Count the first tokens of a relation's distinct objects, each in a prompt without context."""
-    by_object = {sample.object: sample for sample in reversed(relation.samples)}
     by_token: dict[int, list[str]] = defaultdict(list)
-    samples = [by_object[object_] for object_ in relation.objects]
-    prompts = make_prompts(tokenizer, relation.template, samples, (), options)
+    prompts = pass_over_blanks(tokenizer, relation, _prompt_of_each_object(tokenizer, relation, options), options)
     for prompt in prompts:
         by_token[prompt.object_token].append(prompt.object)
     collisions = tuple(tuple(objects) for objects in by_token.values() if len(objects) > 1)
     tokens = {prompt.object: prompt.object_tokens for prompt in prompts}
-    return FirstTokenCoverage(relation.name, len(by_object), len(by_token), collisions, tokens)
+    return FirstTokenCoverage(relation.name, len(prompts), len(by_token), collisions, tokens)
+
+
+def pass_over_blanks(
+    tokenizer: "PreTrainedTokenizerBase", relation: Relation, prompts: Sequence[Prompt], options: Prompts = LINES
+) -> list[Prompt]:
+    """Let prompts of a relation end with the white-space tokens that all of its objects begin with.
+
+    Tokenizers such as Llama's and Qwen's begin every number with a bare space, which says nothing about it: o is read
+    after it, and the object's first token is the next one. A blank that only some of the objects begin with stays part
+    of them, since a prompt that ends with it would tell which ones are meant.
+    """
+    if not _blanks(tokenizer, prompts[:1]):  # nearly always
+        return list(prompts)
+    blanks = _blanks(tokenizer, _prompt_of_each_object(tokenizer, relation, options))
+    return [
+        replace(prompt, input_ids=prompt.input_ids + blanks, object_tokens=prompt.object_tokens[len(blanks) :])
+        if prompt.object_tokens[: len(blanks)] == blanks
+        else prompt
+        for prompt in prompts
+    ]
+
+
+def _blanks(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    """Return the tokens of nothing but white space that the objects of all prompts begin with, before another one."""
+    columns = zip(*(prompt.object_tokens[:-1] for prompt in prompts), strict=False)
+    alike = takewhile(lambda column: len(set(column)) == 1 and token_text(tokenizer, column[0]).isspace(), columns)
+    return tuple(column[0] for column in alike)
+
+
+def _prompt_of_each_object(tokenizer: "PreTrainedTokenizerBase", relation: Relation, options: Prompts) -> list[Prompt]:
+    """Make a prompt without context for the first sample of each distinct object."""
+    by_object = {sample.object: sample for sample in reversed(relation.samples)}
+    samples = [by_object[name] for name in relation.objects]
+    return make_prompts(tokenizer, relation.template, samples, (), options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts, Sampling, TrainSample
-from lre_lightning.prompts.prompt import Prompt, make_prompts
+from lre_lightning.prompts.prompt import Prompt, make_prompts, pass_over_blanks
 from lre_lightning.relations.relation import Relation, Sample, sha256
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def train_prompts(
         i, template = index // len(templates), templates[index % len(templates)]
         context = trial.train[:i] + trial.train[i + 1 :]
         prompts += make_prompts(tokenizer, template, [trial.train[i]], context, options)
-    return prompts
+    return pass_over_blanks(tokenizer, trial.relation, prompts, options)
 
 
 def test_prompts(
@@ -161,7 +161,7 @@ def test_prompts(
         asked = [index for index in indices if index % len(templates) == i]
         samples = [trial.test[index // len(templates)] for index in asked]
         made |= zip(asked, make_prompts(tokenizer, template, samples, trial.train, options), strict=True)
-    return [made[index] for index in indices]
+    return pass_over_blanks(tokenizer, trial.relation, [made[index] for index in indices], options)
 
 
 def by_turns(samples: Iterable[T]) -> list[T]:

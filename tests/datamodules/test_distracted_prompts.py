@@ -165,7 +165,8 @@ def test_samples_without_a_false_object_of_another_first_token_are_left_out(make
 
 
 def test_a_trial_may_serve_nothing(make):
-    data = make(tokenizer="characters")  # every object's first token is the space before it
+    samples = [{"subject": COUNTRIES[i], "object": ["New York", "New Delhi"][i % 2]} for i in range(12)]
+    data = make(tokenizer="characters", samples=samples)  # every object's first token is "N", after a space
     assert list(data.val_dataloader()) == []
     assert data.trial(0).test == ()
 

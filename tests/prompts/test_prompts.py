@@ -3,6 +3,7 @@
 import os
 import re
 import unicodedata
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
 
@@ -22,6 +23,8 @@ from lre_lightning.prompts.prompt import (
     make_prompts,
 )
 from lre_lightning.prompts.tokenization import tokenize
+from lre_lightning.prompts.trials import Trial, train_prompts
+from lre_lightning.prompts.trials import test_prompts as make_test_prompts
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
@@ -248,6 +251,37 @@ def test_first_token_coverage_by_hand():
     coverage = first_token_coverage(relation, tokenizers.make("sentencepiece, prepend first"))
     assert (coverage.relation, coverage.range_size, coverage.unique_first_tokens) == ("toy", 4, 3)
     assert (coverage.fraction, coverage.collisions) == (0.75, (("New York", "New Delhi"),))
+
+
+YEARS = [Sample(f"president {i}", year) for i, year in enumerate(["1980", "1984", "2008", "1932"] * 2)]
+
+
+def years(*more):
+    samples = (*YEARS, *more)
+    relation = Relation("election year", "toy", ("{} was elected in",), (), "", "", False, samples)
+    return Trial(relation, 0, samples[:3], samples[3:])
+
+
+@pytest.mark.parametrize("name", ["sentencepiece, prepend first", "sentencepiece, one piece", "tiktoken", "qwen"])
+def test_a_blank_that_all_objects_begin_with_ends_the_prompt(name):
+    """Llama's and Qwen's tokenizers begin every number with a bare space."""
+    tokenizer, trial = tokenizers.make(name), years()
+    before = make_prompts(tokenizer, trial.template, trial.test, trial.train)
+    after = make_test_prompts(trial, tokenizer)
+    (blank,) = {prompt.object_tokens[0] for prompt in before}
+    assert tokenizer.convert_ids_to_tokens(blank) in ("▁", "Ġ")
+    for one, other in zip(before, after, strict=True):
+        ids, tokens = (*one.input_ids, blank), one.object_tokens[1:]
+        assert other == replace(one, input_ids=ids, object_tokens=tokens)
+    assert {prompt.input_ids[-1] for prompt in train_prompts(trial, tokenizer)} == {blank}
+    coverage = first_token_coverage(trial.relation, tokenizer)
+    assert (coverage.range_size, coverage.unique_first_tokens) == (4, 2)  # "1" and "2"
+    assert [coverage.tokens[prompt.object] for prompt in after] == [prompt.object_tokens for prompt in after]
+    # A blank that some objects begin with is part of them: a prompt that ends with it would tell which ones.
+    mixed = years(Sample("no president", "Rome"))
+    prompts = make_test_prompts(mixed, tokenizer)
+    assert prompts == make_prompts(tokenizer, mixed.template, mixed.test, mixed.train)
+    assert prompts[0].object_token == blank != prompts[-1].object_token
 
 
 # Table "first_token_filter" of the paper: the ranges in which first tokens collide under GPT-J, by their size and their
