@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from lre_lightning.prompts.trials import Trial, draw, train_prompts
 from lre_lightning.relations.relation import Relation
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.runs.processes import Processes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class LREEstimator:
@@ -142,12 +146,18 @@ def estimate(
     """
     (layer,) = lm.check_layers([layer])
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
+    weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts)
+    return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts), beta, rank or usual_rank(lm.hidden_size), lm)
+
+
+def estimate_trial(
+    lm: LanguageModel, tokenizer: PreTrainedTokenizerBase, trial: Trial, layer: Layer, prompts: Prompts
+) -> tuple[Tensor, Tensor]:
+    """Estimate W, `(hidden, hidden)`, and b, `(hidden,)`, at one layer from the training samples of a trial."""
     estimator = LREEstimator([layer])
-    for prompt in train_prompts(drawn, lm.tokenizer, options=prompts):
+    for prompt in train_prompts(trial, tokenizer, options=prompts):
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer]))
-    origin = Origin.of(lm, drawn, prompts)
-    rank = rank or usual_rank(lm.hidden_size)
-    return LRE(estimator.weight(layer), estimator.bias(layer), layer, origin, beta, rank, lm)
+    return estimator.weight(layer), estimator.bias(layer)
 
 
 def draw_one(relation: Relation | str, n_shot: int, trial: int, seed: int, prompts: Prompts) -> Trial:

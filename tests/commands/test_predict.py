@@ -154,3 +154,16 @@ def test_distract_asks_the_lm_and_the_lens(fitted, monkeypatch, capsys):
     for condition in ("Repetition-distracted prompt", "Attribute lens on RD prompts", "Attribute lens on ID prompts"):
         assert float(rows[condition]["R@1"]) == 1.0
         assert int(rows[condition]["prompts"]) == 2 * (20 + 10)
+
+
+def test_cross_scores_every_lre_on_every_relation(fitted, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lre"])
+    assert main(["cross", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}"]) == 0
+    assert "its own LRE" in capsys.readouterr().out
+    folder = fitted / "run" / "cross"
+    with (folder / "cross_faithfulness.csv").open(newline="") as file:
+        (first, second) = csv.DictReader(file)
+    # The LREs of the toy are the identity, whatever the relation.
+    assert [first[name] for name in ("relation", "half colour", "thing colour")] == ["half colour", "1.0", "1.0"]
+    assert second["half colour"] == "1.0"
+    assert {path.suffix for path in folder.glob("cross.*")} == {".svg", ".png"}

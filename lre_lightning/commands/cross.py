@@ -1,0 +1,53 @@
+"""The subcommand ``cross``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from lre_lightning.commands.resuming import add_ckpt_path
+from lre_lightning.commands.validate import FromCheckpoint
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class Cross(FromCheckpoint):
+    """Score the LRE of each relation on all relations.
+
+    Faithfulness and causality of every LRE on the test samples of every relation of the fit, as a heat map, beside
+    controls of a relation's own LRE: W without b, b alone, and an LRE from examples whose objects are exchanged. Tables
+    and the figure go to the folder ``cross`` below --trainer.default_root_dir.
+    """
+
+    name = "cross"
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        add_ckpt_path(parser, "take the LREs from")
+        parser.add_argument("--trials", type=int, default=1, help="number of trials, the first ones")
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.report.console import show_tables
+        from lre_lightning.report.cross import SCORES, controls_table, matrix_table, plot_cross
+        from lre_lightning.report.page import plot
+        from lre_lightning.report.sections import picture_of
+        from lre_lightning.report.tables import write_table
+        from lre_lightning.scoring.cross import cross_scores
+        from lre_lightning.storage.files import write_whole
+
+        if not line.trainer.is_global_zero:
+            return
+        lm, folder = self.restore(line), Path(line.trainer.default_root_dir) / "cross"
+        scores = cross_scores(lm, line.datamodule, line.model.lres, line.options.trials)
+        svg, png = plot(picture_of(plot_cross, scores))
+        write_whole(folder / "cross.svg", svg)
+        write_whole(folder / "cross.png", png)
+        for metric in SCORES:
+            write_table(matrix_table(scores, metric), folder / f"cross_{metric}")
+        show_tables([controls_table(scores)], folder)

@@ -1,0 +1,105 @@
+"""Tables and the heat map of LREs on the test samples of every relation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lre_lightning.records.summary import spread
+from lre_lightning.report import analysis, plotting
+from lre_lightning.report.tables import Row, Table, alphabetical
+from lre_lightning.scoring.cross import CONTROLS, CrossScore
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCORES: dict[str, Callable[[CrossScore], float]] = {
+    "faithfulness": lambda score: score.faithfulness,
+    "causality": lambda score: score.causality,
+}
+
+
+def matrix(scores: Sequence[CrossScore], metric: str) -> tuple[list[str], NDArray[np.float64]]:
+    """Return the relations, and a score `[relation of the samples][relation of the LRE]`, its mean over trials.
+
+    It is NaN where it was not measured.
+    """
+    means = analysis.spreads(("\x1f".join((one.relation, one.reader)), SCORES[metric](one)) for one in scores)
+    names = alphabetical({one.relation for one in scores})
+    cells = [[means.get("\x1f".join((row, column)), (np.nan, None))[0] for column in names] for row in names]
+    return names, np.array(cells, dtype=np.float64)
+
+
+def matrix_table(scores: Sequence[CrossScore], metric: str) -> Table:
+    """Return the matrix of a score as a table: a row per relation of test samples, a column per LRE."""
+    names, cells = matrix(scores, metric)
+    rows = tuple(
+        (name, *(None if np.isnan(cell) else float(cell) for cell in row))
+        for name, row in zip(names, cells, strict=True)
+    )
+    caption = f"{metric.capitalize()} of the LRE of each relation (columns) on the test samples of every other (rows)."
+    return Table(f"cross_{metric}", caption, ("relation", *names), rows)
+
+
+def controls_table(scores: Sequence[CrossScore]) -> Table:
+    """Return both scores of the relations' own LREs, of their controls, and of the LREs of other relations."""
+
+    def row(label: str, chosen: Callable[[CrossScore], bool]) -> Row:
+        found = [one for one in scores if chosen(one)]
+        means = [analysis.spreads((one.relation, score(one)) for one in found) for score in SCORES.values()]
+        return (label, *(spread([mean for mean, _ in by.values()]) if by else None for by in means))
+
+    category = {one.relation: one.category for one in scores}
+    rows = (
+        row("its own LRE", lambda one: one.reader == one.relation),
+        *(row(control, lambda one, name=control: one.reader == name) for control in CONTROLS),  # type: ignore[misc]
+        row(
+            "LREs of other relations, same category",
+            lambda one: one.reader in category and one.reader != one.relation and category[one.reader] == one.category,
+        ),
+        row(
+            "LREs of other relations, other categories",
+            lambda one: one.reader in category and category[one.reader] != one.category,
+        ),
+    )
+    caption = (
+        "What of an LRE is particular to its relation: scores on a relation's test samples. Means and standard "
+        "deviations over relations."
+    )
+    return Table("controls", caption, ("LRE", *SCORES), rows)
+
+
+def similar_first(cells: NDArray[np.float64]) -> list[int]:
+    """Return an order of relations in which those whose LREs work for each other are neighbours.
+
+    It is that of the Fiedler vector, the second eigenvector of the Laplacian of the symmetrized matrix.
+    """
+    alike = np.nan_to_num(cells + cells.T)
+    np.fill_diagonal(alike, 0)
+    laplacian = np.diag(alike.sum(1)) - alike
+    return np.argsort(np.linalg.eigh(laplacian)[1][:, min(1, len(cells) - 1)], kind="stable").tolist()
+
+
+def plot_cross(scores: Sequence[CrossScore]) -> Figure:
+    """Faithfulness and causality of the LRE of each relation on the test samples of every relation.
+
+    Means over trials. Relations whose LREs work for each other are neighbours; the diagonal is that of the fit.
+    """
+    names, faithful = matrix(scores, "faithfulness")
+    order = similar_first(faithful)
+    figure = plotting.new_figure(11, 3.4 + 0.1 * len(names))
+    panels = figure.subplots(1, 2, sharey=True)
+    size = max(4, min(8, 260 / len(names)))
+    labels = [plotting.text(names[i], 30) for i in order]
+    for axes, metric in zip(panels, SCORES, strict=True):
+        cells = matrix(scores, metric)[1][np.ix_(order, order)]
+        image = axes.imshow(cells, cmap="Blues", vmin=0, vmax=1)
+        axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=size)
+        axes.set(title=metric, xlabel="LRE of")
+    panels[0].set_yticks(range(len(names)), labels, fontsize=size)
+    panels[0].set_ylabel("test samples of")
+    figure.colorbar(image, ax=panels, shrink=0.6, pad=0.02)
+    return figure

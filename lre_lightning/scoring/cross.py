@@ -1,0 +1,142 @@
+"""LREs on the test samples of every relation, and controls: what of an LRE is particular to its relation?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import place_of
+from lre_lightning.lre.estimator import estimate_trial
+from lre_lightning.lre.lre import LRE
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.source import PromptSource
+from lre_lightning.prompts.trials import Trial
+from lre_lightning.relations.relation import Sample
+from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
+from lre_lightning.scoring.states import PromptStates, TrialStates
+
+CONTROLS = ("W without b", "b alone", "shuffled examples")
+"""Changes of a relation's own LRE: W s, b, and W and b from examples whose objects are exchanged."""
+
+
+@dataclass(frozen=True)
+class CrossScore:
+    """Counts of one LRE, at its own layer, beta and rank, on the test samples of one relation and trial.
+
+    Attributes:
+        model: Name or folder of the LM.
+        relation: The relation of the test samples.
+        category: Its category.
+        trial: Number of the trial.
+        reader: The relation of the LRE; for a control of the relation's own LRE one of `CONTROLS`.
+        known: Number of test samples that the LM knows.
+        faithful: Those for which D(LRE(s)) is what the LM says.
+        edited: Number of edits.
+        causal: Those after which the LM says the target's object.
+    """
+
+    model: str
+    relation: str
+    category: str
+    trial: int
+    reader: str
+    known: int
+    faithful: int
+    edited: int
+    causal: int
+
+    @property
+    def faithfulness(self) -> float:
+        """The fraction of known samples on which the LRE is faithful; NaN if there is none."""
+        return self.faithful / self.known if self.known else float("nan")
+
+    @property
+    def causality(self) -> float:
+        """The fraction of edits that succeed; NaN if there is none."""
+        return self.causal / self.edited if self.edited else float("nan")
+
+
+def cross_scores(
+    lm: LanguageModel, data: PromptSource, lres: Mapping[tuple[str, int], LRE], trials: int = 1
+) -> list[CrossScore]:
+    """Score every LRE on the test samples of every relation, and the controls of each relation's own LRE.
+
+    An LRE reads s, and edits it, at its own layer, with its own beta and rank. The scores of a relation's own LRE are
+    those of the fit. The targets of edits are the fit's too.
+
+    Args:
+        lm: The LM, on the device where it is to run.
+        data: The datamodule of the fit.
+        lres: LREs by relation and trial, such as `LREModule.lres`.
+        trials: The number of trials, the first ones that have LREs.
+
+    Returns:
+        The scores, by trial and relation.
+
+    Raises:
+        LREError: If no trial of `data` has an LRE, or an LRE was estimated from another LM.
+    """
+    numbers = sorted({number for _, number in lres})[:trials]
+    keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
+    indices = [index for index, key in enumerate(keys) if key in lres and key[1] in numbers]
+    if not indices:
+        raise LREError("no relation of the data has an LRE: give the relations and the seed of the fit")
+    console = Console(stderr=True)
+    shown = track(indices, "LREs on other relations", console=console, disable=not console.is_terminal)
+    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres)]
+
+
+def _scores_of_trial(
+    lm: LanguageModel, data: PromptSource, index: int, lres: Mapping[tuple[str, int], LRE]
+) -> Iterator[CrossScore]:
+    trial = data.trial(index)
+    readers = {name: lres[name, number].to(lm.device) for name, number in lres if number == trial.number}
+    own = readers[trial.relation.name]
+    for lre in readers.values():
+        lre.check_model(lm)
+    controls = (
+        replace(own, bias=torch.zeros_like(own.bias)),
+        replace(own, weight=torch.zeros_like(own.weight)),
+        shuffled(lm, data, trial, own),
+    )
+    layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
+    batches = [PromptStates.run(lm, batch.to(lm.device), layers) for batch in data.val_dataloader([index])]
+    states = TrialStates.join(batches, trial)
+    for name, lre in [*readers.items(), *zip(CONTROLS, controls, strict=True)]:
+        faithful, causal = counts(states, lre, layers.index(lre.layer))
+        yield CrossScore(
+            model=lm.name,
+            relation=trial.relation.name,
+            category=trial.relation.category,
+            trial=trial.number,
+            reader=name,
+            known=states.all_known,
+            faithful=faithful,
+            edited=len(states.all_edited),
+            causal=causal,
+        )
+
+
+def counts(states: TrialStates, lre: LRE, index: int) -> tuple[int, int]:
+    """Count the faithful predictions and the successful edits of an LRE, whose layer has an index in `states`."""
+    s, rank = states.subject[:, index, None], lre.rank or len(lre.bias)
+    said = faithfulness_predictions(states.runs.lm, [lre], s[states.known], [lre.beta])
+    difference = states.target_objects - states.object[states.edited]
+    edited = causality_predictions(states.edited_runs, [lre], s[states.edited], difference, [rank])
+    return int(states.count_faithful(said)), int(states.count_causal(edited))
+
+
+def shuffled(lm: LanguageModel, data: PromptSource, trial: Trial, lre: LRE) -> LRE:
+    """Estimate an LRE at the same layer from prompts in which every example has the object of the next one."""
+    objects = [sample.object for sample in trial.train]
+    exchanged = tuple(
+        Sample(sample.subject, object_)
+        for sample, object_ in zip(trial.train, [*objects[1:], *objects[:1]], strict=True)
+    )
+    weight, bias = estimate_trial(lm, data.tokenizer, replace(trial, train=exchanged), lre.layer, data.prompts)
+    return replace(lre, weight=weight, bias=bias)
