@@ -80,7 +80,8 @@ def similar_first(cells: NDArray[np.float64]) -> list[int]:
     alike = np.nan_to_num(cells + cells.T)
     np.fill_diagonal(alike, 0)
     laplacian = np.diag(alike.sum(1)) - alike
-    return np.argsort(np.linalg.eigh(laplacian)[1][:, min(1, len(cells) - 1)], kind="stable").tolist()
+    second = np.linalg.eigh(laplacian)[1][:, min(1, len(cells) - 1)]
+    return [int(place) for place in np.argsort(second, kind="stable")]
 
 
 def plot_cross(scores: Sequence[CrossScore]) -> Figure:
@@ -90,7 +91,7 @@ def plot_cross(scores: Sequence[CrossScore]) -> Figure:
     """
     names, faithful = matrix(scores, "faithfulness")
     order = similar_first(faithful)
-    figure = plotting.new_figure(11, 3.4 + 0.1 * len(names))
+    figure = plotting.new_figure(11, 3.5 + 0.115 * len(names))
     panels = figure.subplots(1, 2, sharey=True)
     size = max(4, min(8, 260 / len(names)))
     labels = [plotting.text(names[i], 30) for i in order]
