@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -18,10 +18,10 @@ from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.estimator import digest_of
 from lre_lightning.models.tokenizer import load_tokenizer, start_token
 from lre_lightning.options import option, options_of, plain
+from lre_lightning.prompts.texts import lines_of, open_texts
 from lre_lightning.prompts.tokenization import tokenize
-from lre_lightning.relations.formats import LARGEST_TABLE, lines, open_rows, readable
-from lre_lightning.relations.json_files import check_file
-from lre_lightning.relations.sources import open_source, plain_source, prepare
+from lre_lightning.relations.formats import readable
+from lre_lightning.relations.sources import plain_source, prepare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,13 +33,13 @@ class Reading:
 
     Attributes:
         column: The column of the texts in tables and data sets.
-        options: Options of data sets, such as ``{"split": "train"}``: see `lre_lightning.load_relations`.
+        split: The split of data sets, if they have several.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code from the tokenizer's repository.
     """
 
     column: str = option("text")
-    options: dict[str, Any] | None = option()
+    split: str | None = option()
     tokenizer_revision: str | None = option(None, linked="model.loading.revision")
     trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.loading.trust_remote_code")
 
@@ -47,10 +47,9 @@ class Reading:
 class TextDataModule(LightningDataModule):
     """Ordinary texts as sequences of tokens, some of them in every epoch of a fit.
 
-    A text is a row of a table (CSV, TSV, JSON Lines, Parquet) or data set, or a paragraph of a text file, up to a blank
-    line. It is cut into consecutive sequences, each with the start token in front. An epoch serves one batch to each
-    process, a list of token ids ``(positions,)``: the processes take turns. The Trainer needs
-    ``reload_dataloaders_every_n_epochs=1``.
+    A text is a row of a table (CSV, TSV, JSON Lines, Parquet) or data set, or a line of a text file. It is cut into
+    consecutive sequences, each with the start token in front. An epoch serves one batch to each process, a list of token
+    ids ``(positions,)``: the processes take turns. The Trainer needs ``reload_dataloaders_every_n_epochs=1``.
 
     Args:
         texts: A file, a data set's name on the Hub, a folder that `save_to_disk` wrote, a `datasets.Dataset`, or a list
@@ -86,14 +85,13 @@ class TextDataModule(LightningDataModule):
         self.reading = options_of(Reading, reading, "reading")
         self._texts, self._given_tokenizer = texts, tokenizer
         name = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
-        arguments = {"length": length, "shortest": shortest, "limit": limit, "batch_size": batch_size}
-        options = self.reading.options and {k: v for k, v in self.reading.options.items() if k != "token"}
-        reads = {**plain(self.reading), "options": options}
-        self.save_hyperparameters({"texts": plain_source(texts), "tokenizer": name, **arguments, "reading": reads})
+        arguments: dict[str, Any] = {"length": length, "shortest": shortest, "limit": limit, "batch_size": batch_size}
+        arguments |= {"texts": plain_source(texts), "tokenizer": name, "reading": plain(self.reading)}
+        self.save_hyperparameters(arguments)
 
     def prepare_data(self) -> None:
         """Fetch what is not on this machine; the Trainer calls it in one process of each machine."""
-        prepare(self._texts, self.reading.options)
+        prepare(self._texts, {"split": self.reading.split})
 
     def setup(self, stage: str | None = None) -> None:
         """Read and tokenize the texts."""
@@ -116,7 +114,7 @@ class TextDataModule(LightningDataModule):
         Raises:
             LREError: The texts cannot be read, or none is long enough.
         """
-        texts = read_texts(self._texts, self.reading.column, self.reading.options)
+        texts = read_texts(self._texts, self.reading.column, self.reading.split)
         found = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
         if not found:
             raise LREError(f"no text has {self.shortest} tokens: give longer ones, or another --data.shortest")
@@ -143,49 +141,26 @@ class TextDataModule(LightningDataModule):
         return [torch.tensor(ids) for ids in chosen[process::count]]
 
 
-def read_texts(source: Any, column: str = "text", options: dict[str, Any] | None = None) -> Iterator[str]:
-    """Read texts one after another.
-
-    Args:
-        source: As `texts` of `TextDataModule`.
-        column: The column of the texts in tables and data sets.
-        options: Options of data sets.
+def read_texts(source: Any, column: str = "text", split: str | None = None) -> Iterator[str]:
+    """Read texts of any length one by one; see `lre_lightning.prompts.texts.read_texts` for the arguments.
 
     Raises:
-        LREError: There is no such source, or it has no such column.
+        LREError: There is no such source or column, or a value is not text.
     """
     if isinstance(source, list | tuple):
         for part in source:
-            yield from read_texts(part, column, options)
+            yield from read_texts(part, column, split)
         return
-    opened = open_source(source, options or {})
-    if isinstance(opened, Path) and opened.suffix != ".json":
-        check_file(opened, LARGEST_TABLE)
-        with readable(opened):
-            yield from paragraphs(lines(opened))
+    opened = open_texts(source, column, split)
+    if isinstance(opened, Path):
+        yield from lines_of(opened)
         return
-    for rows in [open_rows(opened)] if isinstance(opened, Path) else opened[2]:
-        if column not in rows.names:
-            raise LREError(f"{rows.place} has no column {column!r} of texts: it has {', '.join(map(repr, rows.names))}")
-        for number, row in rows.read([column]):
-            if not isinstance(row.get(column), str):
-                raise LREError(f"{rows.place}, {rows.unit} {number}: {column!r} must be a text")
-            yield row[column]
-
-
-def paragraphs(text: Iterable[str]) -> Iterator[str]:
-    r"""Join lines up to the next blank one.
-
-    >>> list(paragraphs(["One,", "two.", "", "Three."]))
-    ['One,\ntwo.', 'Three.']
-    """
-    found: list[str] = []
-    for line in chain(text, [""]):
-        if line.strip():
-            found.append(line.rstrip("\r\n"))
-        elif found:
-            yield "\n".join(found)
-            found = []
+    for part in opened:
+        with readable(part.place):
+            for number, row in part.read([column]):
+                if not isinstance(row.get(column), str):
+                    raise LREError(f"{part.place}, {part.unit} {number}: {column!r} must be a text")
+                yield row[column]
 
 
 def token_sequences(

@@ -101,7 +101,7 @@ def readable(place: object) -> Iterator[None]:
         raise LREError(f"{place} cannot be read: {printable(first_line(error))}") from error
 
 
-def lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[str]:
     """Iterate over the lines, with their ends, of a file in UTF-8."""
     with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -114,7 +114,7 @@ def lines(path: Path) -> Iterator[str]:
 
 def _csv(path: Path, delimiter: str = ",") -> Rows:
     def records() -> Iterator[tuple[int, list[str]]]:
-        reader = csv.reader(lines(path), delimiter=delimiter, strict=True)
+        reader = csv.reader(_lines(path), delimiter=delimiter, strict=True)
         line = 1
         try:
             for cells in reader:
@@ -139,7 +139,7 @@ def _csv(path: Path, delimiter: str = ",") -> Rows:
 
 def _json_lines(path: Path) -> Rows:
     def items() -> Iterator[Row]:
-        for number, line in enumerate(lines(path), start=1):
+        for number, line in enumerate(_lines(path), start=1):
             if line.strip():
                 try:
                     yield number, json.loads(line, object_pairs_hook=distinct_keys)
@@ -153,7 +153,7 @@ def _json_lines(path: Path) -> Rows:
 def _json(path: Path) -> Rows:
     """Open a file of an object, of a list of them, or of JSON Lines, as data sets of the Hub have them."""
     try:
-        data = json.loads("".join(lines(path)), object_pairs_hook=distinct_keys)
+        data = json.loads("".join(_lines(path)), object_pairs_hook=distinct_keys)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             return _json_lines(path)

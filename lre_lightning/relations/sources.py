@@ -140,7 +140,7 @@ def read_source(
         return [entry for part in source for entry in read_source(part, columns, options)]
     from lre_lightning.relations import json_files, tables
 
-    opened = open_source(source, options or {})
+    opened = _open(source, options or {})
     if not isinstance(opened, Path):
         return [(opened[0], relation) for relation in tables.read_rows(*opened, columns or {})]
     if columns:
@@ -149,8 +149,8 @@ def read_source(
     return [(str(path), relation) for path, relation in read(opened)]
 
 
-def open_source(source: Any, options: Mapping[str, Any]) -> Opened | Path:
-    """Open a table or a data set, or return the path of another file or folder."""
+def _open(source: Any, options: Mapping[str, Any]) -> Opened | Path:
+    """Open a table or a data set, or return the path of JSON files."""
     from lre_lightning.relations import data_sets, formats
 
     path = _path(source) if isinstance(source, str | Path) else None
