@@ -16,6 +16,7 @@ from lre_lightning.callbacks.loggers import log_image
 from lre_lightning.callbacks.needs import require
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.lens import check_text, read_lenses
 from lre_lightning.lens.tokens import sentence
@@ -32,8 +33,8 @@ LONGEST_TAG = 60
 class AttributeLens(Callback):
     """Show what the hidden states of some texts say about attributes, at every layer and token.
 
-    At the end of fit, and of chosen epochs, each text is read through the LRE of each relation and through the logit
-    lens (`lre_lightning.lens.lens.read_lenses`), and written:
+    At the end of fit, and of chosen epochs, each text is read through the LRE of each relation, a Jacobian lens, if
+    there is one, and the logit lens (`lre_lightning.lens.lens.read_lenses`), and written:
 
     - to the Trainer's loggers that take images, as ``attribute_lens/<number> <text>``;
     - as ``<dirpath>/text<number>.png``;
@@ -52,6 +53,8 @@ class AttributeLens(Callback):
         top_k: Number of tokens of each cell in the page and the data.
         layers: The layers to show; all if None.
         dirpath: Folder for the files; ``<default_root_dir>/lenses`` if None.
+        jacobian_lens: A Jacobian lens of the LM to look through as well: a file, a folder or a hub name, as in
+            `JacobianLens.load`. That of the module, if it has one, if None.
 
     Raises:
         LREError: If an argument is invalid; when fit starts, if it does not fit the module's LM, the
@@ -67,6 +70,7 @@ class AttributeLens(Callback):
         top_k: int = 5,
         layers: list[int | Literal["emb"]] | None = None,
         dirpath: str | None = None,
+        jacobian_lens: str | None = None,
     ) -> None:
         for name, given in (("texts", texts), ("relations", relations)):
             if given is not None and (not all(map(str.strip, given)) or not 0 < len(set(given)) == len(given)):
@@ -75,6 +79,8 @@ class AttributeLens(Callback):
         check_number("top_k", top_k, 1)
         self.texts, self.relations, self.layers = texts, relations, layers
         self.every_n_epochs, self.top_k, self.dirpath = every_n_epochs, top_k, dirpath
+        self.jacobian_lens = jacobian_lens
+        self._lens: JacobianLens | None = None
         self._shown_after: int | None = None
 
     @override
@@ -97,6 +103,9 @@ class AttributeLens(Callback):
     def _check(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Check arguments against module and data, before anything has been computed that would be lost."""
         require(self, "module", pl_module, "lm", "lres")
+        self._lens = getattr(pl_module, "jacobian_lens", None)
+        if self.jacobian_lens is not None:
+            self._lens = JacobianLens.load(self.jacobian_lens, pl_module.lm)
         for text in self.texts or ():
             check_text(pl_module.lm, _tokenizer(trainer, pl_module), text, self.top_k, self.layers)
         data: Any = getattr(trainer, "datamodule", None)
@@ -111,11 +120,11 @@ class AttributeLens(Callback):
                 raise LREError(f"no LRE of {unknown} can be shown: the data have {list(known)}")
 
     def _show(self, trainer: L.Trainer, pl_module: Any) -> None:
-        lm, tokenizer = pl_module.lm, _tokenizer(trainer, pl_module)
+        lm, tokenizer, how = pl_module.lm, _tokenizer(trainer, pl_module), (self.top_k, self.layers)
         texts = sentences_of(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
         with torch.inference_mode(False), _evaluating(lm):
             grids = [
-                read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, self.top_k, self.layers)
+                read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
                 for text, own in texts.items()
             ]
         pictures = write_lenses(grids, self._folder(trainer)) if grids else []

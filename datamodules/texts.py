@@ -48,8 +48,8 @@ class TextDataModule(LightningDataModule):
     """Ordinary texts as sequences of tokens, some of them in every epoch of a fit.
 
     A text is a row of a table (CSV, TSV, JSON Lines, Parquet) or data set, or a line of a text file. It is cut into
-    consecutive sequences, each with the start token in front. An epoch serves one batch to each process, a list of token
-    ids ``(positions,)``: the processes take turns. The Trainer needs ``reload_dataloaders_every_n_epochs=1``.
+    consecutive sequences, each with the start token in front. An epoch serves one batch to each process, a list of
+    token ids ``(positions,)``: the processes take turns. The Trainer needs ``reload_dataloaders_every_n_epochs=1``.
 
     Args:
         texts: A file, a data set's name on the Hub, a folder that `save_to_disk` wrote, a `datasets.Dataset`, or a list

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only
+from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.prompts.texts import Text, read_texts
@@ -47,6 +47,8 @@ class Predict(FromCheckpoint):
         parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
         subject = "print what is read at this part of each text; by default where the relation's lens is most certain"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
+        jlens = "Jacobian lens to look through as well: a file, a folder or a hub name; without a checkpoint alone"
+        parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
         table = "write the answers to this .csv or .jsonl file; the same command continues it"
         parser.add_argument("--table", type=str | None, default=None, help=table)
         parser.add_argument("--top_k", type=int, default=5, help="number of answers in a row of the table")
@@ -54,8 +56,13 @@ class Predict(FromCheckpoint):
     @override
     def check(self, line: LRECommandLine) -> None:
         """Take the options of the checkpoint, read standard input if there are no texts, and read the first text."""
+        jlens, folder = line.options.jlens, Path(line.options.checkpoint.dirpath)
+        if jlens is not None and line.options.ckpt_path == "last" and find_checkpoint("last", folder) is None:
+            line.options.ckpt_path = None
         super().check(line)
         options = line.options
+        if jlens is not None:
+            options.model.fitting.jacobian_lens = jlens
         options.texts = [*options.data.loader.texts, *options.texts]
         if not options.texts and options.file is None and not sys.stdin.isatty():
             try:

@@ -1,7 +1,7 @@
 """The attribute lens: what hidden states say about an attribute of a subject, at every layer and token of a text.
 
 Given the LRE of a relation, each hidden state h is decoded as D(LRE(h)) (Section 5 of the paper). With the identity in
-place of the LRE this is the logit lens.
+place of the LRE this is the logit lens, and with J of each layer the Jacobian lens.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.answers import check_top_k, most_likely
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
@@ -29,7 +30,7 @@ from lre_lightning.storage.plain import printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LOGIT_LENS = "logit lens"
+LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Lens:
     """A grid of layers by tokens: the most likely tokens of D(LRE(h)) for every hidden state h of a text.
 
     Attributes:
-        name: The relation, or ``"logit lens"``.
+        name: The relation, ``"Jacobian lens"`` or ``"logit lens"``.
         text: The text.
         tokens: Its tokens, as `token_text` shows them, without the start token.
         layers: The layers, from the embedding up.
         top: The most likely tokens for every layer and token, most likely first, `[layer][token][k]`.
         probabilities: Their probabilities, in the same layout.
-        layer: The layer that the LRE was estimated at; None for the logit lens.
+        layer: The layer that the LRE was estimated at; None for the other lenses.
     """
 
     name: str
@@ -75,8 +76,9 @@ def read_lenses(
     relations: Sequence[str] | None = None,
     top_k: int = 5,
     layers: Sequence[Layer] | None = None,
+    jacobian_lens: JacobianLens | None = None,
 ) -> list[Lens]:
-    """Read a text through the lens of each relation, and through the logit lens.
+    """Read a text through the lens of each relation, the Jacobian lens, if there is one, and the logit lens.
 
     Every LRE is applied to the hidden states of all layers, with its own beta, whatever layer it was estimated at. Of
     several trials of a relation the first is used. LREs are looked up one at a time, since each may be a large file.
@@ -89,13 +91,14 @@ def read_lenses(
         relations: The relations to show, in this order; those without an LRE are left out. All if None.
         top_k: Number of tokens to keep for each hidden state.
         layers: The layers to show; all if None.
+        jacobian_lens: The Jacobian lens, shown at those of the layers that it has.
 
     Returns:
-        One grid per relation, then the logit lens.
+        One grid per relation, then the Jacobian lens and the logit lens.
 
     Raises:
-        LREError: If the text is empty or too long, an LRE was estimated from another LM, `top_k` or a layer is out of
-            range, or logits are not finite.
+        LREError: If the text is empty or too long, an LRE or the Jacobian lens was estimated from another LM, `top_k`
+            or a layer is out of range, or logits are not finite.
     """
     ids, chosen = check_text(lm, tokenizer, text, top_k, layers)
     tokens = [token_text(tokenizer, token) for token in ids[0, 1:].tolist()]
@@ -104,17 +107,24 @@ def read_lenses(
     with torch.no_grad():
         found = lm.hidden_states(ids.to(lm.device), chosen)
         hidden = torch.stack([found[layer][0, 1:].to(lm.device) for layer in chosen])
-        grids = []
-        for name in [*names, None]:
-            lre = None if name is None else lres[name, trials[name]]
-            if lre is not None:
-                lre.check_model(lm)
-            best, probabilities = most_likely(lm, hidden if lre is None else lre(hidden), top_k)
+
+        def grid(name: str, outputs: Tensor, layer: Layer | None = None, shown: Sequence[Layer] = chosen) -> Lens:
+            best, probabilities = most_likely(lm, outputs, top_k)
             texts = {token: token_text(tokenizer, token) for token in best.unique().tolist()}
             top = [[[texts[token] for token in cell] for cell in row] for row in best.tolist()]
-            layer = None if lre is None else lre.layer
-            grids.append(Lens(name or LOGIT_LENS, text, tokens, chosen, top, probabilities.tolist(), layer))
-        return grids
+            return Lens(name, text, tokens, shown, top, probabilities.tolist(), layer)
+
+        grids = []
+        for name in names:
+            lre = lres[name, trials[name]]
+            lre.check_model(lm)
+            grids.append(grid(name, lre(hidden), lre.layer))
+        if jacobian_lens is not None:
+            jacobian_lens.check_model(lm)
+            shown = [layer for layer in chosen if layer in jacobian_lens.layers]
+            outputs = [jacobian_lens(hidden[chosen.index(layer)], layer) for layer in shown]
+            grids += [grid(JACOBIAN_LENS, torch.stack(outputs), shown=shown)] if shown else []
+        return [*grids, grid(LOGIT_LENS, hidden)]
 
 
 def check_text(
@@ -166,19 +176,24 @@ def most_certain_token(lens: Lens, row: int) -> int:
 def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int | None] | None = None) -> None:
     """Print what each relation's lens says about each text, at the layer of its LRE and at one token.
 
+    Without a relation it is what the Jacobian lens says at the last token, or the given one, from its last layer down.
+
     Args:
         grids: The lenses of each text.
         subjects: The index of the token to read in each text; by default, and for None, where the lens is most certain.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     for number, lenses in enumerate(grids):
-        table = RichTable("relation", "layer", "token", "most likely", box=box.SIMPLE_HEAD)
-        for lens in (lens for lens in lenses if lens.layer is not None and lens.layer in lens.layers):
-            row = lens.layers.index(lens.layer)
-            given = subjects[number] if subjects else None
-            place = most_certain_token(lens, row) if given is None else given
+        given = subjects[number] if subjects else None
+        places = [(lens, lens.layers.index(lens.layer)) for lens in lenses if lens.layer in lens.layers]
+        alone = not places
+        if alone:
+            places = [(lens, row) for lens in lenses for row in range(len(lens.layers)) if lens.name == JACOBIAN_LENS]
+        table = RichTable("lens" if alone else "relation", "layer", "token", "most likely", box=box.SIMPLE_HEAD)
+        for lens, row in reversed(places) if alone else places:
+            place = given if given is not None else -1 if alone else most_certain_token(lens, row)
             best = zip(lens.top[row][place], lens.probabilities[row][place], strict=True)
             said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
-            table.add_row(printable(lens.name), str(lens.layer), printable(lens.tokens[place].strip()), said)
+            table.add_row(printable(lens.name), str(lens.layers[row]), printable(lens.tokens[place].strip()), said)
         console.print(printable(lenses[0].text))
         console.print(table)

@@ -231,14 +231,16 @@ class LREModule(FrozenLMModule):
     # Prediction: the attribute lens of texts.
 
     def on_predict_start(self) -> None:
-        """Raise an `LREError` if no LRE of the data's relations is loaded."""
-        if not {relation for relation, _ in self.lres} & {relation.name for relation in self._data.relations}:
+        """Raise an `LREError` if neither an LRE of the data's relations is loaded nor a Jacobian lens."""
+        if self.jacobian_lens is None and not {relation for relation, _ in self.lres} & {
+            relation.name for relation in self._data.relations
+        }:
             raise LREError(NO_LRE)
 
     def predict_step(self, batch: str, batch_idx: int) -> list[Lens]:
-        """Read a text through the lens of each relation of the data, and through the logit lens."""
+        """Read a text through the lens of each relation of the data, the Jacobian lens, if any, and the logit lens."""
         names = [relation.name for relation in self._data.relations]
-        return read_lenses(self.lm, self._data.tokenizer, batch, self.lres, names)
+        return read_lenses(self.lm, self._data.tokenizer, batch, self.lres, names, jacobian_lens=self.jacobian_lens)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state from `state_dict`, made with the same LM. Weights of an LM in it are never loaded.

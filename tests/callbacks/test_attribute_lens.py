@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lre_lightning.callbacks import AttributeLens, BetaTuning, RelationLog, attribute_lens
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.plotting import plot_lenses, to_pixels
@@ -141,6 +142,19 @@ def test_options_choose_relations_layers_tokens_and_folder_also_after_pickling(t
     trainer_of(tmp_path, [callback]).fit(module)
     check_files(tmp_path / "there" / "deep", expected(module, TEXTS[:1], **options))
     assert not (tmp_path / "lenses").exists()
+
+
+def test_a_jacobian_lens_is_read_from_its_file_or_the_module(tmp_path):
+    module, path = Foreign(), tmp_path / "jacobian_lens.safetensors"
+    lens = JacobianLens({1: torch.randn(WIDTH, WIDTH)}, n_prompts=2)
+    lens.save(path)
+    trainer_of(tmp_path, [AttributeLens(TEXTS, jacobian_lens=str(path), dirpath=str(tmp_path / "a"))]).fit(module)
+    module.jacobian_lens = lens
+    trainer_of(tmp_path, [AttributeLens(TEXTS, dirpath=str(tmp_path / "b"))]).fit(module)
+    for folder in ("a", "b"):
+        check_files(tmp_path / folder, expected(module, jacobian_lens=lens))
+    with pytest.raises(LREError, match=r"there is no Jacobian lens at 'none.pt'"):
+        trainer_of(tmp_path, [AttributeLens(TEXTS, jacobian_lens="none.pt")]).fit(module)
 
 
 def test_a_fit_of_lres_shows_what_it_finds(tmp_path):

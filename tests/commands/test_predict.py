@@ -12,10 +12,11 @@ import torch
 from lre_lightning.cli import main
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import read_lenses
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_beta_tuning import trainer_of
-from tests.helpers.toy import OBJECTS, write_toy_model, write_toy_relations
+from tests.helpers.toy import OBJECTS, WIDTH, write_toy_model, write_toy_relations
 
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
 
@@ -75,6 +76,25 @@ def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
         ("thing colour", "thing7"),
         ("logit lens", "thing7"),
     ]
+
+
+def test_a_jacobian_lens_beside_lres_and_alone(fitted, monkeypatch, capsys, tmp_path):
+    path, model = tmp_path / "jacobian_lens.safetensors", f"--model.name_or_path={fitted / 'model'}"
+    JacobianLens({layer: torch.eye(WIDTH) for layer in ("emb", 1)}, n_prompts=2).save(path)
+    assert predict(monkeypatch, fitted, "thing6", f"--jlens={path}", "--data.relations=[thing colour]") == 0
+    assert [lens["name"] for lens in lenses_of(fitted)] == ["thing colour", "Jacobian lens", "logit lens"]
+    assert "relation" in capsys.readouterr().out
+    (tmp_path / "model").symlink_to(fitted / "model")
+    texts = ["thing6", "thing1 thing6 thing2", "--subject=thing6"]
+    assert predict(monkeypatch, tmp_path, *texts, f"--jlens={tmp_path}", model) == 0
+    assert [lens["name"] for lens in lenses_of(tmp_path)] == ["Jacobian lens", "logit lens"] * 2
+    lines = [re.split(r"\s{2,}", line.strip())[:4] for line in capsys.readouterr().out.splitlines()]
+    rows = [line for line in lines if line[0] == "Jacobian lens"]
+    assert [row[:3] for row in rows] == [["Jacobian lens", layer, "thing6"] for layer in ("1", "emb")] * 2
+    assert all(row[3].startswith(f"{OBJECTS[6 % 4]} ") for row in rows)
+    assert ["lens", "layer", "token", "most likely"] in lines
+    assert predict(monkeypatch, tmp_path, "thing6", f"--jlens={path}", "--model.name_or_path=demo") == 2
+    assert "the Jacobian lens has the width 16, and 'demo' 128" in capsys.readouterr().err
 
 
 def test_the_table_says_which_token_is_read(fitted, monkeypatch, capsys):

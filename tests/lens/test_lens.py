@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import LOGIT_LENS, Lens, print_lenses, read_lenses, subject_token
+from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.lens.lens import JACOBIAN_LENS, LOGIT_LENS, Lens, print_lenses, read_lenses, subject_token
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -84,6 +85,25 @@ def test_every_cell_is_the_softmax_of_the_decoded_lre_of_its_hidden_state(family
             assert grid.top[y] == [[f"w{i}" for i in cell] for cell in expected.indices[:, :4].tolist()]
     last = torch.tensor(grids[-1].probabilities[-1], dtype=torch.float64)
     torch.testing.assert_close(last, logits.softmax(-1).topk(4).values, rtol=1e-9, atol=0)
+
+
+def test_the_jacobian_lens_decodes_each_layer_through_its_own_jacobian():
+    model = tiny_model("gpt2")
+    lm = LanguageModel(model)
+    jacobians = {layer: torch.randn(WIDTH, WIDTH, dtype=torch.float64) for layer in (0, 2)}
+    lens = JacobianLens(jacobians, n_prompts=3)
+    hidden, _ = hidden_states(model, model.transformer.h)
+    for layers, shown in ((None, [0, 2]), ([2, "emb"], [2]), (["emb"], [])):
+        *grids, logit = read_lenses(lm, words(), TEXT, {}, top_k=4, layers=layers, jacobian_lens=lens)
+        assert [(grid.name, list(grid.layers), grid.layer) for grid in grids] == [(JACOBIAN_LENS, shown, None)] * bool(
+            shown
+        )
+        assert (logit.name, logit.layers) == (LOGIT_LENS, lm.check_layers(layers))
+        for row, layer in enumerate(shown):
+            with torch.no_grad():
+                logits = HEADS["gpt2"](model, hidden[layer + 1] @ jacobians[layer].T)
+            expected = logits.softmax(-1).sort(descending=True).values[:, :4]
+            torch.testing.assert_close(torch.tensor(grids[0].probabilities[row], dtype=torch.float64), expected)
 
 
 def test_decoding_a_few_rows_at_a_time_gives_the_same(monkeypatch):
