@@ -22,6 +22,7 @@ PRINTED = {
     "docs/getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
     "docs/guides/evaluation.md": ["'metric': 'faithfulness', 'method': 'LRE'"],
+    "docs/guides/jacobian-lens.md": ["(2, 3, 4)"],
     "docs/guides/your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
 }
 """What the examples of a page print, among other things."""
