@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lre_lightning import callbacks, datamodules, metrics
+    from lre_lightning.concepts.concepts import Concepts, estimate_concepts
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.errors import LREError
     from lre_lightning.jlens.averaging import Averaging
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lre_lightning.training.module import LREModule
 
 _ROOMS = {
+    "Concepts": "concepts.concepts",
     "Averaging": "jlens.averaging",
     "JacobianLens": "jlens.lens",
     "JacobianLensModule": "jlens.module",
@@ -45,6 +47,7 @@ _ROOMS = {
     "RelationDataModule": "datamodules",
     "Sample": "relations.relation",
     "estimate": "lre.estimator",
+    "estimate_concepts": "concepts.concepts",
     "estimate_jacobian_lens": "jlens.estimator",
     "load_relations": "relations.sources",
     "load_tokenizer": "models.tokenizer",
@@ -58,6 +61,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LRE",
     "Averaging",
+    "Concepts",
     "JacobianLens",
     "JacobianLensModule",
     "LREError",
@@ -74,6 +78,7 @@ __all__ = [
     "callbacks",
     "datamodules",
     "estimate",
+    "estimate_concepts",
     "estimate_jacobian_lens",
     "load_relations",
     "load_tokenizer",

@@ -20,6 +20,7 @@ ELSEWHERE = {"benchmarks": "benchmarks/RESULTS.md", "changes": "CHANGELOG.md"}
 PRINTED = {
     "README.md": ["Ottawa 0.", "Canada -> Peru: Lima 0.", "word sentiment", "torch.Size([32, "],
     "docs/getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
+    "docs/guides/concepts.md": ["['bird', 'insect']", "kestrel -> fish: fish"],
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
     "docs/guides/evaluation.md": ["'metric': 'faithfulness', 'method': 'LRE'"],
     "docs/guides/jacobian-lens.md": ["(2, 3, 4)"],

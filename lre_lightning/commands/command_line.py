@@ -21,6 +21,7 @@ from lre_lightning.callbacks import RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.callbacks.loggers import log_text
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.concepts import Concepts
 from lre_lightning.commands.cross import Cross
 from lre_lightning.commands.data import Data
 from lre_lightning.commands.dataset import Dataset
@@ -45,7 +46,7 @@ from lre_lightning.runs.stopping import Stop
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
 
-KINDS = (Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Cross, JLens, Report, Data)
+KINDS = (Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Report, Data)
 COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}
 
 DEFAULT_ROOT_DIR = "lre_runs"

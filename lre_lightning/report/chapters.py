@@ -5,36 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from lre_lightning.concepts.record import ConceptRecord
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, baselines, generic, relations, sweeps
 from lre_lightning.report.analysis import ModelResults
 from lre_lightning.report.comparison import comparison, dataset
+from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
 from lre_lightning.report.sections import Chapter, Section
 from lre_lightning.report.tables import cell_text
 
 
-def chapters_of(models: Sequence[ModelResults]) -> list[Chapter]:
-    """Return a chapter per LM and, if there are several, one that compares them."""
+def chapters_of(models: Sequence[ModelResults], measured: Sequence[ConceptRecord] = ()) -> list[Chapter]:
+    """Return a chapter per LM and, if there are several, one that compares them.
+
+    Args:
+        models: The records of the LMs.
+        measured: Records of concepts; those of other LMs are left out.
+    """
     names = analysis.names_of(models)
     if len(models) == 1:
-        return [Chapter(names[0], "", (*_sections(models[0]), dataset(models)), _facts(models[0].main))]
+        return [Chapter(names[0], "", (*_sections(models[0], measured), dataset(models)), _facts(models[0].main))]
     chapters = [
-        Chapter(name, folder, _sections(model), _facts(model.main))
+        Chapter(name, folder, _sections(model, measured), _facts(model.main))
         for name, folder, model in zip(names, folders_of(names), models, strict=True)
     ]
     return [*chapters, Chapter("Comparison", "", (*comparison(models), dataset(models)))]
 
 
-def _sections(model: ModelResults) -> tuple[Section, ...]:
+def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:
     records = model.main
+    own = [record for record in measured if record.model == model.model]
     first = (
         Section("Findings", tables=(findings(records, model.bare),)),
         relations.relations(records),
         *relations.whole_objects(records),
     )
+    last = (concepts(own),) if own else ()
     if not analysis.counted(records):
-        return first
+        return (*first, *last)
     return (
         *first,
         relations.categories(model),
@@ -49,6 +58,7 @@ def _sections(model: ModelResults) -> tuple[Section, ...]:
         relations.generations(records),
         sweeps.n_shots(model),
         relations.templates(model),
+        *last,
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import track
 
+from lre_lightning.concepts.record import read_concept_records
 from lre_lightning.errors import LREError
 from lre_lightning.lens.page import load_template
 from lre_lightning.records.record import read_records, result_files
@@ -67,7 +68,8 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
         raise LREError(f"there are no results in {given}: run lre fit first")
     folder = Path(out)
     check_writable(folder)
-    chapters = chapters_of(models)
+    found = (record for given in map(Path, results) if given.is_dir() for record in read_concept_records(given))
+    chapters = chapters_of(models, list({record.place: record for record in found}.values()))
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)

@@ -1,0 +1,67 @@
+"""The subcommand ``concepts``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from lre_lightning.commands.command import Command
+from lre_lightning.concepts.probes import check_installed
+from lre_lightning.concepts.record import ConceptOptions
+from lre_lightning.storage.locks import FolderLock
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class Concepts(Command):
+    """Compare directions of objects with linear probes.
+
+    The direction of an object, a concept, is W^+ (o - b) of its mean hidden state o (Chanin et al., 2024). Concepts and
+    probes classify subjects that they were not trained on, and steer the LM from one object to another. Concepts,
+    records and tables go to the folder ``concepts`` below --trainer.default_root_dir, where `lre report` finds them.
+    The same command resumes a comparison that was stopped.
+    """
+
+    name = "concepts"
+    resumable = True
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(ConceptOptions, None, instantiate=False)
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Check the options and that probes can be fitted."""
+        check_installed()
+        _options(line)
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.concepts.evaluation import evaluate_relations
+        from lre_lightning.report.concepts import concept_tables, unscored
+        from lre_lightning.report.console import show_tables
+
+        if not line.trainer.is_global_zero:
+            return
+        root = Path(line.trainer.default_root_dir)
+        lock = FolderLock(root, "concepts")
+        lock.acquire()
+        try:
+            lm = line.placed_lm()
+            lm.tokenizer = line.datamodule.tokenizer
+            records = evaluate_relations(lm, line.datamodule, _options(line), root / "concepts")
+            show_tables(concept_tables(records), root / "concepts")
+            if unscored(records):
+                print(unscored(records))
+        finally:
+            lock.release()
+
+
+def _options(line: LRECommandLine) -> ConceptOptions:
+    return ConceptOptions(**{field.name: line.options[field.name] for field in fields(ConceptOptions)})

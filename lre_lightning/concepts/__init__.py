@@ -1,0 +1,1 @@
+"""Linear relational concepts: a direction for every object of a relation, compared with probes."""

@@ -1,0 +1,330 @@
+"""Concepts: directions of a relation's objects among the hidden states of subjects.
+
+A linear relational concept is v_o = W^+ (E[o] - b), normalized: an LRE's way back from the object's hidden state, over
+the training samples with that object (Chanin, Hunter and Camburu, "Identifying Linear Relational Concepts in Large
+Language Models", NAACL 2024).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lre_lightning.concepts.record import ConceptOptions, ObjectTokens
+from lre_lightning.concepts.states import KnownStates, known_states, with_object
+from lre_lightning.errors import LREError, check_choice
+from lre_lightning.grid import WIDEST, Layer, layer_of, rank_of
+from lre_lightning.html import html_table
+from lre_lightning.lre.editing import PromptEdit, hidden_at
+from lre_lightning.lre.estimator import LREEstimator, draw_one
+from lre_lightning.lre.files import ORIGIN, check_dtype, entries, opened
+from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.origin import Origin, check_origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.options import options_of
+from lre_lightning.prompts.options import LINES, Prompts
+from lre_lightning.prompts.prompt import make_prompt
+from lre_lightning.prompts.trials import Trial, by_turns, draw, train_prompts
+from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.plain import listing, text
+
+Indices: TypeAlias = int | Sequence[int] | Tensor
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    return tuple(text(one, what) for one in listing(value, what))
+
+
+def _object_tokens(value: object, what: str) -> object:
+    check_choice(what, value, get_args(ObjectTokens))
+    return value
+
+
+_METADATA: dict[str, Callable[[Any, str], Any]] = {
+    "objects": _texts,
+    "layer": layer_of,
+    "rank": rank_of,
+    "object_layer": layer_of,
+    "object_tokens": _object_tokens,
+    "origin": partial(entries, ORIGIN),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Concepts:
+    """A direction for every object of a relation, which classifies and steers the hidden states of subjects.
+
+    Attributes:
+        objects: The objects.
+        vectors: Their directions, of length 1, `(objects, hidden)`, float32 or float64.
+        layer: The layer of s.
+        rank: The rank of the pseudo-inverse of W that they were computed with.
+        object_layer: The layer of o.
+        object_tokens: The tokens of o, ``"first"`` or ``"mean"``; see `ConceptOptions`.
+        origin: The LM, relation and samples that they were estimated from.
+        lm: The LM that `predict` and `steer` run; see `bind`. It is not part of the file.
+
+    Raises:
+        LREError: If the objects and vectors do not fit, or a value is not finite.
+
+    Example:
+        >>> import torch
+        >>> origin = Origin("toy", "", "doubling")
+        >>> concepts = Concepts(("odd", "even"), torch.eye(2), 0, 1, 1, "first", origin)
+        >>> concepts.classify(torch.tensor([[2.0, 1.0], [0.0, 3.0]]))
+        ['odd', 'even']
+    """
+
+    objects: tuple[str, ...]
+    vectors: Tensor = field(repr=False)
+    layer: Layer
+    rank: int
+    object_layer: Layer
+    object_tokens: ObjectTokens
+    origin: Origin = field(repr=False)
+    lm: LanguageModel | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.vectors.shape)
+        if len(shape) != 2 or shape[0] != len(self.objects) or not 1 <= shape[1] <= WIDEST:
+            raise LREError(f"concepts of {len(self.objects)} objects need vectors (objects, hidden), not {shape}")
+        if not torch.isfinite(self.vectors).all():
+            raise LREError(f"the concepts of {self.origin.relation!r} hold values that are not finite")
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the scores of hidden states at `layer`, `(..., hidden)`: their products with the vectors.
+
+        Returns:
+            `(..., objects)`, in the dtype of the vectors, on the device of `states`.
+        """
+        return states.to(self.vectors.dtype) @ self.vectors.to(states.device).T
+
+    def __getitem__(self, object: str) -> Tensor:
+        """Return the vector of an object, `(hidden,)`."""
+        return self.vectors[self.index(object)]
+
+    def index(self, object: str) -> int:
+        """Return the index of an object.
+
+        Raises:
+            LREError: If it has no concept.
+        """
+        if object not in self.objects:
+            known = ", ".join(map(repr, self.objects[:20]))
+            raise LREError(f"there is no concept of {object!r} in {self.origin.relation!r}; there are those of {known}")
+        return self.objects.index(object)
+
+    def classify(self, states: Tensor) -> list[str]:
+        """Return the object with the highest score for each of the hidden states at `layer`, `(batch, hidden)`."""
+        return [self.objects[index] for index in self(states).argmax(-1).tolist()]
+
+    @torch.no_grad()
+    def predict(self, subjects: Sequence[str]) -> list[str]:
+        """Classify subjects, with s from prompts like those of the estimate.
+
+        Raises:
+            LREError: If the concepts are not bound to an LM, or `subjects` is a single text.
+        """
+        if isinstance(subjects, str):
+            raise LREError(f"subjects must be a list, such as [{subjects!r}]")
+        lm = self._bound()
+        prompts = [self.origin.prompt(lm, subject) for subject in subjects]
+        states = [hidden_at(lm, prompt, self.layer, prompt.subject_position) for prompt in prompts]
+        return self.classify(torch.stack(states)) if states else []
+
+    @torch.no_grad()
+    def steer(
+        self,
+        prompt: str,
+        target: str,
+        source: str | None = None,
+        *,
+        subject: str | None = None,
+        layers: Sequence[Layer] | None = None,
+        magnitude: float = 0.5,
+        top_k: int = 5,
+    ) -> PromptEdit:
+        """Steer a prompt's subject from one object to another: add their concepts' difference to s.
+
+        Args:
+            prompt: A text that asks for the object of a subject.
+            target: The object whose concept is added.
+            source: The object whose concept is removed; the one that s is classified as if None.
+            subject: The subject, at its last mention in the prompt; found by the template of the estimate if None.
+            layers: The layers at which s is edited; the concepts' own if None.
+            magnitude: The factor of both concepts, by the norm of s.
+            top_k: The number of answers to show.
+
+        Returns:
+            The edit, with the LM's answers before and after it. Its `active` keeps it in place while the LM generates.
+
+        Raises:
+            LREError: If the concepts are not bound to an LM, an object has no concept, a layer is out of range, or the
+                subject is not in the prompt.
+        """
+        lm = self._bound()
+        template, subject = self.origin.template_of(prompt, subject)
+        asked = make_prompt(lm.tokenizer, template, Sample(subject, target))
+        state = hidden_at(lm, asked, self.layer, asked.subject_position)
+        removed = self.classify(state[None])[0] if source is None else source
+        delta = steering(self.vectors.to(state.device), state, self.index(removed), self.index(target), magnitude)
+        return PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm).answered(top_k)
+
+    def _bound(self) -> LanguageModel:
+        if self.lm is None:
+            raise LREError(f"the concepts of {self.origin.relation!r} have no LM to run: give them one, .bind(lm)")
+        return self.lm
+
+    def bind(self, lm: LanguageModel) -> Self:
+        """Return the concepts with the LM that they were estimated from, for `predict` and `steer`.
+
+        Raises:
+            LREError: If they were estimated from another LM.
+        """
+        check_origin(asdict(self.origin), lm, "LRE behind the concepts")
+        lm.check_layers([self.layer])
+        return replace(self, lm=lm)
+
+    def save(self, path: str | Path) -> None:
+        """Write the vectors, the objects and the origin to one safetensors file, atomically.
+
+        Raises:
+            LREError: If the file cannot be written.
+        """
+        from safetensors.torch import save
+
+        metadata = {name: getattr(self, name) for name in _METADATA} | {"origin": asdict(self.origin)}
+        write_whole(Path(path), save({"vectors": self.vectors.contiguous().cpu()}, {"concepts": json.dumps(metadata)}))
+
+    @classmethod
+    def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
+        """Read concepts from a file that `save` wrote.
+
+        Args:
+            path: The safetensors file.
+            lm: The LM to check and `bind` them to, if any.
+
+        Raises:
+            LREError: If it is not a complete file of concepts, or they were estimated from another LM.
+        """
+        with opened(path, "a file of concepts") as file:
+            if [*file.keys()] != ["vectors"]:
+                raise LREError(f"it has the tensors {', '.join(file.keys())}, and should have vectors alone")
+            check_dtype(file.get_slice("vectors"), "vectors")
+            found: dict[str, Any] = entries(_METADATA, json.loads((file.metadata() or {})["concepts"]), "it")
+            concepts = cls(vectors=file.get_tensor("vectors"), **found | {"origin": Origin(**found["origin"])})
+        return concepts if lm is None else concepts.bind(lm)
+
+    def _repr_html_(self) -> str:
+        names = ("layer", "rank", "object_layer", "object_tokens")
+        rows = [("LM", self.origin.model), *((name.replace("_", " "), getattr(self, name)) for name in names)]
+        return html_table([*rows, ("objects", ", ".join(self.objects))], caption=f"Concepts: {self.origin.relation}")
+
+
+def steering(vectors: Tensor, states: Tensor, source: Indices, target: Indices, magnitude: float) -> Tensor:
+    """Return what replaces one concept by another, magnitude x |s| (v_target - v_source), `(..., hidden)`.
+
+    Args:
+        vectors: Vectors of length 1, `(objects, hidden)`.
+        states: s, `(..., hidden)`.
+        source: Indices of the objects to remove, `(...)`.
+        target: Indices of the objects to add, `(...)`.
+        magnitude: The factor.
+    """
+    lengths = states.to(vectors.dtype).norm(dim=-1, keepdim=True)
+    change: Tensor = magnitude * lengths * (vectors[target] - vectors[source])
+    return change
+
+
+def make_concepts(lm: LanguageModel, train: KnownStates, origin: Origin, options: ConceptOptions) -> Concepts:
+    """Make the concepts of all objects that known training samples have.
+
+    W and b are means over at most `options.jacobians` of the samples, whose objects take turns.
+    """
+    layer, object_layer, rank = options.places(lm)
+    estimator = LREEstimator([layer])
+    for prompt in by_turns(train.prompts)[: options.jacobians]:
+        ids, count = with_object(prompt, options.object_tokens)
+        estimator.update(prompt_jacobian(lm, ids, prompt.subject_position, [layer], object_layer, count))
+    change = train.object_means() - estimator.bias(layer)
+    vectors = LowRankInverse(estimator.weight(layer), rank).apply(change, [rank])[:, 0]
+    vectors = nn.functional.normalize(vectors)
+    return Concepts(train.objects, vectors, layer, rank, object_layer, options.object_tokens, origin, lm)
+
+
+def estimate_concepts(
+    lm: LanguageModel,
+    relation: Relation | str,
+    layer: Layer | None = None,
+    rank: int | None = None,
+    n_shot: int = 8,
+    *,
+    trial: int = 0,
+    seed: int = 0,
+    prompts: Prompts = LINES,
+    **options: Any,
+) -> Concepts:
+    """Estimate a concept for every object of a relation, from those training samples that the LM knows.
+
+    Args:
+        lm: The LM.
+        relation: The relation, or the name of one that `load_relations` finds.
+        layer: The layer of s; the middle block if None.
+        rank: The rank of the pseudo-inverse of W; an eighth of the LM's width, but at most 128, if None.
+        n_shot: The number of training samples that prompts show as examples.
+        trial: Number of the draw of training samples.
+        seed: Seed of the draw.
+        prompts: How samples are drawn and prompts are made.
+        **options: The other fields of `ConceptOptions`, such as ``object_layer=4``.
+
+    Returns:
+        The concepts, bound to `lm`.
+
+    Raises:
+        LREError: If the relation or an option is not valid, or the LM knows the training samples of fewer than two
+            objects.
+
+    Example:
+        >>> from lre_lightning import LanguageModel, estimate_concepts
+        >>> lm = LanguageModel.from_pretrained("demo")
+        >>> concepts = estimate_concepts(lm, "object superclass", layer=2, object_layer=4, jacobians=4)
+        >>> concepts.predict(["albatross", "butterfly"])
+        ['bird', 'insect']
+    """
+    chosen = options_of(ConceptOptions, {"layer": layer, "rank": rank, **options}, "estimate_concepts")
+    chosen.places(lm)
+    drawn = widened(draw_one(relation, n_shot, trial, seed, prompts), chosen.train_fraction, seed, prompts)
+    prompts = few_shot(prompts, n_shot)
+    train = known_states(lm, train_prompts(drawn, lm.tokenizer, options=prompts), chosen)
+    if len(train.objects) < 2:
+        raise LREError(
+            f"{lm.name} knows training samples of {len(train.objects)} objects of {drawn.relation.name!r}, and there "
+            "must be 2: give it more samples, or another n_shot"
+        )
+    return make_concepts(lm, train, Origin.of(lm, drawn, prompts), chosen)
+
+
+def widened(trial: Trial, fraction: float, seed: int, prompts: Prompts) -> Trial:
+    """Return a trial with a fraction of the relation's subjects to train on, but at least as many as it has.
+
+    Its own training samples come first. Those that the user has named stay as they are.
+    """
+    if trial.relation.name in (prompts.train_samples or {}):
+        return trial
+    count = max(len(trial.train), round(fraction * len({sample.name for sample in trial.relation.samples})))
+    return draw(trial.relation, count, trial.number, seed, prompts.sampling, None, trial.templates)
+
+
+def few_shot(prompts: Prompts, n_shot: int) -> Prompts:
+    """Return options of prompts that show `n_shot` of many training samples, unless they say how many."""
+    return replace(prompts, shots=n_shot) if prompts.shots is None else prompts

@@ -1,0 +1,162 @@
+"""What concepts are worth beside probes: classification of unseen subjects, and steering."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_f1_score
+
+from lre_lightning.concepts.concepts import Concepts, few_shot, make_concepts, steering, widened
+from lre_lightning.concepts.probes import fit_probes
+from lre_lightning.concepts.record import (
+    RESULTS,
+    ConceptOptions,
+    ConceptRecord,
+    read_concept_records,
+    write_concept_records,
+)
+from lre_lightning.concepts.states import KnownStates, known_states
+from lre_lightning.grid import Layer
+from lre_lightning.lre.origin import Origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.options import Prompts
+from lre_lightning.prompts.source import PromptSource
+from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
+from lre_lightning.scoring.states import draw_key
+from lre_lightning.storage.files import safe_name
+
+
+def evaluate_relations(
+    lm: LanguageModel, data: PromptSource, options: ConceptOptions, folder: Path | None = None
+) -> list[ConceptRecord]:
+    """Estimate and score concepts and probes of every relation and trial of a datamodule.
+
+    Args:
+        lm: The LM, on the device where it is to run.
+        data: The relations. `n_shot` of the training samples are the examples that prompts show.
+        options: How concepts are estimated.
+        folder: A folder to keep the records and concepts in after every trial; those that it holds already are not
+            computed again.
+
+    Returns:
+        The records of all relations and trials, in their order.
+
+    Raises:
+        LREError: If an option does not fit the LM, or a file in the folder is invalid.
+    """
+    options.places(lm)
+    done = {record.place: record for record in (read_concept_records(folder / RESULTS) if folder else [])}
+    prompts, records = few_shot(data.prompts, data.n_shot), []
+    console = Console(stderr=True)
+    indices = range(len(data.schedule))
+    for index in track(indices, "Concepts", console=console, disable=not console.is_terminal):
+        trial = widened(data.trial(index), options.train_fraction, data.seed, data.prompts)
+        planned = _planned(lm, trial, prompts, options)
+        earlier = done.get(planned.place)
+        if earlier is None or not earlier.repeats(planned):
+            done[planned.place], concepts = evaluate_trial(lm, trial, prompts, options)
+            if folder and concepts is not None:
+                concepts.save(folder / safe_name(trial.relation.name) / f"trial{trial.number}.safetensors")
+            if folder:
+                write_concept_records(done.values(), folder / RESULTS)
+        records.append(done[planned.place])
+    return records
+
+
+def _planned(lm: LanguageModel, trial: Trial, prompts: Prompts, options: ConceptOptions) -> ConceptRecord:
+    origin = asdict(Origin.of(lm, trial, prompts))
+    return ConceptRecord(origin, asdict(options), trial.relation.digest, objects=0, trained=0, tested=0)
+
+
+def evaluate_trial(
+    lm: LanguageModel, trial: Trial, prompts: Prompts, options: ConceptOptions
+) -> tuple[ConceptRecord, Concepts | None]:
+    """Estimate the concepts of one trial and score them, and probes trained on the same samples.
+
+    An edit replaces the concept of the subject's object by that of a target: another object with another first token,
+    which a hash draws. It succeeds if the LM's answer is the target's first token.
+
+    Returns:
+        The record, and the concepts; None if the trial cannot be scored.
+    """
+    train, test = (
+        known_states(lm, make(trial, lm.tokenizer, options=prompts), options) for make in (train_prompts, test_prompts)
+    )
+    objects = train.objects
+    test = test.rows([row for row, prompt in enumerate(test.prompts) if prompt.object in objects])
+    record = replace(_planned(lm, trial, prompts, options), objects=len(objects), trained=len(train), tested=len(test))
+    if len(objects) < 2 or not len(test):
+        few, new = "the LM knows training samples of fewer than 2 objects", "no known test sample has a trained object"
+        return replace(record, reason=few if len(objects) < 2 else new), None
+    concepts = make_concepts(lm, train, Origin.of(lm, trial, prompts), options)
+    labels = test.labels(objects)
+    found = {"concepts": (concepts.vectors, concepts.vectors.new_zeros(len(objects)))}
+    found |= fit_probes(train.subject, train.labels(objects))
+    answers = {name: (test.subject @ vectors.T + offsets).argmax(-1) for name, (vectors, offsets) in found.items()}
+    edited, targets = _draw_targets(train, test, draw_key(trial))
+    vectors = {name: nn.functional.normalize(directions) for name, (directions, _) in found.items()}
+    record = replace(
+        record,
+        edited=len(edited),
+        correct={name: int((given == labels).sum()) for name, given in answers.items()},
+        f1={name: _macro_f1(given, labels, len(objects)) for name, given in answers.items()},
+        causal=_count_causal(lm, concepts.layer, train, edited, targets, vectors, options.magnitude),
+    )
+    return record, concepts
+
+
+def _macro_f1(answers: Tensor, labels: Tensor, objects: int) -> float:
+    """Return the mean F1 of the objects that are an answer or a label."""
+    return float(multiclass_f1_score(answers, labels, objects, average="macro"))
+
+
+def _draw_targets(train: KnownStates, test: KnownStates, key: str) -> tuple[KnownStates, list[int]]:
+    """Draw for test samples an object of the training samples with another first token, where there is one.
+
+    The draw depends on the key that seeds it, the subject and the object alone.
+
+    Returns:
+        The samples that have a target, and the targets, as indices of `train.objects`.
+    """
+    tokens = train.first_tokens()
+
+    def order(subject: str, target: int) -> bytes:
+        return hashlib.sha256("\x1f".join([key, subject, train.objects[target]]).encode()).digest()
+
+    drawn: dict[int, int] = {}
+    for row, prompt in enumerate(test.prompts):
+        others = [target for target, token in enumerate(tokens) if token != prompt.object_token]
+        if others:
+            drawn[row] = min(others, key=partial(order, prompt.subject))
+    return test.rows([*drawn]), [*drawn.values()]
+
+
+def _count_causal(
+    lm: LanguageModel,
+    layer: Layer,
+    train: KnownStates,
+    edited: KnownStates,
+    targets: Sequence[int],
+    vectors: Mapping[str, Tensor],
+    magnitude: float,
+) -> dict[str, int]:
+    """Count by method how often the LM answers the target after `vectors`, `(objects, hidden)`, have steered to it."""
+    if not len(edited):
+        return dict.fromkeys(vectors, 0)
+    batch = collate(edited.prompts, 0, 0, range(len(edited)))
+    runs = PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
+    states, sources = edited.subject, edited.labels(train.objects)
+    changed = [states + steering(found, states, sources, targets, magnitude) for found in vectors.values()]
+    answers = lm.predict(runs.patched(layer, torch.stack(changed, 1)))
+    wanted = torch.tensor(train.first_tokens(), device=answers.device)[targets]
+    return dict(zip(vectors, (answers == wanted[:, None]).sum(0).tolist(), strict=True))
