@@ -156,10 +156,8 @@ def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: T
     difference = (whole.target_objects - whole.object[whole.edited]).to(lre.weight)
     edited = subject.to(difference) + LowRankInverse(lre.weight, rank).apply(difference, [rank])[:, 0]
     output = whole.edited_runs.patched(lre.layer, edited[:, None])[:, 0]
-    runs, edits = (
-        ObjectRuns(whole.edited_runs, lre.layer, edited, objects),
-        torch.arange(len(edited), device=output.device),
-    )
+    runs = ObjectRuns(whole.edited_runs, lre.layer, edited, objects)
+    edits = torch.arange(len(edited), device=output.device)
     first = whole.runs.lm.predict(output) == objects[whole.wanted, 0]
     answers = torch.full_like(whole.wanted, -1)
     answers[first] = whole.wanted[first].where(runs.continued(edits[first], whole.wanted[first])[0], -1)

@@ -46,7 +46,8 @@ class Fitting:
         jacobian_lens: A Jacobian lens J of the LM to compare LREs with: a file, a folder or a hub name. Scored are J in
             place of W, without b and with it, and W mixed with J.
         whole_objects: Score whole objects as well, at the chosen layer, beta and rank: whether every token of the
-            object is said, and which object of the relation's range is the most probable.
+            object is said, and which object of the relation's range is the most probable. Of the time of a plain fit
+            of the bundled LM, objects of one token take 6% more, and objects of two to four tokens 40%.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
