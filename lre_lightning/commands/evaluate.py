@@ -168,6 +168,7 @@ def _settings(
         "fitting.baselines": False,
         "fitting.line_integrals": 0,
         "fitting.generations": 0,
+        "fitting.whole_objects": False,
         "fitting.lre_dir": None,
         "beta": beta,
         "betas": [beta],
