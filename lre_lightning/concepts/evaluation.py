@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
-from torchmetrics.functional.classification import multiclass_f1_score
+from torchmetrics.functional.classification import multiclass_f1_score as f1_score
 
 from lre_lightning.concepts.concepts import Concepts, few_shot, make_concepts, steering, widened
 from lre_lightning.concepts.probes import fit_probes
@@ -95,9 +95,10 @@ def evaluate_trial(
     objects = train.objects
     test = test.rows([row for row, prompt in enumerate(test.prompts) if prompt.object in objects])
     record = replace(_planned(lm, trial, prompts, options), objects=len(objects), trained=len(train), tested=len(test))
-    if len(objects) < 2 or not len(test):
-        few, new = "the LM knows training samples of fewer than 2 objects", "no known test sample has a trained object"
-        return replace(record, reason=few if len(objects) < 2 else new), None
+    if len(objects) < 2:
+        return replace(record, reason="the LM knows training samples of fewer than 2 objects"), None
+    if not len(test):
+        return replace(record, reason="no test sample that the LM knows has an object of a training sample"), None
     concepts = make_concepts(lm, train, Origin.of(lm, trial, prompts), options)
     labels = test.labels(objects)
     found = {"concepts": (concepts.vectors, concepts.vectors.new_zeros(len(objects)))}
@@ -109,15 +110,10 @@ def evaluate_trial(
         record,
         edited=len(edited),
         correct={name: int((given == labels).sum()) for name, given in answers.items()},
-        f1={name: _macro_f1(given, labels, len(objects)) for name, given in answers.items()},
+        f1={name: float(f1_score(given, labels, len(objects), "macro")) for name, given in answers.items()},
         causal=_count_causal(lm, concepts.layer, train, edited, targets, vectors, options.magnitude),
     )
     return record, concepts
-
-
-def _macro_f1(answers: Tensor, labels: Tensor, objects: int) -> float:
-    """Return the mean F1 of the objects that are an answer or a label."""
-    return float(multiclass_f1_score(answers, labels, objects, average="macro"))
 
 
 def _draw_targets(train: KnownStates, test: KnownStates, key: str) -> tuple[KnownStates, list[int]]:

@@ -15,7 +15,7 @@ from lre_lightning.concepts.concepts import few_shot, widened
 from lre_lightning.concepts.evaluation import evaluate_trial
 from lre_lightning.concepts.probes import fit_probes
 from lre_lightning.concepts.record import METHODS, ConceptOptions
-from lre_lightning.concepts.states import known_states
+from lre_lightning.concepts.states import known_states, with_object
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import draw
@@ -181,6 +181,9 @@ def test_states_of_objects_of_several_tokens(monkeypatch, object_layer, tokens):
     prompts = [
         Prompt("", "", str(i), ids, (0, 2), after) for i, (ids, after) in enumerate(zip(texts, objects, strict=True))
     ]
+    ids, count = with_object(prompts[0], tokens)
+    expected = ([3, 5, 7, 2, answers[0], 12], 3) if tokens == "mean" else ([3, 5, 7, 2], 1)
+    assert (ids.tolist(), count) == expected  # the last one predicts the object's last token
     options = ConceptOptions(layer=0, object_layer=object_layer, object_tokens=tokens)
     found = known_states(lm, prompts, options)
     assert [prompt.object for prompt in found.prompts] == ["0", "1"]
