@@ -193,6 +193,11 @@ class Concepts:
         """
         check_origin(asdict(self.origin), lm, "LRE behind the concepts")
         lm.check_layers([self.layer])
+        width = self.vectors.shape[1]
+        if width != lm.hidden_size:
+            raise LREError(
+                f"the concepts of {self.origin.relation!r} have the width {width}, and {lm.name!r} {lm.hidden_size}"
+            )
         return replace(self, lm=lm)
 
     def save(self, path: str | Path) -> None:

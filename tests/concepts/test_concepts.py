@@ -243,6 +243,10 @@ def test_mistakes():
         replace(TOY, vectors=torch.eye(3))
     with pytest.raises(LREError, match="not finite"):
         replace(TOY, vectors=torch.full((2, 2), torch.nan))
+    lm = LanguageModel(tiny_model("gpt2"))
+    narrow = replace(TOY, origin=replace(TOY.origin, fingerprint=lm.fingerprint))
+    with pytest.raises(LREError, match="have the width 2, and 'GPT2LMHeadModel' 16"):
+        narrow.bind(lm)
     assert "<caption>Concepts: letters</caption>" in TOY._repr_html_()
 
 
