@@ -77,7 +77,7 @@ class Evaluate(Command):
         parser.add_argument("--bare", type=bool, default=True, help=bare)
         # The paper's figures and tables need baselines and line integrals, and a fit alone does not. The records then
         # differ from a fit's, and one report cannot have both: an evaluation has a folder of its own.
-        fitting = {"baselines": True, "line_integrals": 10, "generations": 1}
+        fitting = {"baselines": True, "line_integrals": 10, "generations": 1, "measures": True}
         parser.set_defaults({f"model.fitting.{name}": value for name, value in fitting.items()})
         parser.set_defaults({"trainer.default_root_dir": "lre_evaluation"})
 
@@ -169,6 +169,7 @@ def _settings(
         "fitting.line_integrals": 0,
         "fitting.generations": 0,
         "fitting.whole_objects": False,
+        "fitting.measures": False,
         "fitting.lre_dir": None,
         "beta": beta,
         "betas": [beta],

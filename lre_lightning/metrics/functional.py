@@ -136,6 +136,30 @@ def token_ranks(predictions: Tensor, targets: Tensor) -> Tensor:
     return before.sum(-1)
 
 
+def distribution_scores(predictions: Tensor, targets: Tensor, reference: Tensor) -> tuple[Tensor, ...]:
+    """Compare predicted distributions of the next token with the LM's own.
+
+    Args:
+        predictions: Logits; `(batch, *grid, vocab)`, floating point.
+        targets: Token ids, such as the LM's answers; `(batch,)`, integer.
+        reference: The LM's logits; `(batch, vocab)`.
+
+    Returns:
+        The probability of the target, its token rank (0 for the most likely token), the Kullback-Leibler divergence of
+        the prediction from the reference in nats, and the target's log-probability; `(batch, *grid)` each, float32.
+
+    >>> logits = torch.tensor([[2.0, 0.0, 1.0]])
+    >>> [round(float(score), 3) for score in distribution_scores(logits, torch.tensor([2]), logits)]
+    [0.245, 1.0, 0.0, -1.408]
+    """
+    grid = predictions.dim() - 2
+    found, own = predictions.float().log_softmax(-1), reference.float().log_softmax(-1)
+    own = own.reshape(len(own), *[1] * grid, -1)
+    target = found.gather(-1, _broadcastable(targets, grid + 1).expand(*found.shape[:-1], 1))[..., 0]
+    divergence = (own.exp() * (own - found)).sum(-1)
+    return target.exp(), token_ranks(predictions, targets).float(), divergence, target
+
+
 def recall_at_k(
     predictions: Tensor,
     targets: Tensor,

@@ -25,6 +25,8 @@ from lre_lightning.storage.files import written_whole
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, mapping, number, shown, text, whole
 
 if TYPE_CHECKING:
+    import datasets  # type: ignore[import-untyped]
+    import pandas  # type: ignore[import-untyped]
     from pydantic import TypeAdapter
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
@@ -40,8 +42,28 @@ WHOLE_OBJECTS = {
 GENERIC = ("Jacobian lens", "Jacobian lens with b", "mixed")
 """LREs with the Jacobian lens J in place of W: without b, with b, and W mixed with J."""
 
-FEW = ("generations", "generic_layers", "generic_faithful", "generic_causal", "likeness", "whole_objects")
+FEW = ("generations", "generic_layers", "generic_faithful", "generic_causal", "likeness", "whole_objects", "measures")
 """What few fits measure: fields that files of records leave out where they are empty."""
+
+MEASURES = {
+    "probability": ("betas", "known"),
+    "token rank": ("betas", "known"),
+    "KL": ("betas", "known"),
+    "cosine": ("betas", "known"),
+    "probability moved": ("ranks", "edited"),
+    "log-odds": ("ranks", "edited"),
+    "KL after edits": ("ranks", "edited"),
+    "cosine of differences": ("", "edited"),
+    "agreement on the unknown": ("betas", "unknown"),
+    "truth on the unknown": ("betas", "unknown"),
+}
+"""The measures beyond the argmax, by the axis of their grid beside layers and the samples that they are sums over.
+
+Of the LRE's prediction: probability and token rank of the LM's answer, divergence from the LM's distribution, cosine of
+LRE(s) and o. Of the LM after an edit: how much more probable the target's object became, its log-odds to the LM's own
+answer, divergence from the distribution for s'. The cosine of W (s' - s) and o' - o. On samples that the LM does not
+know: how often the LRE says what the LM says, and how often the object of the data.
+"""
 
 MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
@@ -95,6 +117,7 @@ class TrialRecord:
             principal angles between the leading directions that they read from s, and that they write to o.
         whole_objects: The samples whose whole object the LM says, ``"known"``, those of them that are ``"edited"``, and
             the successes of each of `WHOLE_OBJECTS` at the chosen point; empty if they were not scored.
+        measures: Sums of `MEASURES`, `[layer][beta]` or `[layer][rank]`.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -138,6 +161,7 @@ class TrialRecord:
     generic_causal: Mapping[str, Grid] = field(default_factory=dict)
     likeness: tuple[tuple[float, float, float], ...] = ()
     whole_objects: Mapping[str, int] = field(default_factory=dict)
+    measures: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -192,6 +216,17 @@ class TrialRecord:
     def on_whole_objects(self, name: str) -> float:
         """Return one of the scores of `WHOLE_OBJECTS`; NaN if there is nothing that it counts."""
         return fraction(self.whole_objects[name], self.whole_objects[WHOLE_OBJECTS[name]])
+
+    @property
+    def unknown(self) -> int:
+        """Number of test prompts that the LM does not complete with the object."""
+        return self.tested - self.known
+
+    def measure(self, name: str, layer: Layer, point: float | None = None) -> float:
+        """Return the mean of one of `MEASURES` at a layer and a beta or rank; NaN if there is nothing to measure."""
+        axis, over = MEASURES[name]
+        column = getattr(self, axis).index(point) if axis else 0
+        return fraction(self.measures[name][self.layers.index(layer)][column], getattr(self, over))
 
     def generic_faithfulness(self, name: str, layer: Layer, beta: float) -> float:
         """Return the faithfulness of one of `GENERIC`."""
@@ -278,6 +313,14 @@ def _check(record: TrialRecord) -> None:
             _check_counts(name, counts, most, *shape)
     if len(record.likeness) != generic:
         raise LREError(f"likeness must have {generic} entries, one per generic layer")
+    for name, sums in record.measures.items():
+        if name not in MEASURES:
+            raise LREError(f"measures has {shown(name)}, and the measures are {', '.join(MEASURES)}")
+        width = len(getattr(record, MEASURES[name][0])) if MEASURES[name][0] else 1
+        if len(sums) != layers or any(len(row) != width for row in sums):
+            raise LREError(f"the measure {name!r} must have {layers} x {width} sums")
+        for value in (value for row in sums for value in row):
+            number(value, f"the measure {name!r}", 1e12)
     if record.whole_objects:
         _check_whole_objects(record.whole_objects, known)
     if record.scored and not (record.faithful and record.causal):
@@ -329,7 +372,36 @@ def write_records(records: Iterable[TrialRecord], path: Path, append: bool = Fal
 
 
 class Records(list[TrialRecord]):
-    """A list of records, which shows itself as the table of results in notebooks."""
+    """A list of records, which shows itself as the table of results in notebooks, and is a data frame if need be."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one tidy table of all scores, a `pandas.DataFrame`: see `lre_lightning.records.rows`."""
+        import pandas
+
+        from lre_lightning.records.rows import COLUMNS, rows
+
+        return pandas.DataFrame(rows(self), columns=list(COLUMNS))
+
+    def to_dataset(self) -> datasets.Dataset:
+        """Return the table of `to_pandas` as a `datasets.Dataset`, its layers as text."""
+        import datasets
+
+        from lre_lightning.records.rows import rows
+
+        return datasets.Dataset.from_list([row | {"layer": str(row["layer"])} for row in rows(self)])
+
+    @classmethod
+    def from_pandas(cls, table: pandas.DataFrame) -> Records:
+        """Rebuild the records of some trials from the table of `to_pandas`: their grids and baselines, for figures.
+
+        Rows may be left out, but only whole trials or methods, and columns added.
+
+        Raises:
+            LREError: If a column is missing, or the rows of a trial do not fill its grid.
+        """
+        from lre_lightning.records.rows import records_of
+
+        return cls(records_of(table.to_dict("records")))
 
     def _repr_html_(self) -> str:
         from lre_lightning.records.summary import summarize

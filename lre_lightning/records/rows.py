@@ -1,69 +1,139 @@
-"""The counts of records as rows for a data frame."""
+"""The scores of records as rows for a data frame, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
-from lre_lightning.records.record import GENERIC, WHOLE_OBJECTS, ByLayer, Grid, TrialRecord, fraction
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer, place_of
+from lre_lightning.records.record import GENERIC, MEASURES, WHOLE_OBJECTS, Grid, TrialRecord, fraction
 
-_COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "reported")
-COLUMNS = (*_COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "count", "total", "score")
+COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "template_index", "reported")
+COMMON += ("samples", "range_size", "first_tokens", "tested", "known", "edited")
+COLUMNS = (*COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "chosen", "count", "total", "score")
+
+_BASELINES = (
+    ("faithfulness", "few-shot", "faithful_baselines"),
+    ("faithfulness", "zero-shot", "zero_shot_baselines"),
+    ("causality", "few-shot", "causal_baselines"),
+)
 
 
 def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    """Return every count as a row for a data frame, with the keys of `COLUMNS`.
+    """Return every score as a row for a data frame, with the keys of `COLUMNS`.
 
-    A row is one score: faithfulness by layer and beta, causality by layer and rank, baselines by layer, and whole
-    objects. Values that a score does not depend on are None. A trial that was not scored has no row.
+    A row is faithfulness at a layer and beta, causality at a layer and rank, a baseline at a layer, a score on whole
+    objects, or a measure beyond the argmax, which is a mean and has no count. `chosen` is true at the layer, beta and
+    rank that the fit has chosen. Values that a score does not depend on are None. A trial that was not scored has no
+    row.
     """
     return [row for record in records if record.scored for row in _rows(record)]
 
 
-def _rows(record: TrialRecord) -> list[dict[str, Any]]:
-    common = {name: getattr(record, name) for name in _COMMON}
+def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
+    common = {name: getattr(record, name) for name in COMMON}
+    for metric, method, prompt, layer, axis, point, count, total, score in _scores(record):
+        place = {"layer": layer, "beta": None, "rank": None} | ({axis: point} if axis else {})
+        chosen = layer == record.layer and (not axis or point == getattr(record, axis))
+        found = {"metric": metric, "method": method, "prompt": prompt, **place, "chosen": chosen}
+        yield common | found | {"count": count, "total": total, "score": score}
 
-    whole_totals = {name: record.whole_objects.get(total, 0) for name, total in WHOLE_OBJECTS.items()}
-    totals = {"faithfulness": record.known, "causality": record.edited, **whole_totals}
 
-    def row(metric: str, method: str, prompt: str, layer: int, count: int, **point: Any) -> dict[str, Any]:
-        score = {"count": count, "total": totals[metric], "score": fraction(count, totals[metric])}
-        layers = record.generic_layers if method in GENERIC else record.layers
-        place = {"layer": layers[layer], "beta": None, "rank": None} | point
-        return common | {"metric": metric, "method": method, "prompt": prompt} | place | score
+def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
+    """Yield metric, method, prompt, layer, axis and point, count, total and score of everything that was measured."""
+    known, edited = record.known, record.edited
 
-    def grid(
-        metric: str, prompt: str, counts: Grid, axis: str, values: Sequence[float], method: str = "LRE"
-    ) -> list[dict[str, Any]]:
-        return [
-            row(metric, method, prompt, i, count, **{axis: value})
-            for i, at in enumerate(counts)
-            for value, count in zip(values, at, strict=True)
-        ]
+    def grid(counts: Grid, layers: Sequence[Layer], axis: str, total: int) -> Iterator[tuple[Any, ...]]:
+        for layer, at in zip(layers, counts, strict=bool(counts)):
+            for point, count in zip(getattr(record, f"{axis}s"), at, strict=True):
+                yield layer, axis, point, count, total, fraction(count, total)
 
-    def baselines(metric: str, prompt: str, counts: ByLayer) -> list[dict[str, Any]]:
-        return [row(metric, name, prompt, i, count) for name, at in counts.items() for i, count in enumerate(at)]
+    yield from (
+        ("faithfulness", "LRE", "few-shot", *one) for one in grid(record.faithful, record.layers, "beta", known)
+    )
+    zero_shot = grid(record.faithful_zero_shot, record.layers, "beta", known) if record.faithful_zero_shot else ()
+    yield from (("faithfulness", "LRE", "zero-shot", *one) for one in zero_shot)
+    yield from (("causality", "LRE", "few-shot", *one) for one in grid(record.causal, record.layers, "rank", edited))
+    for metric, prompt, field in _BASELINES:
+        total = edited if metric == "causality" else known
+        for method, counts in getattr(record, field).items():
+            for layer, count in zip(record.layers, counts, strict=True):
+                yield metric, method, prompt, layer, None, None, count, total, fraction(count, total)
+    for method in GENERIC:
+        for metric, grids, axis, total in (
+            ("faithfulness", record.generic_faithful, "beta", known),
+            ("causality", record.generic_causal, "rank", edited),
+        ):
+            if method in grids:
+                generic = grid(grids[method], record.generic_layers, axis, total)
+                yield from ((metric, method, "few-shot", *one) for one in generic)
+    for metric, of in WHOLE_OBJECTS.items() if record.whole_objects else ():
+        axis, total = "beta" if of == "known" else "rank", record.whole_objects[of]
+        count = record.whole_objects[metric]
+        place = record.layer, axis, getattr(record, axis)
+        yield metric, "LRE", "few-shot", *place, count, total, fraction(count, total)
+    for name in record.measures:
+        axis, total = MEASURES[name][0][:-1], getattr(record, MEASURES[name][1])
+        for layer in record.layers:
+            for point in getattr(record, f"{axis}s") if axis else (None,):
+                score = record.measure(name, layer, point)
+                yield name, "LRE", "few-shot", layer, axis or None, point, None, total, score
 
-    def whole_object(metric: str) -> dict[str, Any]:
-        assert record.layer is not None
-        axis, layer = "beta" if WHOLE_OBJECTS[metric] == "known" else "rank", record.layers.index(record.layer)
-        return row(metric, "LRE", "few-shot", layer, record.whole_objects[metric], **{axis: getattr(record, axis)})
 
-    return [
-        *grid("faithfulness", "few-shot", record.faithful, "beta", record.betas),
-        *grid("faithfulness", "zero-shot", record.faithful_zero_shot, "beta", record.betas),
-        *grid("causality", "few-shot", record.causal, "rank", record.ranks),
-        *baselines("faithfulness", "few-shot", record.faithful_baselines),
-        *baselines("faithfulness", "zero-shot", record.zero_shot_baselines),
-        *baselines("causality", "few-shot", record.causal_baselines),
-        *(
-            one
-            for metric, grids, axis, values in (
-                ("faithfulness", record.generic_faithful, "beta", record.betas),
-                ("causality", record.generic_causal, "rank", record.ranks),
-            )
-            for name, counts in grids.items()
-            for one in grid(metric, "few-shot", counts, axis, values, name)
-        ),
-        *(whole_object(metric) for metric in WHOLE_OBJECTS if record.whole_objects),
-    ]
+def records_of(given: Iterable[Mapping[str, Any]]) -> list[TrialRecord]:
+    """Rebuild records from the rows of some trials: their grids and baselines, which figures are made of.
+
+    Columns and rows of your own metrics are ignored, and so are missing values (NaN).
+
+    Raises:
+        LREError: If a column is missing, or the rows of a trial do not fill its grid.
+    """
+    trials: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in given:
+        missing = [name for name in COLUMNS if name not in row]
+        if missing:
+            raise LREError(f"the rows lack the column {missing[0]!r}: they must have those of `rows`")
+        known = {name: None if _absent(value) else value for name, value in row.items()}
+        trials.setdefault(tuple(known[name] for name in COMMON), []).append(known)
+    return [_record_of(dict(zip(COMMON, key, strict=True)), found) for key, found in trials.items()]
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value != value  # NaN
+
+
+def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> TrialRecord:
+    found: dict[tuple[Any, ...], dict[tuple[Any, Any], Mapping[str, Any]]] = {}
+    for row in given:
+        layer = int(row["layer"]) if str(row["layer"]).isdecimal() else row["layer"]
+        point = row["beta"] if row["rank"] is None else int(row["rank"])
+        found.setdefault((row["metric"], row["method"], row["prompt"]), {})[layer, point] = row
+    faithful, causal = (found.get((metric, "LRE", "few-shot"), {}) for metric in ("faithfulness", "causality"))
+    layers = sorted({layer for layer, _ in faithful}, key=place_of)
+    betas, ranks = (sorted({point for _, point in one}) for one in (faithful, causal))
+
+    def counts(cells: Mapping[Any, Mapping[str, Any]], points: Sequence[Any]) -> list[list[int]]:
+        if cells and set(cells) != set(product(layers, points)):
+            raise LREError(f"the rows of {common['relation']!r}, trial {common['trial']}, do not fill a grid")
+        return [[int(cells[layer, point]["count"]) for point in points] for layer in layers] if cells else []
+
+    at = [next((place for place, row in one.items() if row["chosen"]), (None, None)) for one in (faithful, causal)]
+    fields: dict[str, Any] = {
+        "layers": layers,
+        "betas": betas,
+        "ranks": ranks,
+        "faithful": counts(faithful, betas),
+        "faithful_zero_shot": counts(found.get(("faithfulness", "LRE", "zero-shot"), {}), betas),
+        "causal": counts(causal, ranks),
+        "layer": at[0][0],
+        "beta": at[0][1],
+        "rank": at[1][1],
+    }
+    for metric, prompt, field in _BASELINES:
+        own = {method: cells for (m, method, p), cells in found.items() if (m, p) == (metric, prompt)}
+        methods = [method for method in own if method not in ("LRE", *GENERIC)]
+        fields[field] = {method: [row for (row,) in counts(own[method], [None])] for method in methods}
+    whole = {name: int(value) for name, value in common.items() if isinstance(value, float)}
+    return TrialRecord.from_plain(common | whole | fields)

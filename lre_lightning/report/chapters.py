@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from lre_lightning.concepts.record import ConceptRecord
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import analysis, baselines, generic, relations, sweeps
+from lre_lightning.report import analysis, baselines, generic, measures, relations, sweeps
 from lre_lightning.report.analysis import ModelResults
 from lre_lightning.report.comparison import comparison, dataset
 from lre_lightning.report.concepts import concepts
@@ -49,6 +49,7 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
         relations.categories(model),
         *baselines.baselines(records),
         *generic.generic(records),
+        measures.measures(records),
         relations.agreement(records),
         sweeps.layers(records),
         sweeps.mode_switch(model),

@@ -6,9 +6,9 @@ itself predicts under the same context.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ from lre_lightning.scoring.states import TrialStates
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
+
+
+Look: TypeAlias = Callable[[Tensor], None]
+"""Is given the outputs of a layer, `(samples, points, hidden)`, before they are forgotten."""
 
 
 def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
@@ -56,15 +60,18 @@ def with_grid(
     lres: Mapping[Layer, LRE],
     betas: Sequence[float],
     ranks: Sequence[int],
+    look: Look | None = None,
+    look_at_edits: Look | None = None,
 ) -> TrialRecord:
     """Return the record with faithfulness and causality on the grid of LREs, betas and ranks.
 
-    Figures "sweep" and "rank-sweep" of the paper. `states` must have s at the layers of `lres`, in their order.
+    Figures "sweep" and "rank-sweep" of the paper. `states` must have s at the layers of `lres`, in their order. At each
+    layer `look` is given the LREs' outputs for known samples, and `look_at_edits` the LM's after edits.
     """
     operators = list(lres.values())
-    said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas)
+    said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas, look)
     subject, difference = states.subject[states.edited], states.target_objects - states.object[states.edited]
-    edited = causality_predictions(states.edited_runs, operators, subject, difference, ranks)
+    edited = causality_predictions(states.edited_runs, operators, subject, difference, ranks, look_at_edits)
     return replace(
         record,
         layers=tuple(lres),
@@ -84,7 +91,9 @@ def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRe
     return replace(record, faithful_low_rank=tuple(counts.tolist()))
 
 
-def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Tensor:
+def faithfulness_predictions(
+    lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float], look: Look | None = None
+) -> Tensor:
     """Decode the answers of one LRE per layer, argmax D(beta W s + b), for s at their layers `(batch, layers, hidden)`.
 
     Returns:
@@ -93,12 +102,20 @@ def faithfulness_predictions(lm: LanguageModel, lres: Sequence[LRE], subject: Te
     columns = []
     for index, lre in enumerate(lres):
         slopes = torch.tensor(betas, dtype=lre.weight.dtype, device=subject.device)[:, None]
-        columns.append(lm.predict(lre(subject[:, index, None], slopes)))
+        output = lre(subject[:, index, None], slopes)
+        columns.append(lm.predict(output))
+        if look is not None:
+            look(output)
     return torch.stack(columns, dim=1)
 
 
 def causality_predictions(
-    runs: PromptBatch, lres: Sequence[LRE], subject: Tensor, difference: Tensor, ranks: Sequence[int]
+    runs: PromptBatch,
+    lres: Sequence[LRE],
+    subject: Tensor,
+    difference: Tensor,
+    ranks: Sequence[int],
+    look: Look | None = None,
 ) -> Tensor:
     """Run the LM after edits s := s + W^+ (o' - o), at beta = 1, by one LRE per layer and at every rank.
 
@@ -111,7 +128,10 @@ def causality_predictions(
     for index, lre in enumerate(lres):
         delta = LowRankInverse(lre.weight, max(ranks)).apply(difference.to(lre.weight), ranks)
         edited = subject[:, index, None].to(delta) + delta
-        columns.append(runs.lm.predict(runs.patched(lre.layer, edited)))
+        output = runs.patched(lre.layer, edited)
+        columns.append(runs.lm.predict(output))
+        if look is not None:
+            look(output)
     return torch.stack(columns, dim=1)
 
 

@@ -48,6 +48,9 @@ class Fitting:
         whole_objects: Score whole objects as well, at the chosen layer, beta and rank: whether every token of the
             object is said, and which object of the relation's range is the most probable. Of the time of a plain fit
             of the bundled LM, objects of one token take 6% more, and objects of two to four tokens 40%.
+        measures: Measure more than the argmax as well, on the whole grid: probabilities, token ranks, divergences,
+            cosines, and answers about what the LM does not know. Means then differ in their last digits between
+            numbers of processes.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
@@ -62,6 +65,7 @@ class Fitting:
     generations: int = option(0)
     jacobian_lens: str | None = option(None)
     whole_objects: bool = option(False)
+    measures: bool = option(False)
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:

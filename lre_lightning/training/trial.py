@@ -23,6 +23,7 @@ from lre_lightning.scoring.baselines import Examples, with_baselines
 from lre_lightning.scoring.generations import with_generations
 from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
+from lre_lightning.scoring.measures import Measured, with_measures
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
 from lre_lightning.scoring.states import PromptStates, TrialStates
 from lre_lightning.scoring.whole_objects import with_whole_objects
@@ -192,7 +193,7 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        record = with_grid(record, states, self._lres, self.run.betas, self._ranks())
+        record = self._with_grid(record, states)
         layer, rank = self._choose(record, earlier)
         record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
         if self.run.fitting.baselines:
@@ -206,6 +207,15 @@ class FitTrial(TestedTrial):
             record = with_generations(record, states, lre.bind(self.run.lm), self.run.fitting.generations)
         record = self._with_whole_objects(record, states, lre)
         return record, replace(lre.to("cpu"), lm=None) if record.reported else None
+
+    def _with_grid(self, record: TrialRecord, states: TrialStates) -> TrialRecord:
+        grid = self._lres, self.run.betas, self._ranks()
+        if not self.run.fitting.measures:
+            return with_grid(record, states, *grid)
+        measured = Measured(states)
+        return with_measures(
+            with_grid(record, states, *grid, measured.look, measured.look_at_edits), measured, self._lres
+        )
 
     def _ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""

@@ -1,6 +1,6 @@
 """Records of results for tests, made without an LM."""
 
-from lre_lightning.records.record import GENERIC, TrialRecord
+from lre_lightning.records.record import GENERIC, MEASURES, TrialRecord
 
 COUNTS = {"category": "factual", "samples": 20, "range_size": 4, "tested": 12, "known": 10, "edited": 8}
 """Fields that records of most tests share."""
@@ -42,6 +42,9 @@ def full_record(trial=0, relation="capital", **changes):
             "closed-set faithfulness": 8,
             "whole-object causality": 4,
             "closed-set causality": 5,
+        },
+        "measures": {
+            name: ((0.5,) * {"betas": 2, "ranks": 4, "": 1}[axis],) * 3 for name, (axis, _) in MEASURES.items()
         },
         "train": (("France", "Paris"), ("日本", "東京")),
         "seed": 7,

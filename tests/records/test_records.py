@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import GENERIC, WHOLE_OBJECTS, TrialRecord, read_records, write_records
+from lre_lightning.records.record import (
+    GENERIC,
+    MEASURES,
+    WHOLE_OBJECTS,
+    Records,
+    TrialRecord,
+    read_records,
+    write_records,
+)
 from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
@@ -51,7 +59,7 @@ def test_scores_are_fractions_of_the_counts():
 
 
 def test_scores_over_a_total_of_zero_are_nan():
-    record = full_record(edited=0, known=0, whole_objects=dict.fromkeys(LINE["whole_objects"], 0))
+    record = full_record(tested=0, edited=0, known=0, whole_objects=dict.fromkeys(LINE["whole_objects"], 0))
     scores = [
         record.faithfulness(0, 1.0),
         record.causality(0, 8),
@@ -242,6 +250,8 @@ def test_a_path_without_records_is_refused(tmp_path):
 
 def expected_score(record, row):
     layer, few_shot = row["layer"], row["prompt"] == "few-shot"
+    if row["metric"] in MEASURES:
+        return record.measure(row["metric"], layer, row["beta"] if row["rank"] is None else row["rank"])
     if row["metric"] in WHOLE_OBJECTS:
         return record.on_whole_objects(row["metric"])
     if row["method"] == "LRE" and row["metric"] == "faithfulness":
@@ -262,13 +272,21 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
     records = {(record.relation, record.trial): record for record in given_records}
     found = rows([*records.values(), BARE])
     generic = 3 * 2 * (3 * 2 + 2 * 4)
-    assert len(found) == 3 * (3 * (2 + 2 + 4 + 3 + 3 + 3) + 4) + generic  # records, layers, and the scores of each
+    measures = 3 * 3 * (6 * 2 + 3 * 4 + 1)
+    assert (
+        len(found) == 3 * (3 * (2 + 2 + 4 + 3 + 3 + 3) + 4) + generic + measures
+    )  # records, layers, and the scores of each
     names = ("relation", "trial", "metric", "method", "prompt", "layer", "beta", "rank")
     assert len({tuple(row[name] for name in names) for row in found}) == len(found)
     for row in found:
         assert tuple(row) == COLUMNS
         record = records[row["relation"], row["trial"]]
-        assert row["score"] == row["count"] / row["total"] == expected_score(record, row)
+        assert row["score"] == expected_score(record, row)
+        assert row["chosen"] == all(row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
+        if row["metric"] in MEASURES:
+            assert row["count"] is None
+            continue
+        assert row["score"] == row["count"] / row["total"]
         totals = {"faithfulness": 10, "causality": record.edited, "known": 9, "edited": 7}
         assert row["total"] == totals[WHOLE_OBJECTS.get(row["metric"], row["metric"])]
         common = ("model", "category", "n_shot", "template", "reported")
@@ -277,6 +295,24 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
         assert (row["beta"] in record.betas) == (on_grid and faithful)
         assert (row["rank"] in record.ranks) == (on_grid and not faithful)
         assert (row["beta"] is None) + (row["rank"] is None) == (1 if on_grid else 2)
+
+
+def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):
+    records = Records([full_record(), full_record(1), BARE])
+    frame = records.to_pandas()
+    assert list(frame.columns) == list(COLUMNS)
+    assert len(frame) == len(rows(records))
+    kept = ("generations", "faithful_low_rank", "line_integrals", "whole_objects", "measures", "train", "prompts")
+    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness")
+    blank = {name: getattr(BARE, name) for name in (*kept, "seed", "digest")}
+    for table in (frame, frame.assign(mine=1.5), frame[frame.metric != "KL"], records.to_dataset().to_pandas()):
+        assert Records.from_pandas(table) == [replace(record, **blank) for record in records[:2]]
+    layers = frame[frame.layer != "emb"]
+    assert Records.from_pandas(layers)[0].layers == (0, 3)
+    with pytest.raises(LREError, match="the rows of 'capital', trial 0, do not fill a grid"):
+        Records.from_pandas(frame.drop(index=0))
+    with pytest.raises(LREError, match="the rows lack the column 'count'"):
+        Records.from_pandas(frame.drop(columns="count"))
 
 
 def test_records_show_themselves_as_the_table_of_results(tmp_path):

@@ -129,6 +129,7 @@ MISSING = {
     "With and without relation-specific text": "--data.prompts.template '{}'",
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
+    "Beyond the argmax": "--model.fitting.measures true",
     "Why β is above 1": "--model.fitting.line_integrals",
     "What the LM says after edits": "--model.fitting.generations 1",
     "Number of examples": "--data.n_shot",

@@ -1,0 +1,82 @@
+"""The section on measures beyond the argmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lre_lightning.grid import Layer
+from lre_lightning.records.record import MEASURES, TrialRecord
+from lre_lightning.report import analysis, plotting
+from lre_lightning.report.plotting import style
+from lre_lightning.report.sections import Section, missing, picture_of
+from lre_lightning.report.sweeps import sweep_table
+from lre_lightning.report.tables import Table, alphabetical, rows_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = (
+    ("predictions", ("probability", "cosine", "cosine of differences")),
+    ("edits", ("probability moved",)),
+    ("the unknown", ("agreement on the unknown", "truth on the unknown")),
+    ("divergence, nats", ("KL", "KL after edits")),
+)
+
+
+def measure(record: TrialRecord, name: str, layer: Layer | None = None) -> float:
+    """Return the mean of one of `MEASURES` at a layer and the chosen beta or rank, NaN where it was not measured.
+
+    The layer is the chosen one if None.
+    """
+    at, axis = record.layer if layer is None else layer, MEASURES[name][0]
+    if at not in record.layers or name not in record.measures:
+        return math.nan
+    assert at is not None
+    return record.measure(name, at, getattr(record, axis[:-1]) if axis else None)
+
+
+def measures(records: Sequence[TrialRecord]) -> Section:
+    """Return probabilities, divergences, cosines and answers about the unknown, by relation and by layer."""
+    title, measured = "Beyond the argmax", [record for record in analysis.counted(records) if record.measures]
+    if not measured:
+        return missing(title, "Probabilities, divergences and cosines were", "--model.fitting.measures true")
+    lm, kept = analysis.lm_of(measured), analysis.on_most(measured, "layers")
+    caption = (
+        f"Measures beyond the argmax on {lm}: probability and token rank of the LM's answer by the LRE, divergence (nats) "
+        "from the LM's distribution, cosines of LRE(s) and o and of their differences between subjects; after edits, how "
+        "much more probable the target's object is, its log-odds to the LM's own answer, and divergence from the "
+        "distribution for s'; on what the LM does not know, how often the LRE agrees with the LM, and with the data."
+    )
+    by_relation = Table(
+        "measures",
+        f"{caption} Means and standard deviations over trials.",
+        ("relation", *MEASURES),
+        rows_of(
+            alphabetical(analysis.categories(measured)),
+            *(analysis.per_relation(measured, partial(measure, name=name)) for name in MEASURES),
+        ),
+    )
+    sweeps = {name: analysis.by_layer(kept, partial(measure, name=name)) for name in MEASURES}
+    by_layer = sweep_table("measures_by_layer", f"Measures beyond the argmax by layer of {lm}.", "layer", sweeps)
+    return Section(title, (picture_of(plot_measures, kept),), (by_relation, by_layer))
+
+
+def plot_measures(records: Sequence[TrialRecord]) -> Figure:
+    """Measures beyond the argmax by layer.
+
+    Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
+    """
+    figure, layers = plotting.new_figure(11, 4), analysis.layers_of(records)
+    looks = {name: style(i) for i, name in enumerate(name for _, names in PANELS for name in names)}
+    for axes, (title, names) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        for name in names:
+            sweep = analysis.by_layer(records, partial(measure, name=name))
+            plotting.mean_curve(axes, sweep, looks[name], name)
+        plotting.layer_axis(axes, layers, 6)
+        axes.set(title=title, xlabel="layer")
+        axes.grid(alpha=0.3)
+    plotting.legend(figure, columns=4)
+    return figure

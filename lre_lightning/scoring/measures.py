@@ -1,0 +1,91 @@
+"""Measures beyond the argmax: how likely, how far, and against the truth, on the whole grid of a fit.
+
+They are computed from the outputs that faithfulness and causality are counted from, so the LM runs no prompt for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from lre_lightning.grid import Layer
+from lre_lightning.lre.lre import LRE
+from lre_lightning.metrics.functional import distribution_scores
+from lre_lightning.records.record import MEASURES, TrialRecord
+from lre_lightning.scoring.scores import faithfulness_predictions
+from lre_lightning.scoring.states import TrialStates
+
+
+class Measured:
+    """Sums of the measures of a trial's prompts in this process, layer by layer.
+
+    Args:
+        states: The test prompts.
+    """
+
+    def __init__(self, states: TrialStates) -> None:
+        self.states, self.lm = states, states.runs.lm
+        self._said: list[Tensor] = []  # by layer, (betas, 4)
+        self._edited: list[Tensor] = []  # by layer, (ranks, 3)
+
+    def look(self, output: Tensor) -> None:
+        """Measure the outputs of the next layer's LRE for known samples, `(known, betas, hidden)`."""
+        own, answers = self.states.object[self.states.known], self.states.predicted[self.states.known]
+        scores = self._scores(output, answers, own)[..., :3]
+        cosine = cosine_similarity(output, own[:, None].to(output), -1)
+        self._said.append(torch.cat([scores.sum(0), cosine.double().sum(0)[:, None].to(scores)], 1))
+
+    def look_at_edits(self, output: Tensor) -> None:
+        """Measure the LM's outputs after the edits by the next layer's LRE, `(edits, ranks, hidden)`."""
+        states = self.states
+        before = self._scores(states.object[states.edited][:, None], states.wanted, states.target_objects)
+        after = self._scores(output, states.wanted, states.target_objects)
+        original = self._scores(output, states.predicted[states.edited], states.target_objects)
+        moved, odds = after[..., 0] - before[..., 0], after[..., 3] - original[..., 3]
+        self._edited.append(torch.stack([moved.sum(0), odds.sum(0), after[..., 2].sum(0)], 1))
+
+    def _scores(self, output: Tensor, tokens: Tensor, reference: Tensor) -> Tensor:
+        """Return the scores of D(output) for outputs `(rows, points, hidden)`: `(rows, points, 4)`, float64, CPU."""
+        found = [torch.zeros(0, output.shape[1], 4, dtype=torch.float64)]
+        size = max(1, self.lm.logit_rows(len(output) * output.shape[1]) // output.shape[1]) if len(output) else 1
+        for some in range(0, len(output), size):
+            rows = slice(some, some + size)
+            logits, wanted = self.lm.decode(output[rows]), self.lm.decode(reference[rows])
+            scores = distribution_scores(logits, tokens[rows].to(logits.device), wanted)
+            found.append(torch.stack(scores, -1).double().cpu())
+        return torch.cat(found)
+
+    def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
+        """Return the sums over all processes by the names of `MEASURES`, `(layers, points)`; a collective call."""
+        said, edited = torch.stack(self._said), torch.stack(self._edited)
+        by_name = [*said.unbind(-1), *edited.unbind(-1), self._differences(lres), *self._unknown(lres, betas)]
+        return dict(zip(MEASURES, self.states.processes.sum(*(one.contiguous() for one in by_name)), strict=True))
+
+    def _differences(self, lres: Mapping[Layer, LRE]) -> Tensor:
+        """Return the sums of the cosines of W (s' - s) and o' - o over edits, `(layers, 1)`."""
+        states, found = self.states, []
+        wanted = states.target_objects - states.object[states.edited]
+        for index, lre in enumerate(lres.values()):
+            way = states.target_subjects(index) - states.subject[states.edited, index]
+            moved = way.to(lre.weight) @ lre.weight.T
+            found.append(cosine_similarity(moved, wanted.to(moved), -1).double().sum().cpu())
+        return torch.stack(found)[:, None]
+
+    def _unknown(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return how often an LRE says of an unknown sample what the LM says, and the truth, `(layers, betas)` each."""
+        states, rows = self.states, ~self.states.known
+        said = faithfulness_predictions(self.lm, list(lres.values()), states.subject[rows], betas).cpu()
+        true = torch.tensor([prompt.object_token for prompt in states.prompts])[rows.cpu()]
+        wanted = states.predicted[rows].cpu(), true
+        first, second = ((said == tokens[:, None, None]).sum(0).double() for tokens in wanted)
+        return first, second
+
+
+def with_measures(record: TrialRecord, measured: Measured, lres: Mapping[Layer, LRE]) -> TrialRecord:
+    """Return the record of a grid with the sums of its measures; a collective call."""
+    sums = measured.sums(lres, record.betas)
+    return replace(record, measures={name: tuple(map(tuple, one.tolist())) for name, one in sums.items()})

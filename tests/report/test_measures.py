@@ -1,0 +1,35 @@
+"""The section on measures beyond the argmax, of sums whose means are worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from lre_lightning.records.record import MEASURES
+from lre_lightning.report.measures import measures
+from tests.report.examples import MAIN
+from tests.report.test_figures import check_layout
+
+
+def measured(record):
+    sums = {
+        name: tuple((1.0 + i,) * {"betas": 2, "ranks": 2, "": 1}[axis] for i in range(3))
+        for name, (axis, _) in MEASURES.items()
+    }
+    return replace(record, measures=sums)
+
+
+def test_tables_have_the_means_at_the_chosen_point_and_by_layer():
+    section = measures([measured(record) if record.scored else record for record in MAIN])
+    by_relation, by_layer = section.tables
+    row = dict(zip(by_relation.columns, by_relation.rows[-1], strict=True))
+    (record, *_) = [one for one in MAIN if one.relation == row["relation"]]
+    place = record.layers.index(record.layer)
+    assert row["probability"][0] == pytest.approx((1 + place) / record.known)
+    assert row["log-odds"][0] == pytest.approx((1 + place) / record.edited)
+    assert row["truth on the unknown"][0] == pytest.approx((1 + place) / (record.tested - record.known))
+    assert [line[1][0] for line in by_layer.rows] == pytest.approx([0.1, 0.2, 0.3])
+    check_layout(section.pictures[0].plot())
+
+
+def test_a_note_says_how_to_measure_them():
+    assert "--model.fitting.measures true" in measures(MAIN).note
