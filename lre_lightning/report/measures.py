@@ -45,10 +45,11 @@ def measures(records: Sequence[TrialRecord]) -> Section:
         return missing(title, "Probabilities, divergences and cosines were", "--model.fitting.measures true")
     lm, kept = analysis.lm_of(measured), analysis.on_most(measured, "layers")
     caption = (
-        f"Measures beyond the argmax on {lm}: probability and token rank of the LM's answer by the LRE, divergence (nats) "
-        "from the LM's distribution, cosines of LRE(s) and o and of their differences between subjects; after edits, how "
-        "much more probable the target's object is, its log-odds to the LM's own answer, and divergence from the "
-        "distribution for s'; on what the LM does not know, how often the LRE agrees with the LM, and with the data."
+        f"Measures beyond the argmax on {lm}: probability and token rank of the LM's answer by the LRE, divergence "
+        "(nats) from the LM's distribution, cosines of LRE(s) and o and of their differences between subjects; after "
+        "edits, how much more probable the target's object is, its log-odds to the LM's own answer, and divergence "
+        "from the distribution for s'; on what the LM does not know, how often the LRE agrees with the LM, and with "
+        "the data."
     )
     by_relation = Table(
         "measures",

@@ -125,11 +125,11 @@ def test_page_tells_how_it_was_made(full):
 
 MISSING = {
     "Baselines": "--model.fitting.baselines true",
+    "Beyond the argmax": "--model.fitting.measures true",
     "Layers": "--model.layers",
     "With and without relation-specific text": "--data.prompts.template '{}'",
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
-    "Beyond the argmax": "--model.fitting.measures true",
     "Why β is above 1": "--model.fitting.line_integrals",
     "What the LM says after edits": "--model.fitting.generations 1",
     "Number of examples": "--data.n_shot",
