@@ -24,7 +24,7 @@ from benchmarks.memory import GIBIBYTE, peak
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
 
 REPEATS = 2

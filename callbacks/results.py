@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from lre_lightning.callbacks.loggers import log_table
-from lre_lightning.records.record import write_records
+from lre_lightning.records.files import write_records
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
 from lre_lightning.runs.processes import on_rank_zero

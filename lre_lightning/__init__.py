@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lre_lightning.models.parts import Parts
     from lre_lightning.models.tokenizer import load_tokenizer
     from lre_lightning.prompts.options import Prompts
-    from lre_lightning.records.record import read_records
+    from lre_lightning.records.files import read_records
     from lre_lightning.relations.relation import Relation, Sample
     from lre_lightning.relations.sources import load_relations
     from lre_lightning.training.module import LREModule
@@ -53,7 +53,7 @@ _ROOMS = {
     "load_tokenizer": "models.tokenizer",
     "prompt_jacobian": "lre.jacobian",
     "read_lenses": "lens.lens",
-    "read_records": "records.record",
+    "read_records": "records.files",
 }
 _FOLDERS = ("callbacks", "datamodules", "metrics")
 

@@ -9,7 +9,7 @@ import pytest
 
 from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.page import lens_page
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.report import baselines, relations
 from lre_lightning.report.page import inline, plot
 from lre_lightning.report.sections import Picture

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from lre_lightning.commands.command import Command
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import TrialRecord, read_records, write_records
+from lre_lightning.records.files import read_records, write_records
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.scores import new_record
 from lre_lightning.scoring.states import PromptStates
 from lre_lightning.storage.locks import FolderLock

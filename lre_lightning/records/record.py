@@ -8,25 +8,19 @@ them to `read_records`.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, layer_of, place_of, rank_of
-from lre_lightning.html import html_table
-from lre_lightning.storage.files import written_whole
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, mapping, number, shown, text, whole
 
 if TYPE_CHECKING:
-    import datasets  # type: ignore[import-untyped]
-    import pandas  # type: ignore[import-untyped]
     from pydantic import TypeAdapter
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
@@ -316,11 +310,11 @@ def _check(record: TrialRecord) -> None:
     for name, sums in record.measures.items():
         if name not in MEASURES:
             raise LREError(f"measures has {shown(name)}, and the measures are {', '.join(MEASURES)}")
-        width = len(getattr(record, MEASURES[name][0])) if MEASURES[name][0] else 1
+        width = {"betas": betas, "ranks": ranks, "": 1}[MEASURES[name][0]]
         if len(sums) != layers or any(len(row) != width for row in sums):
             raise LREError(f"the measure {name!r} must have {layers} x {width} sums")
-        for value in (value for row in sums for value in row):
-            number(value, f"the measure {name!r}", 1e12)
+        for found in chain.from_iterable(sums):
+            number(found, f"the measure {name!r}", 1e12)
     if record.whole_objects:
         _check_whole_objects(record.whole_objects, known)
     if record.scored and not (record.faithful and record.causal):
@@ -360,94 +354,6 @@ def _check_counts(name: str, counts: Sequence[Any], most: int, *shape: int) -> N
         raise LREError(f"{name} has counts of {array.min()} to {array.max()}, and they must be 0 to {most}")
 
 
-def fraction(count: int, total: int) -> float:
+def fraction(count: float, total: int) -> float:
     """Return a score; NaN if there is nothing that it counts."""
     return count / total if total else float("nan")
-
-
-def write_records(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
-    """Write records to a file, one per line, atomically; with `append` to those that the file has, all or none."""
-    with written_whole(path, append) as part, part.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record.plain(), ensure_ascii=False) + "\n" for record in records)
-
-
-class Records(list[TrialRecord]):
-    """A list of records, which shows itself as the table of results in notebooks, and is a data frame if need be."""
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return one tidy table of all scores, a `pandas.DataFrame`: see `lre_lightning.records.rows`."""
-        import pandas
-
-        from lre_lightning.records.rows import COLUMNS, rows
-
-        return pandas.DataFrame(rows(self), columns=list(COLUMNS))
-
-    def to_dataset(self) -> datasets.Dataset:
-        """Return the table of `to_pandas` as a `datasets.Dataset`, its layers as text."""
-        import datasets
-
-        from lre_lightning.records.rows import rows
-
-        return datasets.Dataset.from_list([row | {"layer": str(row["layer"])} for row in rows(self)])
-
-    @classmethod
-    def from_pandas(cls, table: pandas.DataFrame) -> Records:
-        """Rebuild the records of some trials from the table of `to_pandas`: their grids and baselines, for figures.
-
-        Rows may be left out, but only whole trials or methods, and columns added.
-
-        Raises:
-            LREError: If a column is missing, or the rows of a trial do not fill its grid.
-        """
-        from lre_lightning.records.rows import records_of
-
-        return cls(records_of(table.to_dict("records")))
-
-    def _repr_html_(self) -> str:
-        from lre_lightning.records.summary import summarize
-
-        columns = ("relation", "known", "trials", "layer", "rank", "beta", "faithfulness", "causality")
-        rows = [[getattr(summary, name) for name in columns] for summary in summarize(self)]
-        means = [[value[0] if isinstance(value, tuple) else value for value in row] for row in rows]
-        return html_table(means, columns)
-
-
-def read_records(paths: str | Path | Iterable[str | Path]) -> Records:
-    """Read and merge the records of one or several runs, such as jobs that each had some of the relations.
-
-    Args:
-        paths: One or several files that `write_records` wrote, or folders of runs, in which every
-            ``fit_results.jsonl`` is read.
-
-    Returns:
-        The records in the order of the files; a record that several files have is returned once.
-
-    Raises:
-        LREError: There is no such file, one is invalid, or two files have different records of the same relation,
-            trial and prompts.
-    """
-    found: dict[tuple[Any, ...], tuple[TrialRecord, Path]] = {}
-    paths = [paths] if isinstance(paths, str | Path) else paths
-    for path in [file for given in paths for file in result_files(Path(given))]:
-        for place, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                record = TrialRecord.from_plain(json.loads(line.decode()))
-            except (ValueError, RecursionError) as error:
-                raise LREError(f"{str(path)!r}, line {place}, is not a record of results: {error}") from error
-            kept, other = found.setdefault(record.key, (record, path))
-            if kept != record:
-                raise LREError(
-                    f"{str(other)!r} and {str(path)!r} both have trial {record.trial} of {record.relation!r} "
-                    f"(n = {record.n_shot}, {record.template!r}), with different counts: give one of them"
-                )
-    return Records(record for record, _ in found.values())
-
-
-def result_files(path: Path) -> list[Path]:
-    """Return the files that `read_records` reads for a path: the path itself, or those of the runs in a folder."""
-    if os.path.isfile(path):
-        return [path]
-    files = sorted(path.rglob("fit_results.jsonl")) if os.path.isdir(path) else []
-    if not all(map(os.path.isfile, files)) or not files:
-        raise LREError(f"there is no fit_results.jsonl in {str(path)!r}: give a run's folder, or such a file")
-    return files

@@ -10,8 +10,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import GENERIC, MEASURES, WHOLE_OBJECTS, Grid, TrialRecord, fraction
 
-COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "template_index", "reported")
-COMMON += ("samples", "range_size", "first_tokens", "tested", "known", "edited")
+_NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
+COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "template_index", "reported", *_NUMBERS)
 COLUMNS = (*COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "chosen", "count", "total", "score")
 
 _BASELINES = (

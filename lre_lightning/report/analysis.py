@@ -163,15 +163,20 @@ def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
         "LRE": partial(faithfulness, zero_shot=zero_shot),
         "LRE at the embedding": partial(faithfulness, layer="emb", zero_shot=zero_shot),
         **{name: partial(faithfulness, method=name, zero_shot=zero_shot) for name in FAITHFULNESS_BASELINES},
-        **({} if zero_shot else {name: partial(faithfulness, method=name) for name in GENERIC}),
     }
 
 
 METHODS: dict[str, dict[str, Score]] = {
     "faithfulness": faithfulness_methods(),
-    "causality": {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES, *GENERIC[1:])},
+    "causality": {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)},
 }
-"""Scores of the LRE and of its baselines by metric and method."""
+"""Scores of the LRE and of the paper's baselines by metric and method."""
+
+GENERIC_METHODS: dict[str, dict[str, Score]] = {
+    "faithfulness": {name: partial(faithfulness, method=name) for name in GENERIC},
+    "causality": {name: partial(causality, method=name) for name in GENERIC[1:]},
+}
+"""Scores of LREs with the Jacobian lens in place of W, likewise."""
 
 
 def categories(records: Iterable[TrialRecord]) -> dict[str, str]:

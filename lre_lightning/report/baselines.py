@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import ALL, METHODS, Score
+from lre_lightning.report.analysis import ALL, GENERIC_METHODS, METHODS, Score
 from lre_lightning.report.plotting import LOOKS, Series, Style
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
@@ -28,6 +28,11 @@ def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     return _faithfulness(records), _causality(records), _by_relation(records)
 
 
+def with_generic(metric: str) -> dict[str, Score]:
+    """Return the scores of the LRE, of the paper's baselines and of the Jacobian lens."""
+    return METHODS[metric] | GENERIC_METHODS[metric]
+
+
 def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
     """Return a row for every method that was measured, with its means by category and over all relations."""
     columns = [*dict.fromkeys(analysis.categories(analysis.counted(records)).values()), ALL]
@@ -37,7 +42,7 @@ def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *
 
 def _faithfulness(records: Sequence[TrialRecord]) -> Section:
     """Figures "faithfulness-baselines" and "faith-baselines-prompting"."""
-    few, zero = METHODS["faithfulness"], analysis.faithfulness_methods(zero_shot=True)
+    few, zero = with_generic("faithfulness"), analysis.faithfulness_methods(zero_shot=True)
     table = Table(
         "faithfulness_baselines",
         f"Faithfulness of linear approximations of LM decoding by category of relations on {analysis.lm_of(records)}, "
@@ -60,7 +65,7 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
         "standard deviations over relations.",
         ("method", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        tuple(_by_category(records, METHODS["causality"])),
+        tuple(_by_category(records, with_generic("causality"))),
     )
 
     def best_rank(record: TrialRecord, layer: Layer) -> float:
@@ -103,7 +108,7 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means and
     standard deviations over relations.
     """
-    few, zero = METHODS["faithfulness"], analysis.faithfulness_methods(zero_shot=True)
+    few, zero = with_generic("faithfulness"), analysis.faithfulness_methods(zero_shot=True)
     dark, light = LOOKS["faithfulness"], Style("#56B4E9", hatch="////")
     kinds = {"few-shot s": (few, dark), "zero-shot s": (zero, light)} if zero_shot else {"": (few, dark)}
     return _plot_by_category(records, "faithfulness", kinds)
@@ -115,7 +120,7 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
     Means and standard deviations over relations.
     """
-    return _plot_by_category(records, "causality", {"": (METHODS["causality"], LOOKS["causality"])})
+    return _plot_by_category(records, "causality", {"": (with_generic("causality"), LOOKS["causality"])})
 
 
 def _plot_by_category(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import METHODS, Score
+from lre_lightning.report.analysis import Score
+from lre_lightning.report.baselines import with_generic
 from lre_lightning.report.plotting import STYLES
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.sweeps import sweep_table
@@ -25,8 +26,8 @@ def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     if not compared:
         return ()
     columns = {
-        **{f"faithfulness: {name}": METHODS["faithfulness"][name] for name in ("LRE", *GENERIC)},
-        **{f"causality: {name}": METHODS["causality"][name] for name in ("LRE", *GENERIC[1:])},
+        **{f"faithfulness: {name}": with_generic("faithfulness")[name] for name in ("LRE", *GENERIC)},
+        **{f"causality: {name}": with_generic("causality")[name] for name in ("LRE", *GENERIC[1:])},
         **{name: _likeness(index) for index, name in enumerate(LIKENESS)},
     }
     layers = compared[0].generic_layers
@@ -55,8 +56,8 @@ def plot_generic(records: Sequence[TrialRecord]) -> Figure:
     """
     layers = records[0].generic_layers
     panels = {
-        "faithfulness": {name: METHODS["faithfulness"][name] for name in ("LRE", *GENERIC)},
-        "causality": {name: METHODS["causality"][name] for name in ("LRE", *GENERIC[1:])},
+        "faithfulness": {name: with_generic("faithfulness")[name] for name in ("LRE", *GENERIC)},
+        "causality": {name: with_generic("causality")[name] for name in ("LRE", *GENERIC[1:])},
         "likeness of W and J": {name: _likeness(index) for index, name in enumerate(LIKENESS)},
     }
     figure = plotting.new_figure(11, 4)

@@ -71,11 +71,12 @@ def plot_measures(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
     figure, layers = plotting.new_figure(11, 4), analysis.layers_of(records)
-    looks = {name: style(i) for i, name in enumerate(name for _, names in PANELS for name in names)}
-    for axes, (title, names) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+    found = {name: analysis.by_layer(records, partial(measure, name=name)) for _, names in PANELS for name in names}
+    looks = {name: style(i) for i, name in enumerate(found)}
+    panels = [panel for panel in PANELS if any(any(found[name].values()) for name in panel[1])]
+    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:
-            sweep = analysis.by_layer(records, partial(measure, name=name))
-            plotting.mean_curve(axes, sweep, looks[name], name)
+            plotting.mean_curve(axes, found[name], looks[name], name)
         plotting.layer_axis(axes, layers, 6)
         axes.set(title=title, xlabel="layer")
         axes.grid(alpha=0.3)

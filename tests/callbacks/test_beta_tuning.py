@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lre_lightning.callbacks import BetaTuning, RelationLog, ResultsTable
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import TrialRecord, read_records
+from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import at_point
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_progress import lines_of

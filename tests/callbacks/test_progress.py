@@ -18,7 +18,8 @@ from lre_lightning.callbacks import RelationLog, RelationProgressBar, ResultsTab
 from lre_lightning.callbacks.log import log_to_console, relation_line
 from lre_lightning.callbacks.progress import FitProgress
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import TrialRecord, read_records
+from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.training.test_module import GRID, data_of, trainer_of

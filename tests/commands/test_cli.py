@@ -17,7 +17,7 @@ import yaml
 
 from lre_lightning.cli import main
 from lre_lightning.commands.fit import remove_fit
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
 from lre_lightning.training.module import LREModule

@@ -13,7 +13,7 @@ from lre_lightning.commands.evaluate import evaluate
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
 from tests.helpers.launcher import Launcher
 from tests.helpers.options import nested

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import (
-    GENERIC,
-    MEASURES,
-    WHOLE_OBJECTS,
-    Records,
-    TrialRecord,
-    read_records,
-    write_records,
-)
+from lre_lightning.records.files import Records, read_records, write_records
+from lre_lightning.records.record import GENERIC, MEASURES, WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
@@ -180,7 +173,7 @@ def test_records_are_written_one_per_line_and_read_again(tmp_path):
 
 def test_records_are_read_without_torch(tmp_path):
     write_records([full_record()], tmp_path / "fit_results.jsonl")
-    code = "import sys; from lre_lightning.records.record import read_records; before = set(sys.modules); "
+    code = "import sys; from lre_lightning.records.files import read_records; before = set(sys.modules); "
     code += "print(len(read_records(sys.argv[1:])), 'torch' in sys.modules, 'pydantic' in before)"
     result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
     assert result.stdout == "1 False False\n", result.stderr

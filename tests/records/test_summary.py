@@ -6,7 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from lre_lightning.records.record import WHOLE_OBJECTS, write_records
+from lre_lightning.records.files import write_records
+from lre_lightning.records.record import WHOLE_OBJECTS
 from lre_lightning.records.summary import COLUMNS, summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
 from tests.helpers.records import small_record, unscored_record

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import write_records
+from lre_lightning.records.files import write_records
 from lre_lightning.report import page
 from lre_lightning.report.chapters import folders_of
 from lre_lightning.report.page import make_report

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lre_lightning.records.record import TrialRecord, read_records
+from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
 from tests.helpers.launcher import TRIALS, Ended
 
 

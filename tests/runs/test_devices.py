@@ -9,7 +9,7 @@ import torch
 from filelock import FileLock
 
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from tests.helpers.toy import relation_json, write_toy_model
 
 FITS = {"demo1": "auto", "demo2": "ddp_fork", "toy1": "auto", "toy2": "object", "toy4": "ddp_fork"}

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.processes import Processes, check_strategy, without_wrapper
 from lre_lightning.storage.locks import FolderLock

@@ -16,7 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.records.summary import COLUMNS
 from lre_lightning.runs.checkpoints import WholeCheckpointIO, finished_trials
 from lre_lightning.runs.folder import RunFolder

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.stopping import command_line
 from tests.helpers.launcher import TRIALS

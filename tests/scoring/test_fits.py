@@ -9,7 +9,8 @@ import torch
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.prompts.trials import Trial
-from lre_lightning.records.record import CAUSALITY_BASELINES, read_records
+from lre_lightning.records.files import read_records
+from lre_lightning.records.record import CAUSALITY_BASELINES
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.scores import new_record
 from lre_lightning.scoring.states import TrialStates

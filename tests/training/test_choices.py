@@ -6,7 +6,7 @@ import torch
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.records.record import read_records
+from lre_lightning.records.files import read_records
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
