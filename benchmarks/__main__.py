@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
-NAMES = ("startup", "data", "inverse", "jacobian", "scoring", "memory", "devices")
+NAMES = ("startup", "data", "inverse", "jacobian", "jlens", "scoring", "memory", "devices")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 

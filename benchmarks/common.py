@@ -25,16 +25,16 @@ CONTEXT, SUFFIX = 74, 4
 tokenizer; the median suffix has 4 tokens, the longest 11)."""
 
 
-def gpt2_small() -> LanguageModel:
-    """Return an LM of GPT-2 small's shape with random weights: 12 layers of width 768, 50,257 tokens."""
+def gpt2_small(blocks: int = 12) -> LanguageModel:
+    """Return an LM of GPT-2 small's shape with random weights: 12 layers of width 768, 50,257 tokens; or of fewer."""
     from transformers import AutoModelForCausalLM, GPT2Config
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(GPT2Config())
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=blocks))
     # Far enough from the initial values for hidden states to differ between layers and answers between prompts.
     for parameter in model.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
-    return LanguageModel(model, name="gpt2-small's shape")
+    return LanguageModel(model, name="gpt2-small's shape" if blocks == 12 else "blocks of gpt2-small's shape")
 
 
 def random_prompts(lm: LanguageModel, count: int, suffix: int = SUFFIX) -> list[Tensor]:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from benchmarks import jacobian, scoring
+from benchmarks import jacobian, jlens, scoring
 from benchmarks.common import Products
+from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
@@ -43,6 +44,22 @@ def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):
     # Seven weights a block: the prefix, one lane that is measured or the chunk itself, and one backward pass.
     assert len(forward) >= 3 * 7 * LAYERS - 1
     assert products.seconds() > 0
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_jacobians_of_texts_are_compared_and_timed(lm, monkeypatch, wrong):
+    ids, averaging = torch.arange(14) * 5 % VOCAB, Averaging(skip=4)
+    if wrong:
+        found = {layer: jacobian * 1.01 for layer, jacobian in jlens.text_jacobian(lm, ids, averaging).items()}
+        monkeypatch.setattr(jlens, "text_jacobian", lambda *_: found)
+        with pytest.raises(AssertionError, match="layer emb"):
+            jlens.compare(lm, ids, 3, 1e9, averaging)
+        return
+    rows = jlens.compare(lm, ids, 3, 1e9, averaging)
+    assert [row[1] for row in rows] == ["estimator", "floor", "loop*"]
+    assert all(float(row[2]) >= 0 for row in rows)
+    with pytest.raises(AssertionError):
+        jlens.compare(lm, ids, 3, 0.0, averaging)
 
 
 @pytest.mark.parametrize("wrong", [False, True])
