@@ -22,7 +22,7 @@ PRINTED = {
     "docs/getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
     "docs/guides/concepts.md": ["['bird', 'insect']", "kestrel -> fish: fish"],
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
-    "docs/guides/evaluation.md": ["'metric': 'faithfulness', 'method': 'LRE'"],
+    "docs/guides/evaluation.md": ["country capital city  causality"],
     "docs/guides/jacobian-lens.md": ["(2, 3, 4)"],
     "docs/guides/your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
 }
