@@ -138,7 +138,7 @@ def _plot_by_category(
     figure, panels = plotting.panel_grid(len(titles), min(len(titles), 5), 10, height)
     for axes, (title, count) in zip(panels, titles.items(), strict=True):
         series = [
-            Series(label, look, {name: scores[name][title] for name in methods if title in scores[name]})
+            Series(label, look, {name: scores[name][title] for name in methods if title in scores.get(name, {})})
             for label, look, scores in found
         ]
         plotting.bars(axes, methods, series)

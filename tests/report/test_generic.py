@@ -41,7 +41,8 @@ def test_the_methods_stand_beside_the_baselines():
     (faithful, causal, _) = baselines(RECORDS)
     assert set(GENERIC) <= {row[0] for row in faithful.tables[0].rows}
     assert set(GENERIC[1:]) <= {row[0] for row in causal.tables[0].rows}
-    check_layout(faithful.pictures[0].plot())
+    for picture in (*faithful.pictures, *causal.pictures):
+        check_layout(picture.plot())
 
 
 def test_there_is_no_section_without_a_lens():
