@@ -10,7 +10,7 @@ from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model, widen_casts
 
-TEXT = torch.arange(13) * 11 % VOCAB
+TEXT = torch.arange(9) * 11 % VOCAB
 TEXTS = [((torch.arange(9 + i) * 7 + i) % VOCAB).tolist() for i in range(4)]
 
 
@@ -32,7 +32,7 @@ def plain_jacobian(lm, ids, layer, skip, same):
 
 
 @pytest.mark.parametrize("targets", ["later", "same"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "mixtral", "bloom", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "mixtral", "qwen3_next"])
 def test_every_element_at_every_layer(monkeypatch, family, targets):
     widen_casts(monkeypatch, family)
     lm = LanguageModel(tiny_model(family), chunk_size=6)  # does not divide the width
@@ -53,8 +53,8 @@ def test_the_two_estimators_differ():
 
 def test_some_positions_are_spread_evenly():
     lm, averaging = LanguageModel(tiny_model("gpt2")), Averaging("same", skip=4, positions=3)
-    assert averaging.chosen(len(TEXT)) == [4, 8, 11]
-    expected = sum(text_jacobian(lm, TEXT[: p + 2], Averaging("same", skip=p))[0] for p in (4, 8, 11)) / 3
+    assert averaging.chosen(len(TEXT)) == [4, 6, 7]
+    expected = sum(text_jacobian(lm, TEXT[: p + 2], Averaging("same", skip=p))[0] for p in (4, 6, 7)) / 3
     torch.testing.assert_close(text_jacobian(lm, TEXT, averaging, [0])[0], expected)
 
 

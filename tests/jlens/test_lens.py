@@ -145,14 +145,14 @@ def check(path):
 
 
 @given(recipe=recipes(PLAIN | TENSORS))
-@tried(80)
+@tried(40)
 def test_any_published_file_is_a_lens_or_an_error(tmp_path, recipe):
     torch.save(changed(PUBLISHED, recipe), tmp_path / "x.pt")
     check(tmp_path / "x.pt")
 
 
 @given(spoil=SPOILS, kind=st.sampled_from(["x.pt", "x.safetensors"]))
-@tried(80)
+@tried(40)
 def test_any_bytes_are_a_lens_or_an_error(tmp_path, spoil, kind):
     path = tmp_path / kind
     (a_lens().save if kind == "x.safetensors" else a_lens().save_published)(path)
@@ -161,7 +161,7 @@ def test_any_bytes_are_a_lens_or_an_error(tmp_path, spoil, kind):
 
 
 @given(recipe=recipes(PLAIN))
-@tried(80)
+@tried(40)
 def test_any_metadata_is_a_lens_or_an_error(tmp_path, recipe):
     from safetensors.torch import save_file
 
