@@ -56,6 +56,8 @@ class Predict(FromCheckpoint):
     @override
     def check(self, line: LRECommandLine) -> None:
         """Take the options of the checkpoint, read standard input if there are no texts, and read the first text."""
+        from lre_lightning.lens.table import check_name
+
         jlens, folder = line.options.jlens, Path(line.options.checkpoint.dirpath)
         if jlens is not None and line.options.ckpt_path == "last" and find_checkpoint("last", folder) is None:
             line.options.ckpt_path = None
@@ -69,6 +71,10 @@ class Predict(FromCheckpoint):
                 options.texts = [text for text in sys.stdin.read().splitlines() if text.strip()]
             except UnicodeDecodeError as error:
                 raise LREError(f"the texts on standard input cannot be read: {first_line(error)}") from error
+        if options.table is not None:
+            if jlens is not None:
+                raise LREError("a table has the answers of LREs, not of a Jacobian lens: leave --jlens or --table out")
+            check_name(Path(options.table))
         if next(given_texts(options), None) is None:
             raise LREError("there is no text: give it as an argument, in a --file, or on standard input")
 

@@ -119,6 +119,16 @@ def _decoded(lm: LanguageModel, hidden: Tensor, top_k: int) -> list[list[tuple[s
     ]
 
 
+def check_name(path: Path) -> None:
+    """Check that the name of a table ends as one of its formats does.
+
+    Raises:
+        LREError: If it does not.
+    """
+    if path.suffix not in (".csv", ".jsonl"):
+        raise LREError(f"the table {str(path)!r} must end in .csv or .jsonl")
+
+
 class AnswerTable:
     """A file of rows that grows while texts are read, and that the same command continues after a stop.
 
@@ -136,8 +146,7 @@ class AnswerTable:
     """
 
     def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
-        if path.suffix not in (".csv", ".jsonl"):
-            raise LREError(f"the table {str(path)!r} must end in .csv or .jsonl")
+        check_name(path)
         self.path, self._origin = path, dict(origin)
         self._progress = path.with_name(path.name + ".progress.json")
         self.done = self._bytes = 0

@@ -114,6 +114,8 @@ def test_the_table_says_which_token_is_read(fitted, monkeypatch, capsys):
         ([], "there is no text: give it as an argument, in a --file, or on standard input"),
         (["--file", "missing.txt"], "missing.txt cannot be read: "),
         (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),
+        (["thing0", "--table=answers.xlsx"], "the table 'answers.xlsx' must end in .csv or .jsonl"),
+        (["thing0", "--table=a.csv", "--jlens=lens.pt"], "leave --jlens or --table out"),
         (["thing0", "--ckpt_path=missing.ckpt"], "checkpoint 'missing.ckpt' does not exist"),
     ],
 )
