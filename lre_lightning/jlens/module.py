@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lre_lightning.errors import LREError
@@ -20,6 +22,8 @@ from lre_lightning.models.loading import Loading
 from lre_lightning.options import options_of, plain
 from lre_lightning.runs.processes import on_rank_zero
 from lre_lightning.storage.plain import check_plain, mapping
+
+LOGGER = logging.getLogger("lre_lightning")
 
 
 class JacobianLensModule(FrozenLMModule):
@@ -123,6 +127,8 @@ class JacobianLensModule(FrozenLMModule):
         errors = [error for error in self._sums.standard_errors().values() if error is not None]
         if errors:
             self.log("standard_error", fmean(errors), prog_bar=True, batch_size=1)
+        done = f"batch {self.current_epoch + 1} of {len(self._data.schedule)}, {self._sums.count} texts"
+        rank_zero_only(LOGGER.info)(done + (f", standard error {fmean(errors):.3f}" if errors else ""))
 
     def on_fit_end(self) -> None:
         """Make the lens in every process, and let the first one write its file."""

@@ -133,6 +133,7 @@ def test_the_command_line_killed_resumed_and_on_two_processes(launch, model, tex
     ended = launch(whole, **command(model, texts, whole, "--published"))
     assert ended.status == 0, ended.error
     assert "Jacobian lens of 8 texts at 4 layers, standard error up to" in ended.output
+    assert "batch 1 of 3, 3 texts, standard error 0." in ended.error
     lens = JacobianLens.load(whole / "run")
     lm = LanguageModel.from_pretrained(str(model))
     assert_same(lens, estimate_jacobian_lens(lm, data_of(texts).sequences, averaging=SHORT))
