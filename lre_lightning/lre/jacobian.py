@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,13 +25,10 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.models.activations import one_slope_for_all_lanes
-from lre_lightning.models.caches import share_cache
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.memory import busy_rows, free_memory, slim_graph
-
-if TYPE_CHECKING:
-    from transformers import Cache
+from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
+from lre_lightning.models.prefix import Prefix, pieces
 
 NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
 """Size of a batch of hidden states (lanes x width) that keeps a device busy."""
@@ -131,15 +127,17 @@ def sweep(
         raise LREError(f"layer {chosen[-1]!r} is above the object layer {above!r}, which does not depend on it")
     with torch.inference_mode(False):
         ids = input_ids.to(lm.device, copy=True)
-        shared = sources.start if lm.shares_prefix else 0
-        cache, suffix = lm.prefix_cache(ids[:shared]), ids[shared:]
+        # Several sources would be in several pieces of a suffix that is run one token at a time.
+        run_once = lm.shares_prefix and (len(sources) == 1 or lm.way != "stepwise")
+        shared = sources.start if run_once else 0
+        prefix, suffix = lm.prefix(ids[None, :shared]), ids[shared:]
         source, target = (slice(places.start - shared, places.stop - shared) for places in (sources, targets))
-        wanted = lm.chunk_size or _fitting_lanes(lm, suffix, cache, chosen, len(sources))
+        wanted = lm.chunk_size or _fitting_lanes(lm, suffix, prefix, chosen, len(sources))
         sweeps = math.ceil(lm.hidden_size / wanted)
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",
             math.ceil(lm.hidden_size / sweeps),
-            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), source, target, cache, chosen, above),
+            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), source, target, prefix, chosen, above),
         )
     for layer, jacobian in result.jacobian.items():
         if not torch.isfinite(jacobian).all():
@@ -155,12 +153,12 @@ def _compute(
     suffixes: Tensor,
     source: slice,
     target: slice,
-    cache: Cache | None,
+    prefix: Prefix | None,
     layers: tuple[Layer, ...],
     object_layer: Layer,
 ) -> PromptJacobian:
     """Sweep back through the graph of equal suffixes `(lanes, suffix)`; each pass yields a row per lane."""
-    nodes, outputs = _suffix_graph(lm, suffixes, cache, layers, object_layer)
+    nodes, outputs = _suffix_graph(lm, suffixes, prefix, layers, object_layer)
     output = outputs[:, target]
     (lanes, _, hidden), device = output.shape, lm.device
     states = {layer: _mean(node[0, source].detach()) for layer, node in nodes.items()}
@@ -170,7 +168,7 @@ def _compute(
         cotangents = torch.zeros_like(output)
         cotangents[torch.arange(count), :, start + torch.arange(count)] = 1
         last = start + lanes >= hidden
-        gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, retain_graph=not last)
+        gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, not last, materialize_grads=True)
         for jacobian, gradient in zip(jacobians.values(), gradients, strict=True):
             jacobian[start : start + count] = _mean(gradient[:count, source])
     return PromptJacobian(
@@ -188,22 +186,19 @@ def _mean(states: Tensor) -> Tensor:
 
 
 def _fitting_lanes(
-    lm: LanguageModel, suffix: Tensor, cache: Cache | None, layers: tuple[Layer, ...], sources: int = 1
+    lm: LanguageModel, suffix: Tensor, prefix: Prefix | None, layers: tuple[Layer, ...], sources: int = 1
 ) -> int:
     """Return how many lanes half of the free memory holds: each takes a graph and as much again for a backward pass."""
     busy = busy_rows(lm.device, lm.hidden_size * sources, NUMBERS_AT_A_TIME, max(8, 32 // sources))
     most = lm.hidden_size if lm.offloaded else busy
-    free = min((found for device in lm.devices if (found := free_memory(device)) is not None), default=None)
-    if free is None:
-        return most
-    prefix = 0 if cache is None else cache.get_seq_length()
-    shape = (len(suffix), prefix // 64, layers[0])
+    shape = (len(suffix), 0 if prefix is None else prefix.length // 64, layers[0])
     if shape not in lm.lane_bytes:
-        lm.lane_bytes[shape] = max(1, _graph_bytes(lm, suffix[None], cache, layers))
-    return max(1, min(most, free // (4 * lm.lane_bytes[shape])))
+        copies = 0 if prefix is None else prefix.copy_bytes
+        lm.lane_bytes[shape] = max(1, copies + _graph_bytes(lm, suffix[None], prefix, layers))
+    return min(most, rows_in_memory(lm.devices, lm.lane_bytes[shape]) or most)
 
 
-def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layers: tuple[Layer, ...]) -> int:
+def _graph_bytes(lm: LanguageModel, suffixes: Tensor, prefix: Prefix | None, layers: tuple[Layer, ...]) -> int:
     """Measure the bytes that the graph keeps for a backward pass, apart from the LM's weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
     kept: dict[int, int] = {}
@@ -213,32 +208,36 @@ def _graph_bytes(lm: LanguageModel, suffixes: Tensor, cache: Cache | None, layer
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
 
-    _suffix_graph(lm, suffixes, cache, layers, lm.num_layers - 1, note=note)
+    _suffix_graph(lm, suffixes, prefix, layers, lm.num_layers - 1, note=note)
     return sum(kept.values())
 
 
 def _suffix_graph(
     lm: LanguageModel,
     suffixes: Tensor,
-    cache: Cache | None,
+    prefix: Prefix | None,
     layers: tuple[Layer, ...],
     object_layer: Layer,
     note: Callable[[Tensor], None] | None = None,
 ) -> tuple[dict[Layer, Tensor], Tensor]:
     """Run equal suffixes `(lanes, suffix)`; return nodes by layer and o, each `(lanes, suffix, hidden)`.
 
-    The graph starts at the first requested layer; `note` is called with every tensor that it keeps.
+    The graph starts at the first requested layer; `note` is called with every tensor that it keeps. If the tokens are
+    run one at a time, the nodes are those of the first one, the subject's last.
     """
     nodes: dict[Layer, Tensor] = {}
 
     def start_graph(hidden: Tensor) -> Tensor:
+        if nodes:
+            return hidden
         nodes[layers[0]] = hidden.detach().requires_grad_(True)
         return nodes[layers[0]].clone()  # a block may change it in place
 
     with torch.enable_grad(), ExitStack() as stack:
         stack.enter_context(slim_graph(lm.offloaded, note))
-        stack.enter_context(one_slope_for_all_lanes(lm, *suffixes.shape))
+        stack.enter_context(one_slope_for_all_lanes(lm, *pieces(suffixes, prefix)[0].shape))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
-        found = lm.hidden_states(suffixes, [*layers[1:], object_layer], share_cache(cache))
-    nodes |= {layer: found[layer] for layer in layers[1:]}
-    return nodes, found[object_layer]
+        found = lm.states_by_piece(suffixes, [*layers[1:], object_layer], prefix)
+    nodes |= {layer: found[layer][0] for layer in layers[1:]}
+    outputs = found[object_layer]
+    return nodes, outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)

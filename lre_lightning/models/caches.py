@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 
-def share_cache(cache: Cache | None) -> Cache | None:
+def share_cache(cache: Cache) -> Cache:
     """Return a cache of one or several equally long prefixes for one run that continues them; it stays unchanged.
 
     The run's batch may be larger: with p prefixes and b prompts the first b / p prompts continue the first prefix.
     """
-    return None if cache is None else _copy(cache, _join)
+    return _copy(cache, _join)
 
 
 def growing_cache(cache: Cache) -> Cache:

@@ -19,23 +19,33 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
-from lre_lightning.models.caches import growing_cache
 from lre_lightning.models.hooks import replace, skip
 from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes
 from lre_lightning.models.parts import Parts, check_parts, context_length, decode, find_parts
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
+from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
 from lre_lightning.models.quantization import multiply_dequantized
 from lre_lightning.models.tokenizer import load_tokenizer
 from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 LOGGER = logging.getLogger("lre_lightning")
 
 LOGIT_BYTES = 2**27
 """Bytes of logits that exist at a time where only their argmax is needed."""
+
+
+COSTS: dict[Way, str] = {
+    "copied": "every prompt of a batch gets a copy of what it keeps of their common beginning, which takes memory",
+    "stepwise": "every prompt of a batch gets a copy of what it keeps of their common beginning, which takes memory, and "
+    "the tokens from the subject's last one on are run one at a time",
+    "whole": "whole prompts are run, which takes as many times longer as they have more tokens than there are from the "
+    "subject's last one on",
+}
+"""What ways to run prompts cost, beside sharing their prefix."""
 
 
 class LanguageModel(nn.Module):
@@ -89,12 +99,8 @@ class LanguageModel(nn.Module):
         check_loaded(model, self.name)
         self._parts = parts or find_parts(model)
         self._behaviour = check_parts(model, self._parts)
-        if not self._behaviour.shares_prefix:
-            LOGGER.info(
-                "%s keeps no attention keys and values that prompts could share: whole prompts are run, which takes as "
-                "many times longer as they have more tokens than there are from the subject's last one on",
-                self.name,
-            )
+        if self.way in COSTS:
+            LOGGER.info("%s keeps no attention keys and values that prompts could share: %s", self.name, COSTS[self.way])
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, **options: Any) -> Self:
@@ -241,73 +247,78 @@ class LanguageModel(nn.Module):
         """Return the module whose output is the hidden state at `layer`."""
         return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
 
-    def forward(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, prefix: Prefix | None = None) -> Tensor:
         """Return the last block's output before the final norm, `(batch, positions, hidden)`.
 
         The arguments are those of `hidden_states`.
         """
         last = self.num_layers - 1
-        return self.hidden_states(input_ids, [last], cache)[last]
+        return self.hidden_states(input_ids, [last], prefix)[last]
 
     def hidden_states(
-        self, input_ids: Tensor, layers: Sequence[Layer], cache: Cache | None = None
+        self, input_ids: Tensor, layers: Sequence[Layer], prefix: Prefix | None = None
     ) -> dict[Layer, Tensor]:
         """Run the LM and return its hidden states at `layers`.
 
         Args:
             input_ids: Token ids `(batch, positions)`, int64, padded on the right.
             layers: The layers.
-            cache: Keys and values of the tokens before, for `batch` prompts. The run changes it: hand it
-                `share_cache(cache)`.
+            prefix: The tokens before, if any, of one prefix for all prompts or of several. With p prefixes the first
+                batch / p prompts continue the first one.
 
         Returns:
             Hidden states `(batch, positions, hidden)` by layer, in the LM's dtype, on the device of their layer, with
             their graph if gradients are enabled.
         """
-        found: dict[Layer, Tensor] = {}
+        found = self.states_by_piece(input_ids, layers, prefix)
+        return {layer: states[0] if len(states) == 1 else torch.cat(states, 1) for layer, states in found.items()}
+
+    def states_by_piece(
+        self, input_ids: Tensor, layers: Sequence[Layer], prefix: Prefix | None = None
+    ) -> dict[Layer, list[Tensor]]:
+        """Return what `hidden_states` does, as the nodes of the graph: one for each of the `pieces` that are run."""
+        found: dict[Layer, list[Tensor]] = {layer: [] for layer in layers}
 
         def keep(layer: Layer, hidden: Tensor) -> Tensor:
-            found[layer] = hidden
+            found[layer].append(hidden)
             return hidden.clone() if self._behaviour.in_place else hidden
 
-        inputs = {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
         with ExitStack() as stack:
-            for layer in layers:
+            for layer in found:
                 stack.enter_context(replace(self.module_at(layer), partial(keep, layer)))
-            self._parts.backbone(input_ids=input_ids, **inputs)
+            run_after(prefix, self._parts.backbone, input_ids)
         return found
 
-    def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, prefix: Prefix | None = None) -> Tensor:
         """Return what `forward` does if the LM runs from `layer` on, whose output is `hidden`.
 
         Args:
             layer: The layer.
             hidden: The hidden states at `layer`, `(batch, positions, hidden)`.
             input_ids: As in `hidden_states`.
-            cache: As in `hidden_states`.
+            prefix: As in `hidden_states`.
         """
         below = [] if layer == "emb" or not self._behaviour.skips else self._parts.blocks[: layer + 1]
-        with skip(below, self._behaviour.tuple_length), replace(self.module_at(layer), lambda _: hidden):
-            return self.forward(input_ids, cache)
+        given = iter(pieces(hidden, prefix))
+        with skip(below, self._behaviour.tuple_length), replace(self.module_at(layer), lambda _: next(given)):
+            return self.forward(input_ids, prefix)
+
+    @property
+    def way(self) -> Way:
+        """How prompts that begin alike are run; found by trying, and the same for all."""
+        return self._behaviour.way
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether prompts continue the keys and values of a common beginning; else each is run as a whole."""
-        return self._behaviour.shares_prefix
+        """Whether what prompts have in common is run once; else each is run as a whole."""
+        return self.way != "whole"
 
-    def prefix_cache(self, prefix_ids: Tensor) -> Cache | None:
-        """Return the keys and values of one prefix of token ids `(positions,)`, None if it is empty."""
-        return self.extend_cache(None, prefix_ids[None]) if len(prefix_ids) else None
+    def prefix(self, ids: Tensor, before: Prefix | None = None) -> Prefix | None:
+        """Run prefixes of token ids `(prefixes, positions)`, after others if given; None if there is no token.
 
-    @torch.no_grad()
-    def extend_cache(self, cache: Cache | None, input_ids: Tensor) -> Cache:
-        """Return the keys and values of prefixes: those of `cache`, if any, and token ids `(prefixes, positions)`."""
-        if cache is None:
-            grown: Cache = self._parts.backbone(input_ids=input_ids, use_cache=True).past_key_values
-        else:
-            grown = growing_cache(cache)
-            self._parts.backbone(input_ids=input_ids, past_key_values=grown, use_cache=True)
-        return grown
+        With p prefixes before, the first prefixes / p of these continue the first one.
+        """
+        return Prefix.run(self._parts.backbone, ids, self.way, before) if ids.shape[1] else before
 
     def decode(self, hidden: Tensor) -> Tensor:
         """Apply the decoder head D, which is all that the model does after its last block (Section 3.2, `D`).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,12 @@ def busy_rows(device: torch.device, width: int, numbers: Mapping[str, int], leas
     `numbers` says how many numbers keep a device busy, by type of device or ``"other"``.
     """
     return max(least, numbers[device.type if device.type in numbers else "other"] // width)
+
+
+def rows_in_memory(devices: Iterable[torch.device], row_bytes: int) -> int | None:
+    """Return how many rows half of the devices' free memory holds, if each takes twice its bytes; None if unknown."""
+    free = [found for device in devices if (found := free_memory(device)) is not None]
+    return max(1, min(free) // (4 * row_bytes)) if free and row_bytes else None
 
 
 class ChunkSizes:

@@ -7,22 +7,21 @@ depends on the name of a model or a module.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.models.caches import share_cache
 from lre_lightning.models.hooks import hidden_of, observe, overridden, replace, skip
-from lre_lightning.models.placement import runs_on
-
-if TYPE_CHECKING:
-    from transformers import Cache
+from lre_lightning.models.memory import slim_graph
+from lre_lightning.models.placement import is_offloaded, runs_on
+from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Parts:
     """The parts of a causal LM that an LRE depends on: found for Hugging Face models, declared for your own.
 
     The model and its backbone are called with `input_ids`, `use_cache` and, for a suffix, `past_key_values`; the model
-    returns an object with `logits` and `past_key_values`, a transformers `Cache`. Blocks take the hidden states
+    returns an object with `logits` and `past_key_values`, such as a transformers `Cache`. Blocks take the hidden states
     `(batch, positions, hidden)` as their first argument and return them, alone or first in a tuple.
 
     Attributes:
@@ -62,15 +61,19 @@ class Behaviour:
 
     Attributes:
         tuple_length: Length of the tuple that a block returns; None if it returns the hidden states alone.
-        shares_prefix: Whether a prompt's end, run on keys and values of its beginning, equals the whole prompt.
+        way: How prompts that begin alike are run: the cheapest way that equals running whole prompts.
         skips: Whether it can be run from a block on, without those before.
         in_place: Whether a block changes the hidden states that it is given in place.
     """
 
     tuple_length: int | None
-    shares_prefix: bool
+    way: Way
     skips: bool
     in_place: bool
+
+
+LONGER_PROBE = torch.tensor([[0, 1, 2, 3, 1, 3, 0, 2, 2, 0, 3, 1], [0, 1, 2, 3, 1, 0, 3, 3, 1, 2, 2, 0]])
+"""Two prompts with five tokens in common, on which copied caches are tried; convolutions reach over several tokens."""
 
 
 def context_length(model: nn.Module) -> int | None:
@@ -104,11 +107,13 @@ def find_parts(model: nn.Module) -> Parts:
     ran: set[nn.Module] = set()
     with nn.modules.module.register_module_forward_hook(lambda module, *_: ran.add(module)), torch.no_grad():
         _run(name, model, input_ids=_probe_ids(embedding), use_cache=False)
-    lists = [(path, found) for path, found in backbone.named_modules() if isinstance(found, nn.ModuleList)]
-    lists = [(path, found) for path, found in lists if ran.issuperset(found)]  # a part that sees or hears does not run
+    lists = [(path, list(found)) for path, found in backbone.named_modules() if isinstance(found, nn.ModuleList)]
+    # A part that sees or hears does not run, nor do blocks among the others that attend to what it finds.
+    lists = [(path, [block for block in found if block in ran]) for path, found in lists]
+    lists = [(path, found) for path, found in lists if found]
     if not lists:
-        raise _unsupported(name, "it has no list of decoder blocks that all run")
-    count = model.config.get_text_config().num_hidden_layers
+        raise _unsupported(name, "it has no list of decoder blocks")
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     # Of as many as the config has layers, which may mean something else, the outermost, and then the longest.
     _, blocks = min(lists, key=lambda item: (len(item[1]) != count, item[0].count("."), -len(item[1])))
     return Parts(backbone, embedding, tuple(blocks), unembedding)
@@ -170,6 +175,9 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
         )
     outputs, states = returned[:-1], kept[:-1]
     shapes = [tuple(hidden.shape) for hidden in states]
+    streams = states[-1].numel() // states[0].numel()
+    if streams > 1:
+        raise _unsupported(name, f"it has {streams} residual streams, not one: hidden states of the shape {shapes[-1]}")
     if len(set(shapes)) > 1:
         raise _unsupported(name, f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}")
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
@@ -179,8 +187,10 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
         raise _unsupported(name, "its logits do not follow from the last block's output alone")
     _check_gradients(name, parts)
     in_place = any(not torch.equal(hidden_of(output), state) for output, state in zip(outputs, states, strict=True))
-    skips = _runs_from_a_block(parts, items, states)
-    return Behaviour(items, skips and _shares_prefix(parts, items, states), skips, in_place)
+    way = _find_way(parts, states)
+    prefix = None if way == "whole" else Prefix.run(parts.backbone, _probe_ids(parts.embedding)[:1, :2], way)
+    skips = all(_runs_from_a_block(parts, items, states, before) for before in {None, prefix})
+    return Behaviour(items, way, skips, in_place)
 
 
 def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
@@ -190,37 +200,94 @@ def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def _shares_prefix(parts: Parts, items: int | None, states: list[Tensor]) -> bool:
+def _find_way(parts: Parts, states: list[Tensor]) -> Way:
+    """Return the cheapest way to run prompts that begin alike, of those that equal whole prompts."""
+    if _shares_prefix(parts, states[-1]):
+        return "shared"
+    expected = _suffix_of_probe(parts, None)
+    ways: tuple[Way, ...] = ("copied", "stepwise")
+    return next((way for way in ways if _continues(parts, way, expected)), "whole")
+
+
+def _shares_prefix(parts: Parts, expected: Tensor) -> bool:
     """Return True if a suffix, run on keys and values of the prefix, equals the whole prompt."""
     ids, seen = _probe_ids(parts.embedding), list[Tensor]()
     try:
-        cache = parts.backbone(input_ids=ids[:1, :2], use_cache=True).past_key_values
-        if any(layer.keys is None for layer in cache.layers) or len(cache.layers) < len(parts.blocks):
+        prefix = Prefix.run(parts.backbone, ids[:1, :2], "shared")
+        layers = prefix.cache.layers
+        if any(layer.keys is None for layer in layers) or len(layers) < len(parts.blocks):
             return False
         with observe(parts.blocks[-1], seen.append):
-            parts.backbone(input_ids=ids[:, 2:], past_key_values=share_cache(cache), use_cache=True)
+            run_after(prefix, parts.backbone, ids[:, 2:])
     except Exception:  # a cache of another kind may fail in any way
         return False
-    return _equal(seen[0], states[-1][:, 2:], root=3) and _runs_from_a_block(parts, items, states, cache)
+    return _equal(seen[0], expected[:, 2:], root=3)
 
 
-def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], cache: Cache | None = None) -> bool:
+def _continues(parts: Parts, way: Way, expected: tuple[Tensor, Tensor]) -> bool:
+    """Return True if suffixes, run on copies of the caches of prefixes, have the states and gradients of whole prompts.
+
+    Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. Errors must
+    be small beside those of a wrong prefix, too: a tolerance for half precision would let that pass.
+    """
+    ids, prefix = LONGER_PROBE.to(runs_on(parts.embedding)), None
+    try:
+        for start, end in itertools.pairwise((0, 5, 8, 9, 11)):
+            prefix = Prefix.run(parts.backbone, ids[: 1 if start == 0 else 2, start:end], way, prefix)
+            if end in (8, 11):
+                wrong = _suffix_of_probe(parts, prefix, swapped=True)
+                found = _suffix_of_probe(parts, prefix)
+                right = expected[0][:, end:], expected[1][:, end : end + 1]
+                if not all(map(_agrees, found, right, wrong)):
+                    return False
+    except Exception:  # as above
+        return False
+    return True
+
+
+def _agrees(found: Tensor, right: Tensor, wrong: Tensor) -> bool:
+    return _equal(found, right, root=3) and bool((found - right).norm() <= 0.1 * (wrong - right).norm())
+
+
+@torch.enable_grad()
+@torch.inference_mode(False)
+def _suffix_of_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False) -> tuple[Tensor, Tensor]:
+    """Run what follows a prefix in the longer probe, on two lanes for each of its prompts.
+
+    Returns the last states `(4, positions, hidden)`, and the gradient of the last one with respect to the embeddings
+    that are run in one call with the first one. If `swapped`, each suffix follows the prefix of the other prompt.
+    """
+    ids = LONGER_PROBE.to(runs_on(parts.embedding))[:, 0 if prefix is None else prefix.length :].repeat_interleave(2, 0)
+    roots, outputs = list[Tensor](), list[Tensor]()
+
+    def start_graph(hidden: Tensor) -> Tensor:
+        roots.append(hidden.detach().requires_grad_(True))
+        return roots[-1].clone()
+
+    offloaded = [module for module in parts.backbone.modules() if is_offloaded(module)]
+    with slim_graph(offloaded), replace(parts.embedding, start_graph), observe(parts.blocks[-1], outputs.append):
+        run_after(prefix, parts.backbone, ids.flip(0) if swapped else ids)
+    last = outputs[-1][:, -1]
+    cotangent = torch.linspace(1, 2, last.shape[-1], dtype=last.dtype, device=last.device)
+    (gradient,) = torch.autograd.grad(last, roots[0], cotangent.expand_as(last))
+    found = torch.cat(outputs, 1).detach(), gradient if prefix is None else gradient[:, :1]
+    return (found[0].flip(0), found[1].flip(0)) if swapped else found
+
+
+def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], prefix: Prefix | None) -> bool:
     """Return True if the last block, run without those before, gives what it gives after them."""
     ids, seen = _probe_ids(parts.embedding), list[Tensor]()
-    start = 0 if cache is None else 2
-    inputs = {"use_cache": False} if cache is None else {"past_key_values": share_cache(cache), "use_cache": True}
+    start = 0 if prefix is None else prefix.length
     before = [parts.embedding, *parts.blocks][-2]
-
-    def given(_: Tensor) -> Tensor:
-        return states[-2][:, start:].clone()
-
+    given = iter(pieces(states[-2][:, start:], prefix))
     try:
         parts.backbone(input_ids=ids.flip(1), use_cache=False)  # so that nothing of the right run is left in blocks
-        with observe(parts.blocks[-1], seen.append), skip(parts.blocks[:-1], items), replace(before, given):
-            parts.backbone(input_ids=ids[:, start:], **inputs)
+        with observe(parts.blocks[-1], seen.append), skip(parts.blocks[:-1], items):
+            with replace(before, lambda _: next(given).clone()):
+                run_after(prefix, parts.backbone, ids[:, start:])
     except Exception:  # a block may need something from those before
         return False
-    return _equal(seen[0], states[-1][:, start:], root=3)
+    return _equal(torch.cat(seen, 1), states[-1][:, start:], root=3)
 
 
 @torch.enable_grad()

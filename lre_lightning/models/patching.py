@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +13,10 @@ from torch.nn import functional
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.models.caches import select_prefixes, share_cache
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.memory import busy_rows, slim_graph
-
-if TYPE_CHECKING:
-    from transformers import Cache
+from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
+from lre_lightning.models.prefix import Prefix
 
 NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
 """Numbers (patched prompts times width of the hidden states) that keep a device busy."""
@@ -31,7 +27,7 @@ class _Group:
     """Prompts with equally many tokens before the subject's last one, and equally many from there on."""
 
     rows: Tensor  # indices of the prompts in the batch, int64 `(prompts,)`
-    cache: Cache | None  # keys and values of the tokens before the subject's last one
+    prefix: Prefix | None  # the tokens before the subject's last one
     suffix: Tensor  # token ids after those, `(prompts, suffix)`
     position: int  # index of the subject's last token in the suffix
     states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(prompts, suffix, hidden)`
@@ -60,7 +56,7 @@ class PromptBatch:
         if len(ids) and lm.shares_prefix:
             beginning = ids[:, : int(subject_position.min())]
             self._shared = int((beginning == beginning[0]).all(0).long().cumprod(0).sum())
-        self._context: Cache | None = lm.prefix_cache(ids[:1, : self._shared].flatten())
+        self._context: Prefix | None = lm.prefix(ids[:1, : self._shared])
 
     @classmethod
     def join(cls, batches: Sequence[PromptBatch]) -> PromptBatch:
@@ -96,7 +92,7 @@ class PromptBatch:
             return nothing, nothing[:, 0]
         last = self.lm.num_layers - 1
         suffix = self._ids[:, self._shared : int(self._last.max()) + 1]
-        found = self.lm.hidden_states(suffix, [*layers, last], share_cache(self._context))
+        found = self.lm.hidden_states(suffix, [*layers, last], self._context)
         rows, device = torch.arange(len(self), device=self._ids.device), self._ids.device
 
         def at(positions: Tensor, hidden: Tensor) -> Tensor:
@@ -151,16 +147,20 @@ class PromptBatch:
             at, values = rows[some].to(self._ids.device), subject[rows[some].to(subject.device)]
             places, lines = self._last[at, None] + 1 + order, torch.arange(len(at), device=at.device)
             ids = functional.pad(self._ids[at], (0, len(order))).scatter(1, places, tokens[some].to(at.device))
-            mentions = self._subject[at] - self._shared
+            mentions, start = self._subject[at] - self._shared, 0
 
             def put(hidden: Tensor) -> Tensor:
-                hidden = hidden.clone()
-                hidden[lines.to(hidden.device), mentions.to(hidden.device)] = values.to(hidden)
+                nonlocal start  # of the tokens that are run in one call
+                here = (mentions >= start) & (mentions < start + hidden.shape[1])
+                hidden, device = hidden.clone(), hidden.device
+                replaced = values[here.to(values.device)].to(hidden)
+                hidden[lines[here].to(device), mentions[here].to(device) - start] = replaced
+                start += hidden.shape[1]
                 return hidden
 
             self.lm.check_ids(ids[:, : int(places.max()) + 1])
             with replace(self.lm.module_at(layer), put):
-                output = self.lm(ids[:, self._shared : int(places.max()) + 1], share_cache(self._context))
+                output = self.lm(ids[:, self._shared : int(places.max()) + 1], self._context)
             return read(output[lines[:, None].to(output.device), (places - self._shared).to(output.device)], some)
 
         def work(chunk_size: int) -> Tensor:
@@ -201,6 +201,8 @@ class PromptBatch:
     def _run(self, runs: int, work: Callable[[int], Tensor]) -> Tensor:
         tokens = 1 if self.lm.shares_prefix else int(self._last.max()) + 1  # of those that a run takes anew
         busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, NUMBERS_AT_A_TIME, max(1, 64 // tokens))
+        copies = 0 if self._context is None else self._context.copy_bytes
+        busy = min(busy, rows_in_memory(self.lm.devices, copies) or busy)
         wanted = min(max(1, runs), self.lm.chunk_size or busy)
         return self.lm.chunk_sizes.run("patched prompts", wanted, work)
 
@@ -224,8 +226,8 @@ class PromptBatch:
         hidden = group.states[layer][prompts].repeat_interleave(variants, 0)
         hidden[:, group.position] = values.flatten(0, 1).to(hidden)
         ids = group.suffix[prompts].repeat_interleave(variants, 0)
-        cache = None if group.cache is None else share_cache(select_prefixes(group.cache, prompts))
-        output = self.lm.run_from(layer, hidden, ids, cache)[:, -1]
+        prefix = None if group.prefix is None else group.prefix.select(prompts)
+        output = self.lm.run_from(layer, hidden, ids, prefix)[:, -1]
         return output.reshape(count, variants, -1)
 
     @cached_property
@@ -235,11 +237,9 @@ class PromptBatch:
         for shape in shapes.unique(dim=0):
             rows = (shapes == shape).all(1).nonzero().flatten()
             subject, last = shape.tolist()
-            ids, cache = self._ids[rows], self._context
+            ids = self._ids[rows]
             run = subject if self.lm.shares_prefix else 0
-            if run > self._shared:
-                cache = self.lm.extend_cache(cache, ids[:, self._shared : run])
-            suffix = ids[:, run : last + 1]
-            states = self.lm.hidden_states(suffix, self.lm.layers, share_cache(cache))
-            groups.append(_Group(rows, cache, suffix, subject - run, states))
+            prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
+            states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
+            groups.append(_Group(rows, prefix, suffix, subject - run, states))
         return groups

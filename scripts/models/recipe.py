@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 WIDTH, BLOCKS, HEADS, VOCAB = 32, 4, 4, 97
 
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "n_embed", "embedding_size", "lru_width"), WIDTH),
-    **dict.fromkeys(("word_embed_proj_dim", "attention_hidden_size", "embedding_dim"), WIDTH),
+    **dict.fromkeys(("word_embed_proj_dim", "attention_hidden_size", "embedding_dim", "hidden_size_global"), WIDTH),
+    **dict.fromkeys(("adapter_in_dim", "adapter_input_size", "adapter_out_dim"), WIDTH),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), BLOCKS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
@@ -27,7 +30,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
     # Compressed keys and indexers.
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
-    **{"index_head_dim": 8, "index_n_heads": 2, "index_topk": 4, "num_nextn_predict_layers": 0},
+    **{"index_head_dim": 8, "index_n_heads": 16, "index_topk": 4, "num_nextn_predict_layers": 0},
     **{"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     # State spaces and linear attention.
     **dict.fromkeys(("mamba_d_state", "state_size", "mamba_chunk_size", "chunk_size"), 8),
@@ -43,14 +46,25 @@ PATTERNS = ("layer_types", "mlp_layer_types", "block_types", "layers_block_type"
 """Options that list the kind of every block."""
 
 CHANGES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2},
+    "bamba": {"attn_layer_indices": [1, 3], "attn_rotary_emb": 8},
+    "blt": {"encoder_hash_byte_group_vocab": 50, "patch_in_forward": False},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "dots3_note": {
+        "vision_config": {
+            **{"num_hidden_layers": 2, "mlp_layer_types": ["dense"] * 2, "num_attention_heads": HEADS},
+            **dict.fromkeys(("hidden_size", "intermediate_size", "adapter_in_dim", "adapter_out_dim"), WIDTH),
+        }
+    },
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
     "kimi_linear": {
         "linear_attn_config": {
             **{"kda_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 8, "num_heads": 4},
@@ -85,7 +99,12 @@ def tiny_model(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel
     config: Any = _config(CONFIG_MAPPING[kind], CHANGES.get(kind, {}))
     config._experts_implementation = "eager"  # torch's grouped products of experts do not support float64
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval().to(dtype)
+    if "decoder" in vars(config):  # models that write music: transformers would give it the whole configuration
+        decoder: Any = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])
+        model: PreTrainedModel = decoder(config.decoder)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
+    model.eval().to(dtype)
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     return model
@@ -95,6 +114,7 @@ def _config(cls: Any, changes: dict[str, Any]) -> Any:
     """Make a small configuration, also of those that it contains."""
     default = cls()
     inner = {name: value for name, value in vars(default).items() if isinstance(value, PretrainedConfig)}
+    inner = {name: value for name, value in inner.items() if name not in changes}
     small = {name: _config(type(value), changes).to_dict() for name, value in inner.items()}
     config = cls(**(_small(default) | small | changes))
     for one in (config, *(getattr(config, name) for name in inner)):

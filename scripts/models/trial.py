@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,37 +14,42 @@ from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 
-PROMPT = torch.arange(3, 11) * 7 % 97
-SUBJECT = 4
+PROMPT = torch.arange(3, 23) * 7 % 97  # longer than windows and chunks of state spaces
+SUBJECTS = (16, 19)  # several tokens, and one, are run after the prefix
 
 
 def largest_error(lm: LanguageModel) -> float:
-    """Return the largest relative error of s, do/ds and o with s replaced, at two layers."""
+    """Return the largest relative error of s, do/ds and o with s replaced, at two layers and of two subjects."""
     lm.chunk_size = 20  # which does not divide the width
-    result = prompt_jacobian(lm, PROMPT, SUBJECT, ["emb", 0])
+    return max(_largest_error(lm, subject) for subject in SUBJECTS)
+
+
+def _largest_error(lm: LanguageModel, at: int) -> float:
+    result = prompt_jacobian(lm, PROMPT, at, ["emb", 0])
     last = torch.tensor([len(PROMPT) - 1] * 2)
-    batch = PromptBatch(lm, PROMPT.expand(2, -1), torch.tensor([SUBJECT] * 2), last)
+    batch = PromptBatch(lm, PROMPT.expand(2, -1), torch.tensor([at] * 2), last)
     errors = []
     for layer, jacobian in result.jacobian.items():
-        subject = _plain_run(lm, layer)[0]
-        expected = torch.autograd.functional.jacobian(lambda s, at=layer: _plain_run(lm, at, s)[1], subject)
+        subject = _plain_run(lm, layer, at)[0]
+        run = partial(_plain_run, lm, layer, at)
+        expected = torch.autograd.functional.jacobian(lambda s, run=run: run(s)[1], subject)
         new = torch.randn(2, 3, lm.hidden_size, dtype=subject.dtype)
         with torch.no_grad():
-            output = _plain_run(lm, layer, new[1, 2])[1]
+            output = run(new[1, 2])[1]
         found = (result.subject[layer], jacobian, batch.patched(layer, new)[1, 2])
         errors += [_relative(one, other) for one, other in zip(found, (subject, expected, output), strict=True)]
     return max(errors)
 
 
-def _plain_run(lm: LanguageModel, layer: Layer, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _plain_run(lm: LanguageModel, layer: Layer, at: int, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Run the whole prompt by the model's own code, with s replaced if there is a value; return s and o."""
     seen: dict[str, Any] = {}
 
     def look(hidden: Tensor) -> Tensor:
-        seen["s"] = hidden[0, SUBJECT].detach().clone()
+        seen["s"] = hidden[0, at].detach().clone()
         if value is None:
             return hidden.clone()
-        return torch.cat([hidden[:, :SUBJECT], value[None, None].to(hidden), hidden[:, SUBJECT + 1 :]], 1)
+        return torch.cat([hidden[:, :at], value[None, None].to(hidden), hidden[:, at + 1 :]], 1)
 
     last = lm.module_at(lm.num_layers - 1)
     with replace(lm.module_at(layer), look), observe(last, lambda hidden: seen.update(o=hidden[0, -1].clone())):

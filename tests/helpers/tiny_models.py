@@ -101,7 +101,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+UNSHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("OpenAIGPT", _GPT2),
     "mamba": ("Mamba", {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 4}),
     "rwkv": ("Rwkv", {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "attention_hidden_size": WIDTH}),
@@ -135,13 +135,66 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
             "use_mamba_kernels": False,
         },
     ),
+    "mamba2": (
+        "Mamba2",
+        {
+            **_COMMON,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "state_size": 4,
+            "num_heads": 4,
+            "head_dim": 8,
+            "n_groups": 1,
+            "chunk_size": 4,
+        },
+    ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {
+            **_LLAMA,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 16,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "index_head_dim": 8,
+            "index_n_heads": 16,
+            "index_topk": 4,
+        },
+    ),
+    "gemma4_shared_keys": (
+        "Gemma4Text",
+        {
+            **_GEMMA2,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_kv_shared_layers": 1,
+            "global_head_dim": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 4,
+        },
+    ),
 }
-"""Families that no prefix can be shared in; their whole prompts are run for every lane."""
+"""Families without keys and values that prompts could share."""
+
+WAYS = {
+    **dict.fromkeys(UNSHARED, "copied"),
+    **dict.fromkeys(("mamba", "jamba"), "stepwise"),
+    **dict.fromkeys(("openai", "recurrent_gemma", "rwkv"), "whole"),
+    **dict.fromkeys(FAMILIES, "shared"),
+}
+"""How prompts that begin alike are run."""
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of the family, of width `WIDTH` with `LAYERS` blocks."""
-    prefix, options = (FAMILIES | WHOLE)[family]
+    prefix, options = (FAMILIES | UNSHARED)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**options, **changes})
     config._experts_implementation = "eager"  # torch's grouped products of experts do not support float64
     torch.manual_seed(seed)
@@ -195,6 +248,6 @@ class WideTorch(types.ModuleType):
 
 def widen_casts(monkeypatch: Any, family: str) -> None:
     """Make a family's modeling code compute in float64 where it casts to float32."""
-    config = getattr(transformers, f"{(FAMILIES | WHOLE)[family][0]}Config").__module__
+    config = getattr(transformers, f"{(FAMILIES | UNSHARED)[family][0]}Config").__module__
     monkeypatch.setattr(importlib.import_module(config.replace("configuration_", "modeling_")), "torch", WideTorch())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)

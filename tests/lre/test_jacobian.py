@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre import jacobian as engine
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
-from tests.helpers.tiny_models import FAMILIES, VOCAB, WHOLE, WIDTH, plain_output, tiny_model, widen_casts
+from lre_lightning.models.prefix import Prefix
+from tests.helpers.tiny_models import FAMILIES, UNSHARED, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 CASES = [
     *((family, position, torch.float64) for family in FAMILIES for position in (9, 13)),  # in the middle, at the end
     *((family, 0, torch.float64) for family in ("gpt2", "llama", "bloom")),  # with no token before it
-    *((family, 9, torch.float64) for family in WHOLE),
+    *((family, position, torch.float64) for family in UNSHARED for position in (9, 13)),
     *((family, 9, torch.float32) for family in ("gpt2", "gemma2")),
 ]
 
@@ -84,10 +84,9 @@ def test_a_prefix_cache_that_a_run_mutates_would_be_noticed(monkeypatch):
     """Without the copy of the cache, on purpose, the second chunk sees the first one's tokens."""
     lm = LanguageModel(tiny_model("llama"))
     right = prompt_jacobian(lm, PROMPT, 9).jacobian[0]
-    cache = lm.prefix_cache(PROMPT[:9])
+    cache = lm.prefix(PROMPT[None, :9]).cache
     cache.batch_repeat_interleave(WIDTH)
-    lm.prefix_cache = lambda _: cache
-    monkeypatch.setattr(engine, "share_cache", lambda cache: cache)
+    monkeypatch.setattr(Prefix, "inputs", lambda *_: {"past_key_values": cache, "use_cache": True})
     assert relative_error(prompt_jacobian(lm, PROMPT, 9).jacobian[0], right) < 1e-6
     assert relative_error(prompt_jacobian(lm, PROMPT, 9).jacobian[0], right) > 1e-3
 

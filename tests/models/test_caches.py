@@ -239,8 +239,8 @@ def test_a_graph_keeps_no_copies_of_the_prefix():
 
 def test_only_a_sliding_window_joins_what_grows():
     lm = LanguageModel(tiny_model("gemma3"))
-    context = lm.prefix_cache(torch.arange(9))  # longer than the window of 6
-    grown = lm.extend_cache(context, torch.tensor([[3, 50, 8], [60, 61, 9]]))
+    context = lm.prefix(torch.arange(9)[None])  # longer than the window of 6
+    grown = lm.prefix(torch.tensor([[3, 50, 8], [60, 61, 9]]), context).cache
     assert [isinstance(layer.keys, Joined) for layer in grown.layers] == [False, False, True]
     assert [layer.keys.shape[-2] for layer in grown.layers] == [5, 5, 12]  # a window of 6 sees 5 before
     assert grown.layers[2].keys.prefix.shape[0] == 1

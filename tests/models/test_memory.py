@@ -140,17 +140,17 @@ def check_same(found, expected):
 def test_lanes_follow_free_memory(monkeypatch):
     lm = LanguageModel(tiny_model("gpt2"))
     expected = prompt_jacobian(lm, PROMPT, 9)
-    monkeypatch.setattr(engine, "free_memory", lambda _: 0)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 0)
     result, seen = lanes_of(monkeypatch, lm)
     assert seen == [1]
     check_same(result, expected)
     (lane,) = lm.lane_bytes.values()
     for fit, lanes in ((2, 2), (5, 4), (11, 8), (16, 16)):  # sweeps are made equally large
-        monkeypatch.setattr(engine, "free_memory", lambda _, fit=fit: 4 * lane * fit + 3 * lane)
+        monkeypatch.setattr(memory, "free_memory", lambda _, fit=fit: 4 * lane * fit + 3 * lane)
         result, seen = lanes_of(monkeypatch, lm)
         assert seen == [lanes]
         check_same(result, expected)
-    monkeypatch.setattr(engine, "free_memory", lambda _: 0)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 0)
     lm.chunk_size = 8
     assert lanes_of(monkeypatch, lm)[1] == [8]  # a given size is not changed
 
@@ -158,7 +158,7 @@ def test_lanes_follow_free_memory(monkeypatch):
 @pytest.mark.parametrize(("free", "lanes"), [(None, 40), (2**50, 40), (0, 1)])
 def test_the_most_lanes(monkeypatch, free, lanes):
     lm = LanguageModel(tiny_model("gpt2", torch.float32, n_embd=80))
-    monkeypatch.setattr(engine, "free_memory", lambda _: free)
+    monkeypatch.setattr(memory, "free_memory", lambda _: free)
     monkeypatch.setattr(engine, "NUMBERS_AT_A_TIME", {"cpu": 40 * 80})
     assert lanes_of(monkeypatch, lm, layers=[1])[1] == [lanes]
 
@@ -204,7 +204,7 @@ def jacobian(lm):
 
 VALUES = torch.randn(1, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LIMITED = {
-    "hidden_states": (jacobian, "rows of a Jacobian"),
+    "states_by_piece": (jacobian, "rows of a Jacobian"),
     "run_from": (
         lambda lm: PromptBatch(lm, PROMPT[None], torch.tensor([8]), torch.tensor([13])).patched(1, VALUES),
         "patched prompts",
@@ -226,7 +226,7 @@ def test_work_continues_with_smaller_batches(monkeypatch, method):
     assert [size for size in sizes if size > 4] == [16, 8]  # no size is tried twice
     (warning,) = caught
     assert str(warning.message) == f"out of memory for 16 {kind} at a time: continuing with 4"
-    assert warning.filename == __file__ or method != "hidden_states"
+    assert warning.filename == __file__ or method != "states_by_piece"
     monkeypatch.undo()
     limit_batches(monkeypatch, method, 0)
     with pytest.raises(LREError, match=f"even for {kind} one at a time"):

@@ -229,12 +229,14 @@ class SharingBody(OwnBody):
             return super().forward(input_ids, **options)
 
 
-@pytest.mark.parametrize("body", [ForgetfulBody, SharingBody])
-def test_a_model_whose_suffixes_differ_from_whole_prompts_runs_those(own, body):
+@pytest.mark.parametrize(
+    ("body", "way", "skips"), [(OwnBody, "shared", True), (ForgetfulBody, "whole", True), (SharingBody, "shared", False)]
+)
+def test_a_model_runs_prompts_in_the_way_that_equals_whole_ones(own, body, way, skips):
     torch.manual_seed(0)
     own.body = body().double()
     lm = LanguageModel(own, parts=parts_of(own))
-    assert not lm.shares_prefix
+    assert (lm.way, lm._behaviour.skips) == (way, skips)
     check_runs(lm)
 
 

@@ -226,7 +226,7 @@ SPLITS = {
 
 @pytest.mark.parametrize(("family", "given"), [("gpt2", CPU), ("llama", FAR), ("gemma2", NEAR)], ids=str)
 def test_blocks_on_different_devices(monkeypatch, family, given):
-    monkeypatch.setattr(engine, "free_memory", lambda device: None)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
     expected = everything(LanguageModel(tiny_model(family)))
     model = split(tiny_model(family), SPLITS[family])
     with SplitDevices():
@@ -255,7 +255,7 @@ def fit_all(folders, root, lm):
 
 
 def test_a_whole_fit_on_several_devices(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "free_memory", lambda device: None)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
     folders = str(write_toy_model(tmp_path / "model")), str(write_toy_relations(tmp_path / "relations"))
     fitted, again, lenses = fit_all(folders, tmp_path / "plain", LanguageModel.from_pretrained(folders[0]))
     assert [record.scored for record in fitted.values()] == [True, True, False]
@@ -270,7 +270,7 @@ def test_lanes_follow_the_device_with_the_least_memory(monkeypatch):
     with SplitDevices():
         lm = LanguageModel(model)
         for free, lanes in (({NEAR: 2**40, FAR: 0}, 1), ({NEAR: 0, FAR: None}, 1), ({NEAR: 2**40, FAR: 2**40}, WIDTH)):
-            monkeypatch.setattr(engine, "free_memory", free.get)
+            monkeypatch.setattr(memory, "free_memory", free.get)
             assert min(WIDTH, engine._fitting_lanes(lm, torch.tensor([1, 2], device=NEAR), None, lm.layers)) == lanes
 
 

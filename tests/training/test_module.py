@@ -90,9 +90,10 @@ def test_estimate_gives_the_lre_of_a_fit(fitted, folders):
         assert alone.metadata() == lre.metadata()
 
 
-def test_a_fit_of_whole_prompts_gives_the_same_records(fitted, folders, tmp_path):
+@pytest.mark.parametrize("way", ["copied", "stepwise", "whole"])
+def test_a_fit_gives_the_same_records_in_every_way(fitted, folders, tmp_path, way):
     module = LREModule(folders[0], **GRID)
-    module.lm._behaviour = replace(module.lm._behaviour, shares_prefix=False)
+    module.lm._behaviour = replace(module.lm._behaviour, way=way)
     trainer_of(tmp_path).fit(module, datamodule=data_of(folders))
     assert module.records == fitted[0].records
 
