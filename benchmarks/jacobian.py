@@ -2,7 +2,7 @@
 
 * plain: `torch.autograd.functional.jacobian(vectorize=True)` of the whole prompt, layer by layer;
 * published: the same function of the suffix alone, with the context's keys and values computed once;
-* whole prompts: the engine as it runs LMs whose prompts cannot share a prefix;
+* copied prefix, stepwise, whole prompts: the engine as it runs LMs whose prompts cannot share a prefix;
 * floor: the engine's matrix products alone, in the same run.
 
 Run with `python -m benchmarks.jacobian`. On GPT-2 small's shape the loops are measured on a part and extrapolated;
@@ -21,9 +21,11 @@ from torch import Tensor
 from benchmarks.common import CONTEXT, Products, Prompt, demo_prompts, gpt2_small, random_prompts, table, timed
 from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.models.caches import share_cache
 from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.prefix import Way
+
+OTHER_WAYS: dict[Way, str] = {"copied": "copied prefix", "stepwise": "stepwise", "whole": "whole prompts"}
 
 FLOOR_PROMPTS = 4
 """Number of measurements of the floor of the first prompt."""
@@ -32,10 +34,10 @@ FLOOR_PROMPTS = 4
 def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cache: bool) -> Tensor:
     """Compute the Jacobian at one layer, running the whole model with its unembedding, as the published code does."""
     ids, position = prompt
-    cache = lm.prefix_cache(ids[:position]) if from_cache else None
+    prefix = lm.prefix(ids[None, :position]) if from_cache else None
     ids, position = (ids[position:], 0) if from_cache else (ids, position)
     with torch.no_grad():
-        subject = lm.hidden_states(ids[None], [layer], share_cache(cache))[layer][0, position]
+        subject = lm.hidden_states(ids[None], [layer], prefix)[layer][0, position]
 
     def run(value: Tensor) -> Tensor:
         def put(hidden: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cach
 
         seen: list[Tensor] = []
         with replace(lm.module_at(layer), put), observe(lm.module_at(lm.num_layers - 1), seen.append):
-            lm.model(input_ids=ids[None], past_key_values=share_cache(cache), use_cache=from_cache)
+            lm.model(input_ids=ids[None], **({"use_cache": False} if prefix is None else prefix.inputs(1)))
         return seen[0][0, -1]
 
     found: Tensor = torch.autograd.functional.jacobian(run, subject, vectorize=True)
@@ -63,8 +65,8 @@ def compare(
 ) -> list[list[str]]:
     """Return rows of the table; the loops run on some prompts, the plain one at some layers, and are extrapolated."""
     prompt_jacobian(lm, *prompts[0])
-    engine, floor, cached, whole, unshared = 0.0, 0.0, 0.0, 0.0, 0.0
-    behaviour = lm._behaviour
+    engine, floor, cached, whole = 0.0, 0.0, 0.0, 0.0
+    behaviour, unshared = lm._behaviour, dict.fromkeys(OTHER_WAYS, 0.0)
     for index, prompt in enumerate(prompts):
         seconds, found = timed(prompt_jacobian, lm, *prompt)
         engine += seconds
@@ -74,12 +76,14 @@ def compare(
         if index < FLOOR_PROMPTS:
             floor += products.seconds() * len(prompts) / min(FLOOR_PROMPTS, len(prompts))
         if index < published:
-            lm._behaviour = change(behaviour, shares_prefix=False)
-            seconds, alone = timed(prompt_jacobian, lm, *prompt)
+            for way in OTHER_WAYS:
+                lm._behaviour = change(behaviour, way=way)
+                seconds, other = timed(prompt_jacobian, lm, *prompt)
+                unshared[way] += seconds * len(prompts) / published
+                for layer in lm.layers:
+                    assert_equal(found.jacobian[layer], other.jacobian[layer], layer)
             lm._behaviour = behaviour
-            unshared += seconds * len(prompts) / published
             for layer in lm.layers:
-                assert_equal(found.jacobian[layer], alone.jacobian[layer], layer)
                 seconds, expected = timed(layer_jacobian, lm, prompt, layer, from_cache=True)
                 cached += seconds * len(prompts) / published
                 assert_equal(found.jacobian[layer], expected, layer)
@@ -105,7 +109,7 @@ def compare(
     return [
         [shape, "engine", f"{engine:.2f}", "1", f"{engine / floor:.2f}"],
         ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
-        row(f"whole prompts{star}", unshared, 1),
+        *(row(f"{name}{star}", unshared[way], 1) for way, name in OTHER_WAYS.items()),
         row(f"published{star}", cached, 1),
         row(f"plain{partly}", whole, 0),
     ]

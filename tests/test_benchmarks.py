@@ -21,7 +21,8 @@ def lm():
 
 def test_jacobians_are_compared_and_timed(lm):
     rows = jacobian.compare(lm, PROMPTS, 2, [1], 1)
-    assert [row[1] for row in rows] == ["engine", "floor", "whole prompts", "published", "plain*"]
+    others = ["copied prefix", "stepwise", "whole prompts", "published", "plain*"]
+    assert [row[1] for row in rows] == ["engine", "floor", *others]
     assert all(float(row[2]) >= 0 for row in rows)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,6 @@ class Behaviour:
     way: Way
     skips: bool
     in_place: bool
-
-
-LONGER_PROBE = torch.tensor([[0, 1, 2, 3, 1, 3, 0, 2, 2, 0, 3, 1], [0, 1, 2, 3, 1, 0, 3, 3, 1, 2, 2, 0]])
-"""Two prompts with five tokens in common, on which copied caches are tried; convolutions reach over several tokens."""
 
 
 def context_length(model: nn.Module) -> int | None:
@@ -201,12 +197,20 @@ def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
 
 
 def _find_way(parts: Parts, states: list[Tensor]) -> Way:
-    """Return the cheapest way to run prompts that begin alike, of those that equal whole prompts."""
+    """Return the cheapest way to run prompts that begin alike, of those that equal whole prompts.
+
+    One token at a time is what caches are made for. Several at a time must draw on all that this draws on: models
+    without code for it ignore a state, which may change little.
+    """
     if _shares_prefix(parts, states[-1]):
         return "shared"
-    expected = _suffix_of_probe(parts, None)
-    ways: tuple[Way, ...] = ("copied", "stepwise")
-    return next((way for way in ways if _continues(parts, way, expected)), "whole")
+    one_by_one = _used_states(parts, "stepwise")
+    if one_by_one is None:
+        return "whole"
+    together = _used_states(parts, "copied")
+    if together is None or any(one and not other for one, other in zip(one_by_one, together, strict=True)):
+        return "stepwise"
+    return "copied"
 
 
 def _shares_prefix(parts: Parts, expected: Tensor) -> bool:
@@ -224,40 +228,50 @@ def _shares_prefix(parts: Parts, expected: Tensor) -> bool:
     return _equal(seen[0], expected[:, 2:], root=3)
 
 
-def _continues(parts: Parts, way: Way, expected: tuple[Tensor, Tensor]) -> bool:
-    """Return True if suffixes, run on copies of the caches of prefixes, have the states and gradients of whole prompts.
+@torch.inference_mode(False)
+@torch.no_grad()
+def _used_states(parts: Parts, way: Way) -> list[bool] | None:
+    """Return which tensors of a prefix's cache a suffix of several tokens draws on, None if runs of prefixes are wrong.
 
-    Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. Errors must
-    be small beside those of a wrong prefix, too: a tolerance for half precision would let that pass.
+    Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. States and
+    gradients must equal those of whole prompts; errors must be small beside those of a wrong prefix, too.
     """
-    ids, prefix = LONGER_PROBE.to(runs_on(parts.embedding)), None
+    prefix, used, weight = None, list[bool](), cast(Tensor, parts.embedding.weight)
+    tolerance = max(1e-4, 8 * torch.finfo(weight.dtype).eps)  # many models compute parts in float32 in any dtype
     try:
-        for start, end in itertools.pairwise((0, 5, 8, 9, 11)):
-            prefix = Prefix.run(parts.backbone, ids[: 1 if start == 0 else 2, start:end], way, prefix)
-            if end in (8, 11):
-                wrong = _suffix_of_probe(parts, prefix, swapped=True)
-                found = _suffix_of_probe(parts, prefix)
-                right = expected[0][:, end:], expected[1][:, end : end + 1]
-                if not all(map(_agrees, found, right, wrong)):
-                    return False
-    except Exception:  # as above
-        return False
-    return True
+        whole, whole_gradients, _ = _run_probe(parts, None)
+        for start, end in itertools.pairwise((0, 20, 23, 24, 26)):
+            ids = _longer_probe(parts.embedding)[: 1 if start == 0 else 2, start:end]
+            prefix = Prefix.run(parts.backbone, ids, way, prefix)
+            if end in (23, 26):
+                wrong = _run_probe(parts, prefix, swapped=True)
+                *found, drawn_on = _run_probe(parts, prefix)
+                right = whole[:, end:], whole_gradients[:, end : end + 1]
+                if not all(map(partial(_agrees, tolerance), found, right, wrong)):
+                    return None
+                used = used or drawn_on
+    except Exception:  # a cache of another kind may fail in any way
+        return None
+    return used
 
 
-def _agrees(found: Tensor, right: Tensor, wrong: Tensor) -> bool:
-    return _equal(found, right, root=3) and bool((found - right).norm() <= 0.1 * (wrong - right).norm())
+def _agrees(tolerance: float, found: Tensor, right: Tensor, wrong: Tensor) -> bool:
+    """Return True if the error is small beside the result, and beside that of a wrong prefix."""
+    found, right, wrong = found.float(), right.float(), wrong.float()
+    return bool((found - right).norm() < min(tolerance * right.norm(), 0.1 * (wrong - right).norm()))
 
 
 @torch.enable_grad()
 @torch.inference_mode(False)
-def _suffix_of_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False) -> tuple[Tensor, Tensor]:
+def _run_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False) -> tuple[Tensor, Tensor, list[bool]]:
     """Run what follows a prefix in the longer probe, on two lanes for each of its prompts.
 
-    Returns the last states `(4, positions, hidden)`, and the gradient of the last one with respect to the embeddings
-    that are run in one call with the first one. If `swapped`, each suffix follows the prefix of the other prompt.
+    If `swapped`, each suffix follows the prefix of the other prompt. Returns the last states `(4, positions, hidden)`,
+    the gradient of the last one with respect to the embeddings that are run in one call with the first, and for each
+    tensor of the prefix's cache whether its gradient is not zero.
     """
-    ids = LONGER_PROBE.to(runs_on(parts.embedding))[:, 0 if prefix is None else prefix.length :].repeat_interleave(2, 0)
+    ids = _longer_probe(parts.embedding)[:, 0 if prefix is None else prefix.length :].repeat_interleave(2, 0)
+    states = [] if prefix is None else [tensor.requires_grad_(True) for tensor in prefix.tensors()]
     roots, outputs = list[Tensor](), list[Tensor]()
 
     def start_graph(hidden: Tensor) -> Tensor:
@@ -268,10 +282,19 @@ def _suffix_of_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False)
     with slim_graph(offloaded), replace(parts.embedding, start_graph), observe(parts.blocks[-1], outputs.append):
         run_after(prefix, parts.backbone, ids.flip(0) if swapped else ids)
     last = outputs[-1][:, -1]
-    cotangent = torch.linspace(1, 2, last.shape[-1], dtype=last.dtype, device=last.device)
-    (gradient,) = torch.autograd.grad(last, roots[0], cotangent.expand_as(last))
+    cotangent = torch.linspace(1, 2, last.shape[-1], dtype=last.dtype, device=last.device).expand_as(last)
+    gradient, *drawn_on = torch.autograd.grad(last, [roots[0], *states], cotangent, materialize_grads=True)
     found = torch.cat(outputs, 1).detach(), gradient if prefix is None else gradient[:, :1]
-    return (found[0].flip(0), found[1].flip(0)) if swapped else found
+    result = [one.flip(0) if swapped else one for one in found]
+    return result[0], result[1], [bool(one.any()) for one in drawn_on]
+
+
+def _longer_probe(embedding: nn.Module) -> Tensor:
+    """Return two prompts of 27 tokens that differ in the last seven; a prefix of a few would hide a wrong position."""
+    weight: Any = embedding.weight
+    ids = torch.arange(54).view(2, 27) * 5 % min(23, len(weight))
+    ids[1, :20] = ids[0, :20]
+    return ids.to(runs_on(embedding))
 
 
 def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], prefix: Prefix | None) -> bool:

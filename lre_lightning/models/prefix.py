@@ -74,10 +74,18 @@ class Prefix:
     @property
     def copy_bytes(self) -> int:
         """Bytes of the copy that every prompt of a run gets."""
-        sizes = [0]
-        if self.way != "shared":
-            _mapped(self.cache, lambda tensor: sizes.append(tensor.nbytes) or tensor)  # type: ignore[func-returns-value]
-        return sum(sizes) // self.count
+        return 0 if self.way == "shared" else sum(tensor.nbytes for tensor in self.tensors()) // self.count
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of the cache that hold something of each prefix, which is what copies consist of."""
+        found: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append(tensor.values if isinstance(tensor, State) else tensor)
+            return tensor
+
+        _mapped(self.cache, note)
+        return [tensor for tensor in found if tensor.ndim and len(tensor) == self.count and tensor.is_floating_point()]
 
     def _copied(self, prompts: int) -> Any:
         rows = torch.arange(self.count).repeat_interleave(prompts // self.count)

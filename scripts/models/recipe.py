@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
     # Compressed keys and indexers.
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
-    **{"index_head_dim": 8, "index_n_heads": 16, "index_topk": 4, "num_nextn_predict_layers": 0},
+    **{"index_head_dim": 8, "index_n_heads": 16, "index_topk": 32, "num_nextn_predict_layers": 0},
     **{"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     # State spaces and linear attention.
     **dict.fromkeys(("mamba_d_state", "state_size", "mamba_chunk_size", "chunk_size"), 8),
@@ -74,6 +74,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "longcat_flash": {"num_hidden_layers": 8, "head_dim": 8},
     "mamba2": {"num_heads": 4, "head_dim": 16},
+    "moshi": {"sliding_window": 64},  # which transformers applies to cached keys alone: see docs/models.md
     "qwen4_exp_text": {
         **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
         **{"indexer_budget": 16, "indexer_compress_ratio": 2},

@@ -12,12 +12,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from lre_lightning.models.caches import _METADATA, Joined
+from lre_lightning.models.prefix import State
 
 NEAR, FAR = torch.device("cuda:0"), torch.device("cuda:1")
 CPU = torch.device("cpu")
 
 
 def device_of(tensor):
+    if isinstance(tensor, State):
+        return device_of(tensor.values)
     return device_of(tensor.own) if isinstance(tensor, Joined) else getattr(tensor, "claimed", CPU)
 
 
@@ -35,6 +38,9 @@ class SplitDevices(TorchFunctionMode):
         kwargs = kwargs or {}
         if function == Tensor.device.__get__:
             return device_of(args[0])
+        if State in types and function not in _METADATA:
+            with self:
+                return State.__torch_function__(function, types, args, kwargs)
         if Joined in types and function not in _METADATA:
             with self:
                 return Joined.__torch_function__(function, types, args, kwargs)

@@ -166,7 +166,7 @@ UNSHARED: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
             "index_head_dim": 8,
             "index_n_heads": 16,
-            "index_topk": 4,
+            "index_topk": 32,
         },
     ),
     "gemma4_shared_keys": (

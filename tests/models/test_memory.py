@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from lre_lightning.models import memory
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import ChunkSizes, free_memory
 from lre_lightning.models.patching import PromptBatch
-from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
+from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
@@ -203,6 +204,22 @@ def jacobian(lm):
 
 
 VALUES = torch.randn(1, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+@pytest.mark.parametrize("way", ["shared", "copied"])
+def test_runs_follow_the_memory_that_copies_of_the_prefix_take(monkeypatch, way):
+    lm = LanguageModel(tiny_model("llama"))
+    lm._behaviour = replace(lm._behaviour, way=way)
+    batch, sizes, run_from = PromptBatch(lm, PROMPT[None], torch.tensor([8]), torch.tensor([13])), [], lm.run_from
+    monkeypatch.setattr(lm, "run_from", lambda *given: sizes.append(len(given[1])) or run_from(*given))
+    copy_bytes = 2 * LAYERS * 8 * (WIDTH // 2) * 8  # keys and values of 8 tokens in float64, of half as many heads
+    assert lm.prefix(PROMPT[None, :8]).copy_bytes == (copy_bytes if way == "copied" else 0)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 4 * copy_bytes * 5)
+    expected = PromptBatch(lm, PROMPT[None], torch.tensor([8]), torch.tensor([13])).patched(1, VALUES)
+    assert sizes == ([5, 5, 5, 1] if way == "copied" else [16])
+    monkeypatch.setattr(memory, "free_memory", lambda _: None)
+    torch.testing.assert_close(batch.patched(1, VALUES), expected)
+    assert sizes[-1] == 16
+
+
 LIMITED = {
     "states_by_piece": (jacobian, "rows of a Jacobian"),
     "run_from": (
