@@ -172,7 +172,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     outputs, states = returned[:-1], kept[:-1]
     shapes = [tuple(hidden.shape) for hidden in states]
     streams = states[-1].numel() // states[0].numel()
-    if streams > 1:
+    if streams > 1 and shapes[-1][-1] == shapes[0][-1]:
         raise _unsupported(name, f"it has {streams} residual streams, not one: hidden states of the shape {shapes[-1]}")
     if len(set(shapes)) > 1:
         raise _unsupported(name, f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}")
@@ -305,9 +305,9 @@ def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], pr
     given = iter(pieces(states[-2][:, start:], prefix))
     try:
         parts.backbone(input_ids=ids.flip(1), use_cache=False)  # so that nothing of the right run is left in blocks
-        with observe(parts.blocks[-1], seen.append), skip(parts.blocks[:-1], items):
-            with replace(before, lambda _: next(given).clone()):
-                run_after(prefix, parts.backbone, ids[:, start:])
+        states_before = replace(before, lambda _: next(given).clone())
+        with states_before, observe(parts.blocks[-1], seen.append), skip(parts.blocks[:-1], items):
+            run_after(prefix, parts.backbone, ids[:, start:])
     except Exception:  # a block may need something from those before
         return False
     return _equal(torch.cat(seen, 1), states[-1][:, start:], root=3)

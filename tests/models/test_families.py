@@ -190,7 +190,7 @@ def test_the_options_of_a_family_change_its_tiny_model(family, change):
         ("minimax", "works, copied prefix"),  # with states beside the layers of its cache
         ("xlstm", "works, whole prompts"),
         ("bert", "refused: its hidden states depend on later tokens, so it is not a decoder-only LM"),
-        ("deepseek_v4", "refused: its token embeddings have the shape (2, 4, 32) and its hidden states (2, 4, 4, 32)"),
+        ("deepseek_v4", "refused: it has 4 residual streams, not one: hidden states of the shape (2, 4, 4, 32)"),
     ],
 )
 def test_the_table_of_all_types_says_what_a_tiny_model_does(kind, outcome):

@@ -204,6 +204,8 @@ def jacobian(lm):
 
 
 VALUES = torch.randn(1, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
 @pytest.mark.parametrize("way", ["shared", "copied"])
 def test_runs_follow_the_memory_that_copies_of_the_prefix_take(monkeypatch, way):
     lm = LanguageModel(tiny_model("llama"))

@@ -37,7 +37,7 @@ REFUSED = {
     "its token embeddings have the shape (2, 4, 8) and its hidden states (2, 4, 16)": [
         ("OPTForCausalLM", {"word_embed_proj_dim": 8, "do_layer_norm_before": False})  # as in OPT-350M
     ],
-    "its token embeddings have the shape (2, 4, 16) and its hidden states (4, 2, 4, 16)": [
+    "it has 4 residual streams, not one: hidden states of the shape (4, 2, 4, 16)": [
         (
             "Gemma3nForCausalLM",
             {
@@ -230,7 +230,8 @@ class SharingBody(OwnBody):
 
 
 @pytest.mark.parametrize(
-    ("body", "way", "skips"), [(OwnBody, "shared", True), (ForgetfulBody, "whole", True), (SharingBody, "shared", False)]
+    ("body", "way", "skips"),
+    [(OwnBody, "shared", True), (ForgetfulBody, "whole", True), (SharingBody, "shared", False)],
 )
 def test_a_model_runs_prompts_in_the_way_that_equals_whole_ones(own, body, way, skips):
     torch.manual_seed(0)
