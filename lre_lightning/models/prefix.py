@@ -81,7 +81,7 @@ class Prefix:
         found: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
-            found.append(tensor.values if isinstance(tensor, State) else tensor)
+            found.append(tensor.held if isinstance(tensor, State) else tensor)
             return tensor
 
         _mapped(self.cache, note)
@@ -94,7 +94,8 @@ class Prefix:
 
 def pieces(states: Tensor, prefix: Prefix | None) -> tuple[Tensor, ...]:
     """Split token ids or hidden states `(prompts, positions, …)` that follow a prefix into those of one call."""
-    return states.split(1 if prefix is not None and prefix.way == "stepwise" else states.shape[1], 1)
+    count = 1 if prefix is not None and prefix.way == "stepwise" else states.shape[1]
+    return tuple(states.split(count, 1))  # type: ignore[no-untyped-call]
 
 
 def run_after(prefix: Prefix | None, backbone: nn.Module, ids: Tensor) -> None:
@@ -129,23 +130,23 @@ class State(Tensor):
     """A tensor of a cache: where the LM copies new values into it, they replace the old ones, which a graph may need.
 
     Attributes:
-        values: The values that every other operation gets.
+        held: The values that every other operation gets.
     """
 
-    values: Tensor
+    held: Tensor
 
     def __new__(cls, values: Tensor) -> State:
         """Wrap the values."""
         state: State = Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype, device=values.device)
-        state.values = values
+        state.held = values
         return state
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Apply `func` to the values, or replace them by changed ones."""
-        plain, options = tree_map(lambda one: one.values if isinstance(one, State) else one, (args, kwargs or {}))
+        plain, options = tree_map(lambda one: one.held if isinstance(one, State) else one, (args, kwargs or {}))
         if func is Tensor.copy_ and isinstance(args[0], State):
-            args[0].values = plain[1].to(plain[0]).expand_as(plain[0])
+            args[0].held = plain[1].to(plain[0]).expand_as(plain[0])
             return args[0]
         return func(*plain, **options)
 

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def device_of(tensor):
     if isinstance(tensor, State):
-        return device_of(tensor.values)
+        return device_of(tensor.held)
     return device_of(tensor.own) if isinstance(tensor, Joined) else getattr(tensor, "claimed", CPU)
 
 
