@@ -95,7 +95,7 @@ class Prefix:
 def pieces(states: Tensor, prefix: Prefix | None) -> tuple[Tensor, ...]:
     """Split token ids or hidden states `(prompts, positions, …)` that follow a prefix into those of one call."""
     count = 1 if prefix is not None and prefix.way == "stepwise" else states.shape[1]
-    return tuple(states.split(count, 1))  # type: ignore[no-untyped-call]
+    return tuple(states.split(count, 1))
 
 
 def run_after(prefix: Prefix | None, backbone: nn.Module, ids: Tensor) -> None:
