@@ -74,7 +74,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "longcat_flash": {"num_hidden_layers": 8, "head_dim": 8},
     "mamba2": {"num_heads": 4, "head_dim": 16},
-    "moshi": {"sliding_window": 64},  # which transformers applies to cached keys alone: see docs/models.md
+    "moshi": {"sliding_window": 64},  # which transformers applies to cached keys alone
     "qwen4_exp_text": {
         **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
         **{"indexer_budget": 16, "indexer_compress_ratio": 2},
