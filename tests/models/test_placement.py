@@ -109,7 +109,7 @@ def test_every_way_gives_the_same_results_with_an_offloaded_block(tmp_path, fami
     assert lm.offloaded
     assert plain.way == WAYS[family]
     assert lm.way in (plain.way, "whole")  # what accelerate does to an offloaded block may not go with its cache
-    check_same(lm, plain, everything(plain))
+    check_equal(everything(lm), everything(plain), rtol=1e-6, atol=1e-6)  # Mamba computes parts in float32
 
 
 def test_weights_that_exceed_max_memory_go_to_the_disk(saved):
