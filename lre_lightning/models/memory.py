@@ -134,8 +134,8 @@ def slim_graph(offloaded: Sequence[nn.Module], note: Callable[[Tensor], None] | 
         start = tensor.untyped_storage().data_ptr()
         for name, weight in running[-1].named_parameters() if running else ():
             if not weight.is_meta and weight.untyped_storage().data_ptr() == start:
-                offset = int(tensor.storage_offset() - weight.storage_offset())
-                return _Reloaded(running[-1], name, tensor.size(), tensor.stride(), offset)
+                offset, (owner, _, own) = int(tensor.storage_offset() - weight.storage_offset()), name.rpartition(".")
+                return _Reloaded(running[-1].get_submodule(owner), own, tensor.size(), tensor.stride(), offset)
         if note is not None:
             note(tensor)
         return tensor
