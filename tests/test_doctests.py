@@ -30,6 +30,7 @@ def test_there_are_doctests():
 @pytest.mark.parametrize("name", list(module_names()))
 def test_doctests(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # examples may write files
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)  # and name bundled relations
     module = importlib.import_module(name)
     failed, attempted = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert attempted, f"{name} holds '>>>' where doctest does not look"

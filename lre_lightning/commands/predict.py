@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class Predict(FromCheckpoint):
     """Show what an LM knows about the subjects of texts.
 
-    With --table the answers about any number of texts go to a table instead of pictures: a row per text and relation,
-    with the answers at the subject and the LM's own next token.
+    With --table, answers about the subjects of any number of texts go to a table, beside the LM's own next token.
     """
 
     name = "predict"
@@ -41,13 +40,13 @@ class Predict(FromCheckpoint):
         add_ckpt_path(parser, "take the LREs from")
         add_weights_only(parser)
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
-        file = "file with a text per line, or table or data set of texts, which may have columns subject and relation"
+        file = "file with a text per line, or a table or data set, perhaps with columns subject and relation"
         parser.add_argument("--file", type=str | None, default=None, help=file)
         parser.add_argument("--text_column", type=str, default="text", help="column of texts in a table or data set")
         parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
         subject = "print what is read at this part of each text; by default where the relation's lens is most certain"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
-        jlens = "Jacobian lens to look through as well: a file, a folder or a hub name; without a checkpoint alone"
+        jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
         table = "write the answers to this .csv or .jsonl file; the same command continues it"
         parser.add_argument("--table", type=str | None, default=None, help=table)

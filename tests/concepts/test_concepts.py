@@ -196,7 +196,8 @@ def test_states_of_objects_of_several_tokens(monkeypatch, object_layer, tokens):
         torch.testing.assert_close(found.subject[row], states[0][0, 1])
 
 
-def test_estimate_predict_and_steer(lm, tmp_path):
+def test_estimate_predict_and_steer(lm, tmp_path, monkeypatch):
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     concepts = estimate_concepts(lm, "object superclass", 2, n_shot=3, jacobians=5, object_layer=4)
     assert concepts.rank == 16
     train = dict(concepts.origin.train)

@@ -1,5 +1,7 @@
 """Texts before and after the edits of a fit, against the LM's own `generate` with a hook of this test."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.training.module import LREModule
+from lre_lightning.training.options import Fitting
 from tests.helpers import toy
 from tests.training.test_module import trainer_of
 
@@ -56,7 +59,6 @@ def test_generations_of_a_fit_are_those_of_the_lm_with_a_hook(toy_relations, tmp
         assert TrialRecord.from_plain(record.plain()) == record
 
 
-def test_an_lm_that_does_not_generate_is_refused_at_once(random_toy, monkeypatch):
-    monkeypatch.setattr(random_toy, "model", random_toy.model.model)  # without its unembedding
-    with pytest.raises(LREError, match="has no method `generate`: leave generations out"):
-        LREModule(random_toy, fitting={"generations": 1})
+def test_an_lm_that_does_not_generate_is_refused_at_once():
+    with pytest.raises(LREError, match="toy has no method `generate`: leave generations out"):
+        Fitting(generations=1).check_choices(SimpleNamespace(model=torch.nn.Identity(), name="toy"))
