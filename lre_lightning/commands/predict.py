@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Predict(FromCheckpoint):
     """Show what an LM knows about the subjects of texts.
 
-    With --table, answers about the subjects of any number of texts go to a table, beside the LM's own next token.
+    With --table, answers about any number of texts go to a table, beside the LM's own next token.
     """
 
     name = "predict"
