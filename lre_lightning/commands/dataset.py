@@ -72,7 +72,7 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
     indices = range(len(data.schedule))
     for index in track(indices, "Known facts", console=console, disable=not console.is_terminal):
         trial = data.trial(index)
-        record = replace(new_record(trial, data, len(trial.test_asked), known=0), model=lm.name)
+        record = replace(new_record(trial, data, len(trial.test_asked), known=0), model=lm.label)
         earlier = done.get(record.key)
         if earlier is None or (earlier.train, earlier.digest) != (record.train, record.digest):
             batches = data.val_dataloader([index])

@@ -1,13 +1,13 @@
-"""The subcommand ``evaluate``: the paper's whole evaluation of one LM.
+"""The subcommand ``evaluate``: the paper's whole evaluation of one LM, or the main fits of several.
 
 A main fit is followed by fits at other n, with other templates, and without relation-specific text. Each is an ordinary
 fit in a folder of its own, which a second call resumes or leaves alone. The later fits use the main fit's layers and
-ranks.
+ranks. Of several LMs, such as the checkpoints of a training, each has its main fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from lre_lightning.commands.fit import try_folders
 from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
+from lre_lightning.models.loading import locate
 from lre_lightning.options import vary
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
+from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.locks import FolderLock
 from lre_lightning.training.module import LREModule
@@ -60,6 +62,7 @@ class Evaluate(Command):
 
     Fits in folders of their own below --trainer.default_root_dir: a main fit (grid search over layers, ranks and betas,
     with baselines and line integrals), then fits at other n, with other templates, and without relation-specific text.
+    With --models or --revisions, the main fits of several LMs, one after another, and a report that compares them.
     The same command resumes an evaluation that was stopped. Relations can be split over several jobs by
     --data.relations, each with a --trainer.default_root_dir of its own: `lre report` merges them.
     """
@@ -75,6 +78,10 @@ class Evaluate(Command):
         parser.add_argument("--templates", type=bool, default=True, help=templates)
         bare = 'fit without relation-specific text too, with the template {} alone (figure "mode-switch")'
         parser.add_argument("--bare", type=bool, default=True, help=bare)
+        models = "evaluate these LMs in place of --model.name_or_path: hub names or folders, main fits alone"
+        parser.add_argument("--models", type=list[str], default=[], help=models)
+        revisions = "evaluate these revisions of --model.name_or_path on the hub, main fits alone"
+        parser.add_argument("--revisions", type=list[str], default=[], help=revisions)
         # The paper's figures and tables need baselines and line integrals, and a fit alone does not. The records then
         # differ from a fit's, and one report cannot have both: an evaluation has a folder of its own.
         fitting = {"baselines": True, "line_integrals": 10, "generations": 1, "measures": True}
@@ -83,13 +90,19 @@ class Evaluate(Command):
 
     @override
     def check(self, line: LRECommandLine) -> None:
-        try_folders(Path(line.options.trainer.default_root_dir or "."), line.options.model.fitting.lre_dir)
+        options = line.options
+        try_folders(Path(options.trainer.default_root_dir or "."), options.model.fitting.lre_dir)
+        for setting in several(options.model.name_or_path, options.models, options.revisions)[:1]:
+            for section in ("model", "data"):
+                for name, value in getattr(setting, section).items():
+                    options[f"{section}.{name}"] = value  # the LM that is loaded first
 
     @override
     def run(self, line: LRECommandLine) -> None:
         from lre_lightning.report.page import make_report
 
         root, options = Path(line.trainer.default_root_dir), line.options
+        settings = several(options.model.name_or_path, options.models, options.revisions)
         lock = FolderLock(root)
 
         def begin() -> None:
@@ -101,11 +114,82 @@ class Evaluate(Command):
             return line.trainer_for(root / setting.name, setting.model, setting.data, begin)
 
         try:
-            evaluate(line.model, line.datamodule, make_trainer, options.n_shots, options.templates, options.bare)
+            if settings:
+                evaluate_several(line.model, line.datamodule, make_trainer, settings)
+            else:
+                evaluate(line.model, line.datamodule, make_trainer, options.n_shots, options.templates, options.bare)
             if line.trainer.is_global_zero:
                 print(f"\nReport: {make_report([root], root / 'report')}")
         finally:
             lock.release()
+
+
+def several(name_or_path: str, models: Sequence[str], revisions: Sequence[str]) -> list[Setting]:
+    """Return the settings of the main fits of several LMs, in folders named after them; none if none are given.
+
+    Args:
+        name_or_path: The LM whose revisions are meant.
+        models: Hub names or folders.
+        revisions: Revisions on the hub.
+
+    Raises:
+        LREError: If both are given, or revisions of a folder.
+    """
+    from lre_lightning.report.analysis import short_name
+    from lre_lightning.report.chapters import folders_of
+
+    if models and revisions:
+        raise LREError("give --models or --revisions: the revisions are those of one LM, --model.name_or_path")
+    if revisions and Path(locate(name_or_path)).is_dir():
+        raise LREError(f"{name_or_path!r} is a folder, which has no revisions: give a hub name, or folders as --models")
+    lms = {name: (name, None) for name in models} | {revision: (name_or_path, revision) for revision in revisions}
+    folders = folders_of(short_name(name) for name in lms)
+    return [
+        Setting(
+            folder,
+            revision or name,
+            {"tokenizer": name} | ({"loader.tokenizer_revision": revision} if revision else {}),
+            {"name_or_path": name} | ({"loading.revision": revision} if revision else {}),
+        )
+        for folder, (name, revision) in zip(folders, lms.values(), strict=True)
+    ]
+
+
+def evaluate_several(
+    module: LREModule, data: RelationDataModule, make_trainer: Callable[[Setting], Trainer], settings: Sequence[Setting]
+) -> None:
+    """Run the main fits of several LMs, with one LM in memory at a time; finished fits are left alone.
+
+    Args:
+        module: The module of the first setting. Its LM's weights are dropped after its fit.
+        data: The datamodule of the first setting.
+        make_trainer: As in `evaluate`.
+        settings: The fits, as `several` returns them.
+
+    Raises:
+        LREError: If an LM cannot be loaded, or a folder has a fit with other options; earlier fits are kept.
+    """
+    arguments = {**module.hparams}
+    for place, setting in enumerate(settings):
+        rank_zero_only(print)(f"\n{setting.title} ({place + 1} of {len(settings)})")
+        options = data.changed(**vary({"loader": data.loader}, setting.data))
+        trainer, own = make_trainer(setting), vary(arguments, setting.model)
+        if not _finished(trainer, own, options.hparams):
+            module = module if place == 0 else LREModule(**own)
+            _fit(module, options, trainer)
+        module.lm.release()
+
+
+def _finished(trainer: Trainer, model: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Return whether the fit in a Trainer's folder has written everything, after a check of its options."""
+    callback: Any = trainer.checkpoint_callback
+    last, results = Path(callback.dirpath) / "last.ckpt", Path(trainer.default_root_dir) / "fit_results.jsonl"
+    if not last.is_file():
+        return False
+    check_options(last, model, data)
+    done, total, _ = finished_trials(last)
+    # The end of a fit writes the results once more, after the last checkpoint.
+    return done == total and results.is_file() and results.stat().st_mtime_ns >= last.stat().st_mtime_ns
 
 
 def evaluate(

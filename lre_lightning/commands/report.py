@@ -29,10 +29,15 @@ class Report(Command):
         parser.add_argument("results", nargs="+", type=str, help=results)
         parser.add_argument("--out", type=str, default="lre_report", help="folder for index.html and the files")
         parser.add_argument("--title", type=str | None, default=None, help="title of the page; the LMs' names if null")
+        column = (
+            "CSV files (or other tables) with a column relation or subject, and columns of numbers to set beside the "
+            "scores, such as frequencies"
+        )
+        parser.add_argument("--column", nargs="+", type=str, default=[], help=column)
 
     @override
     def run(self, line: LRECommandLine) -> None:
         from lre_lightning.report.page import make_report
 
         options = line.options
-        print(f"Report: {make_report(options.results, options.out, options.title)}")
+        print(f"Report: {make_report(options.results, options.out, options.title, options.column)}")

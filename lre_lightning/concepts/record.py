@@ -119,8 +119,9 @@ class ConceptRecord:
 
     @property
     def model(self) -> str:
-        """Name or folder of the LM."""
-        return str(self.origin["model"])
+        """Name or folder of the LM, with its revision, as `TrialRecord.model`."""
+        name, revision = self.origin["model"], self.origin["revision"]
+        return f"{name}@{revision}" if revision else str(name)
 
     @property
     def relation(self) -> str:

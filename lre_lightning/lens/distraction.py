@@ -45,7 +45,7 @@ class LatentKnowledge:
     """Counts of the known facts of one relation and trial that are found in distracted prompts.
 
     Attributes:
-        model: Name or folder of the LM.
+        model: The LM, as `TrialRecord.model`.
         relation: Name of the relation.
         category: Its category.
         trial: Number of the trial.
@@ -172,7 +172,7 @@ def _count_trial(
                 ranks[reader].append(_ranks(lm, lre(states[:, i], beta), tokens))
     counts = {reader: [(torch.cat(found) < k).sum(0).tolist() for k in ks] for reader, found in ranks.items()}
     return LatentKnowledge(
-        model=lm.name,
+        model=lm.label,
         relation=relation.name,
         category=relation.category,
         trial=trial.number,

@@ -129,6 +129,17 @@ class LanguageModel(nn.Module):
         return load_tokenizer(self.name, self.revision, self._remote_code)
 
     @property
+    def label(self) -> str:
+        """Name of the LM in records: its name, followed by @ and its revision on the hub if one was asked for."""
+        return f"{self.name}@{self.revision}" if self.revision else self.name
+
+    def release(self) -> None:
+        """Drop the weights, whatever else refers to this LM; it cannot be run any more."""
+        for module in self.modules():
+            for tensors in (module._parameters, module._buffers):
+                tensors.update(dict.fromkeys(tensors))
+
+    @property
     def chunk_size(self) -> int | None:
         """Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen for the device if None."""
         return self._chunk_size

@@ -87,7 +87,7 @@ class TrialRecord:
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
-        model: Name or folder of the LM.
+        model: Name or folder of the LM, followed by @ and its revision if one was asked for.
         n_shot: Number n of training examples.
         template: The prompt template; for prompts from several templates, all of them joined by `BETWEEN_TEMPLATES`.
         template_index: Its index among the relation's own templates; None for a template of the user's.

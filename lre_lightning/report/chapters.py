@@ -9,28 +9,36 @@ from lre_lightning.concepts.record import ConceptRecord
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, baselines, generic, measures, relations, sweeps
 from lre_lightning.report.analysis import ModelResults
+from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset
 from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
 from lre_lightning.report.sections import Chapter, Section
 from lre_lightning.report.tables import cell_text
+from lre_lightning.report.training import training
 
 
-def chapters_of(models: Sequence[ModelResults], measured: Sequence[ConceptRecord] = ()) -> list[Chapter]:
+def chapters_of(
+    models: Sequence[ModelResults], measured: Sequence[ConceptRecord] = (), given: Sequence[Column] = ()
+) -> list[Chapter]:
     """Return a chapter per LM and, if there are several, one that compares them.
 
     Args:
         models: The records of the LMs.
         measured: Records of concepts; those of other LMs are left out.
+        given: Columns of the user's.
+
+    Raises:
+        LREError: If a column has no number for any relation of the records.
     """
-    names = analysis.names_of(models)
+    names, own = analysis.names_of(models), columns(models, given)
     if len(models) == 1:
-        return [Chapter(names[0], "", (*_sections(models[0], measured), dataset(models)), _facts(models[0].main))]
+        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, dataset(models)), _facts(models[0].main))]
     chapters = [
         Chapter(name, folder, _sections(model, measured), _facts(model.main))
         for name, folder, model in zip(names, folders_of(names), models, strict=True)
     ]
-    return [*chapters, Chapter("Comparison", "", (*comparison(models), dataset(models)))]
+    return [*chapters, Chapter("Comparison", "", (*training(models), *comparison(models), *own, dataset(models)))]
 
 
 def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:

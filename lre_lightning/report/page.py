@@ -23,6 +23,7 @@ from lre_lightning.lens.page import load_template
 from lre_lightning.records.files import read_records, result_files
 from lre_lightning.report import analysis
 from lre_lightning.report.chapters import anchor, chapters_of
+from lre_lightning.report.columns import read_columns
 from lre_lightning.report.sections import Chapter, Picture
 from lre_lightning.report.tables import Table, to_text, write_table
 from lre_lightning.storage.files import check_writable, write_whole
@@ -47,20 +48,23 @@ class Run:
     command: str = ""
 
 
-def make_report(results: Sequence[str | Path], out: str | Path, title: str | None = None) -> Path:
+def make_report(
+    results: Sequence[str | Path], out: str | Path, title: str | None = None, columns: Sequence[str | Path] = ()
+) -> Path:
     """Write ``index.html``, which is self-contained, and the files ``figures/*`` and ``tables/*`` next to it.
 
     Args:
         results: Files with the records of runs, or folders of runs; they are merged.
         out: The folder to write to.
         title: Title of the page; it names the LMs if None.
+        columns: Tables with a column ``relation`` or ``subject`` and columns of numbers to set beside the scores.
 
     Returns:
         The page.
 
     Raises:
-        LREError: If there are no results, they contradict each other, or `out` is not writable; nothing is written
-            then.
+        LREError: If there are no results, they contradict each other, `columns` do not fit them, or `out` is not
+            writable; nothing is written then.
     """
     models = analysis.by_model(read_records(results))
     if not models:
@@ -69,7 +73,8 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
     folder = Path(out)
     check_writable(folder)
     found = (record for given in map(Path, results) if given.is_dir() for record in read_concept_records(given))
-    chapters = chapters_of(models, list({record.place: record for record in found}.values()))
+    own = [column for table in columns for column in read_columns(Path(table))]
+    chapters = chapters_of(models, list({record.place: record for record in found}.values()), own)
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)
@@ -84,7 +89,13 @@ def make_report(results: Sequence[str | Path], out: str | Path, title: str | Non
         chapters=chapters,
         plotted=plotted,
         runs=list(runs_of(results)),
-        command=shlex.join(["lre", "report", *map(str, results), *(["--title", title] if title else [])]),
+        command=shlex.join(
+            [
+                *("lre", "report", *map(str, results)),
+                *(["--title", title] if title else []),
+                *(["--column", *map(str, columns)] if columns else []),
+            ]
+        ),
         date=newest.strftime("%Y-%m-%d %H:%M UTC"),
         versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     )

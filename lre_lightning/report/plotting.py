@@ -233,8 +233,10 @@ def dotted_rows(found: Mapping[str, Sequence[Series]], names: Sequence[str], kin
     return figure
 
 
-def layer_grid(titles: Sequence[str], layers: Sequence[Layer], ylabel: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a small panel per title, layers across and fractions upwards."""
+def layer_grid(
+    titles: Sequence[str], layers: Sequence[Layer], ylabel: str, xlabel: str = "layer"
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a small panel per title, layers (or steps) across and fractions upwards."""
     columns = min(len(titles), 4)
     figure, panels = panel_grid(len(titles), columns, 10, 1.65 if columns > 2 else 3)
     for axes, title in zip(panels, titles, strict=True):
@@ -244,7 +246,7 @@ def layer_grid(titles: Sequence[str], layers: Sequence[Layer], ylabel: str) -> t
         axes.set_axisbelow(True)
     layer_axis(panels[0], layers, 6)  # the panels share it
     fraction_axis(panels[0], "y")
-    figure.supxlabel("layer", fontsize=10)
+    figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
     return figure, panels
 
@@ -295,6 +297,16 @@ def relation_curve(axes: Axes, sweep: Sweep, relation: str, look: Style, label: 
 def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], kinds: Mapping[str, str], filled: set[str]) -> None:
     """Plot points in the unit square by category, filled or open, with the diagonal."""
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.8, zorder=1)
+    category_points(axes, points, kinds, filled)
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    axes.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xticks=ticks, yticks=ticks, aspect="equal")
+    axes.grid(alpha=0.3)
+
+
+def category_points(
+    axes: Axes, points: Mapping[str, tuple[float, float]], kinds: Mapping[str, str], filled: set[str]
+) -> None:
+    """Plot points by category, filled or open."""
     for category, look in styles_of(kinds).items():
         names = [name for name in points if kinds[name] == category]
         if not names:
@@ -303,9 +315,12 @@ def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], kinds: Mappin
         x, y = zip(*(points[name] for name in names), strict=True)
         faces = [look.colour if name in filled else "none" for name in names]
         axes.scatter(x, y, 36, marker=look.marker, facecolors=faces, edgecolors=look.colour, zorder=2)
-    ticks = [0, 0.25, 0.5, 0.75, 1]
-    axes.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xticks=ticks, yticks=ticks, aspect="equal")
-    axes.grid(alpha=0.3)
+
+
+def wide_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Make the horizontal axis logarithmic where all values are positive and span a factor of more than 100."""
+    if values and 0 < 100 * min(values) < max(values):
+        axes.set_xscale("log")
 
 
 def r_of(correlation: float | None) -> str:

@@ -29,7 +29,7 @@ class CrossScore:
     """Counts of one LRE, at its own layer, beta and rank, on the test samples of one relation and trial.
 
     Attributes:
-        model: Name or folder of the LM.
+        model: The LM, as `TrialRecord.model`.
         relation: The relation of the test samples.
         category: Its category.
         trial: Number of the trial.
@@ -110,7 +110,7 @@ def _scores_of_trial(
     for name, lre in [*readers.items(), *zip(CONTROLS, controls, strict=True)]:
         faithful, causal = counts(states, lre, layers.index(lre.layer))
         yield CrossScore(
-            model=lm.name,
+            model=lm.label,
             relation=trial.relation.name,
             category=trial.relation.category,
             trial=trial.number,

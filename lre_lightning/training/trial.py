@@ -100,7 +100,7 @@ class TestedTrial:
     def _record(self, tested: int, known: int) -> TrialRecord:
         record = new_record(self.trial, self.run.data, tested, known)
         reported = self.trial.number >= self.run.fitting.selection_trials
-        return replace(record, model=self.run.lm.name, beta=self.run.beta, reported=reported)
+        return replace(record, model=self.run.lm.label, beta=self.run.beta, reported=reported)
 
     def _with_whole_objects(self, record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
         """Return the record with the counts of whole objects, if the options ask for them."""

@@ -21,7 +21,7 @@ from scripts.demo_model.corpus import build_library, wording
 from scripts.demo_model.data import CorpusDataModule
 from scripts.demo_model.recipe import Recipe
 from scripts.demo_model.tokenizer import build_tokenizer
-from scripts.demo_model.train import DemoTraining, build_model
+from scripts.demo_model.train import DemoTraining, KeepModels, build_model
 from scripts.demo_model.world import Relation, build_world
 
 
@@ -35,8 +35,11 @@ def write_relations(world: Sequence[Relation], folder: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> None:
-    """Train the demo LM, from the last epoch's checkpoint in `work` if there is one, and write it to `out`."""
+def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path, keep: int) -> None:
+    """Train the demo LM, from the last epoch's checkpoint in `work` if there is one, and write it to `out`.
+
+    `keep` LMs of the training stay in `work / "models"`.
+    """
     tokenizer = build_tokenizer(world, wording(world), recipe.merges)
     data = CorpusDataModule(build_library(world), tokenizer, recipe)
     module = DemoTraining(build_model(recipe, tokenizer), tokenizer, world, recipe)
@@ -48,7 +51,10 @@ def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path) -> N
         precision="bf16-mixed",
         gradient_clip_val=1.0,
         logger=False,
-        callbacks=[ModelCheckpoint(work, "last", enable_version_counter=False, save_on_train_epoch_end=True)],
+        callbacks=[
+            KeepModels(work / "models", keep),
+            ModelCheckpoint(work, "last", enable_version_counter=False, save_on_train_epoch_end=True),
+        ],
         reload_dataloaders_every_n_epochs=1,
     )
     trainer.fit(module, data, ckpt_path=resumed, weights_only=False)
@@ -83,13 +89,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("lre_runs/demo_model"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=3, help="trials of the fit for the card")
+    parser.add_argument("--keep", type=int, default=10, help="LMs of the training to keep in WORK/models")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     started = time.perf_counter()
     recipe = Recipe()
     world = build_world(recipe.seed)
     write_relations(world, arguments.out / "relations")
-    train(recipe, world, arguments.out / "model", arguments.work)
+    train(recipe, world, arguments.out / "model", arguments.work, arguments.keep)
     describe(recipe, arguments.out, arguments.work, arguments.trials)
     print(f"Written to {arguments.out} after {(time.perf_counter() - started) / 60:.1f} minutes.")
 

@@ -3,9 +3,11 @@
 import random
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -150,3 +152,24 @@ class DemoTraining(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+
+class KeepModels(Callback):
+    """Save the LM after evenly spaced epochs, with its tokenizer, in folders named after the step.
+
+    Args:
+        folder: The folder of those folders, ``step-150`` for example.
+        count: How many to keep, the last epoch's included; at most one per epoch.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the LM if the next fraction 1/`count` of the epochs is nearest to this one."""
+        ended, epochs = trainer.current_epoch + 1, trainer.max_epochs or 1
+        if ended in {round(i * epochs / self.count) for i in range(1, self.count + 1)}:
+            folder = self.folder / f"step-{trainer.global_step}"
+            module: Any = pl_module
+            module.model.save_pretrained(folder)
+            module.tokenizer.save_pretrained(folder)

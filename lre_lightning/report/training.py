@@ -1,0 +1,121 @@
+"""The section on the checkpoints of a training: scores by step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.report import analysis, plotting
+from lre_lightning.report.analysis import Means, ModelResults, Sweep, per_relation
+from lre_lightning.report.plotting import LOOKS, STYLES
+from lre_lightning.report.sections import Section, picture_of
+from lre_lightning.report.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Series = Mapping[int, ModelResults]
+"""LMs by the step of the training that they are checkpoints of, in its order."""
+
+UNITS = ("step", "checkpoint", "ckpt", "epoch", "iter", "tokens")
+_COUNT = re.compile(rf"({'|'.join(UNITS)})[-_=]?(\d+)", re.IGNORECASE)
+_REVISION = re.compile(r"@\D*(\d+)\D*$")
+
+
+def known(records: Sequence[TrialRecord]) -> Means:
+    """Return the fraction of the test samples that the LM knows, by relation, scored or not."""
+    return analysis.spreads((record.relation, record.known / record.tested) for record in records if record.tested)
+
+
+SCORES: dict[str, Callable[[Sequence[TrialRecord]], Means]] = {
+    "faithfulness": partial(per_relation, score=analysis.faithfulness),
+    "causality": partial(per_relation, score=analysis.causality),
+    "known": known,
+}
+STYLE = {**LOOKS, "known": STYLES[7]}
+
+
+def series_of(models: Sequence[ModelResults]) -> dict[str, Series]:
+    """Return the trainings of which there are several checkpoints, by what the names have in common.
+
+    A name says its step after a word of `UNITS`, the first of those that it has, as in ``step1000`` or
+    ``checkpoint-150``, or by the only number of its revision.
+    """
+    found: dict[str, dict[int, ModelResults]] = {}
+    for model in models:
+        counts = _COUNT.findall(model.model)
+        pattern = _COUNT if counts else _REVISION
+        numbers = [number for _, number in counts] or _REVISION.findall(model.model)
+        if numbers:
+            found.setdefault(pattern.sub("", model.model).rstrip("@-_/."), {})[int(numbers[0])] = model
+    return {name: dict(sorted(steps.items())) for name, steps in found.items() if len(steps) > 1}
+
+
+def sweeps_of(series: Series) -> dict[str, Sweep]:
+    """Return each of `SCORES` by relation at every step."""
+    return {name: {step: score(model.main) for step, model in series.items()} for name, score in SCORES.items()}
+
+
+def training(models: Sequence[ModelResults]) -> tuple[Section, ...]:
+    """Return a section per training: curves over its steps, for all relations and for each."""
+    sections = []
+    for place, (name, series) in enumerate(series_of(models).items(), 1):
+        suffix = f"_{place}" if place > 1 else ""
+        table = Table(
+            f"training{suffix}",
+            f"Scores over the training of {analysis.short_name(name)}. Means and standard deviations over the "
+            "relations that were scored at a step; known is the fraction of the test samples that the LM itself "
+            "answers, over all relations.",
+            ("step", "relations scored", *SCORES, "R"),
+            tuple(
+                (
+                    step,
+                    len(SCORES["faithfulness"](model.main)),
+                    *(analysis.overall(score(model.main)) for score in SCORES.values()),
+                    analysis.agreement(model.main),
+                )
+                for step, model in series.items()
+            ),
+        )
+        pictures = (
+            picture_of(plot_training, series, name=f"training{suffix}"),
+            picture_of(plot_training_by_relation, series, name=f"training_by_relation{suffix}"),
+        )
+        sections.append(Section("Over training", pictures, (table,)))
+    return tuple(sections)
+
+
+def plot_training(series: Series) -> Figure:
+    """Scores over the steps of a training.
+
+    Means over the relations that were scored at a step, with the middle half of them shaded; known facts are those of
+    all relations.
+    """
+    figure = plotting.new_figure(8, 4.5)
+    axes = figure.subplots()
+    for name, sweep in sweeps_of(series).items():
+        plotting.mean_curve(axes, {step: means for step, means in sweep.items() if means}, STYLE[name], name)
+    axes.set(xlabel="step")
+    plotting.fraction_axis(axes, "y")
+    plotting.wide_axis(axes, list(series))
+    plotting.legend(figure)
+    return figure
+
+
+def plot_training_by_relation(series: Series) -> Figure:
+    """Scores of each relation over the steps of a training.
+
+    Means over trials; a relation has no score at a step where the LM knows too few of its facts.
+    """
+    sweeps = sweeps_of(series)
+    relations = list(analysis.categories(record for model in series.values() for record in model.main))
+    figure, panels = plotting.layer_grid(relations, list(series), "mean over trials", "step")
+    for axes, relation in zip(panels, relations, strict=True):
+        for name, sweep in sweeps.items():
+            plotting.relation_curve(axes, sweep, relation, STYLE[name], name)
+    plotting.wide_axis(panels[0], list(series))
+    plotting.legend(figure)
+    return figure
