@@ -116,6 +116,7 @@ def plot_training_by_relation(series: Series) -> Figure:
     for axes, relation in zip(panels, relations, strict=True):
         for name, sweep in sweeps.items():
             plotting.relation_curve(axes, sweep, relation, STYLE[name], name)
+    panels[0].autoscale(axis="x")
     plotting.wide_axis(panels[0], list(series))
     plotting.legend(figure)
     return figure
