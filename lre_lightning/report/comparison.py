@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SIDE_BY_SIDE = 6
+"""The largest number of LMs that figures show side by side."""
+
+
 def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
-    """Return the main scores of several LMs, and their agreement (appendix "models")."""
+    """Return the main scores of several LMs, and their agreement (appendix "models"); of many LMs, tables alone."""
     by_name = dict(zip(analysis.names_of(models), (model.main for model in models), strict=True))
     found = {name: analysis.per_relation(records, analysis.faithfulness) for name, records in by_name.items()}
     overview = Table(
@@ -44,6 +48,8 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
             for (one, x), (other, y) in itertools.combinations(found.items(), 2)
         ),
     )
+    if len(models) > SIDE_BY_SIDE:
+        return (Section("LMs", tables=(overview,)), Section("Agreement of LMs", tables=(agreement,)))
     by_category = picture_of(plot_categories, models, name="models_by_category")
     return (
         Section("LMs by category", (by_category,), (overview,)),
@@ -106,7 +112,8 @@ def dataset(models: Sequence[ModelResults]) -> Section:
     """Return the relations and what is known of them (tables "dataset", "full-dataset" and "first_token_filter")."""
     *tables, tokens = dataset_tables(models)
     shown = (*tables, *([tokens] if len(tokens.rows) > 1 else []))
-    return Section("Relations and what is known of them", (picture_of(plot_known, models),), shown)
+    pictures = (picture_of(plot_known, models),) if len(models) <= SIDE_BY_SIDE else ()
+    return Section("Relations and what is known of them", pictures, shown)
 
 
 def plot_known(models: Sequence[ModelResults]) -> Figure:

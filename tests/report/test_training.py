@@ -9,6 +9,7 @@ from lre_lightning.cli import main
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import write_records
 from lre_lightning.report.analysis import by_model
+from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.columns import columns, plot_column, read_columns
 from lre_lightning.report.page import make_report
 from lre_lightning.report.training import plot_training, plot_training_by_relation, series_of, training
@@ -135,6 +136,14 @@ def test_a_report_takes_columns(tmp_path, monkeypatch, capsys):
     page = (tmp_path / "out" / "index.html").read_text()
     assert "By frequency" in page
     assert f"--column {path}" in page
-    with pytest.raises(LREError, match="none.csv cannot be read"):
+    with pytest.raises(LREError, match=r"none\.csv cannot be read"):
         make_report([tmp_path], tmp_path / "none", columns=[tmp_path / "none.csv"])
     assert not (tmp_path / "none").exists()
+
+
+def test_many_lms_are_compared_in_tables_and_not_side_by_side():
+    *_, last = chapters_of(named(*(f"run/step-{step}" for step in range(1, 8))))
+    pictures = [picture.name for section in last.sections for picture in section.pictures]
+    assert pictures == ["training", "training_by_relation"]
+    tables = [table.name for section in last.sections for table in section.tables]
+    assert tables[:5] == ["training", "models", "model_agreement", "dataset", "full_dataset"]
