@@ -1,7 +1,8 @@
 """Context managers that observe, replace or skip what a module does to the hidden states.
 
-The blocks of some architectures return a tensor, those of others a tuple whose first item is the hidden states. This
-file alone handles the difference.
+The blocks of some architectures return a tensor, those of others a tuple whose first item is the hidden states. Some
+return several residual streams for each token, which are laid side by side here. This file alone handles the
+difference.
 """
 
 from __future__ import annotations
@@ -13,28 +14,39 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+STREAMS_AXIS = "_streams_axis"
+"""Attribute of modules that return residual streams along another axis than the third."""
 
-def hidden_of(output: Any) -> Tensor:
-    """Return the hidden states in a module's output: the output itself, or the first item of a tuple."""
+
+def hidden_of(module: nn.Module, output: Any) -> Tensor:
+    """Return the hidden states in a module's output: the output itself, or the first item of a tuple.
+
+    Residual streams `(batch, positions, streams, width)` are returned side by side, `(batch, positions, hidden)`.
+    """
     hidden = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(hidden, Tensor):
         raise TypeError(f"expected hidden states from a decoder block, got {type(hidden).__name__}")
-    return hidden
+    return hidden if hidden.ndim < 4 else hidden.movedim(getattr(module, STREAMS_AXIS, 2), 2).flatten(2)
 
 
 def replace(module: nn.Module, function: Callable[[Tensor], Tensor]) -> RemovableHandle:
     """Replace the hidden states h `(batch, positions, hidden)` that a module returns by ``function(h)``."""
 
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        hidden = function(hidden_of(output))
-        return (hidden, *output[1:]) if isinstance(output, tuple | list) else hidden
+    def hook(module: nn.Module, _inputs: Any, output: Any) -> Any:
+        several = isinstance(output, tuple | list)
+        before: Tensor = output[0] if several else output
+        hidden = function(hidden_of(module, output))
+        if before.ndim > 3:
+            axis: int = getattr(module, STREAMS_AXIS, 2)
+            hidden = hidden.unflatten(-1, (before.shape[axis], before.shape[-1])).movedim(2, axis)
+        return (hidden, *output[1:]) if several else hidden
 
     return module.register_forward_hook(hook)
 
 
 def observe(module: nn.Module, function: Callable[[Tensor], None]) -> RemovableHandle:
     """Call ``function(h)`` on the hidden states h that a module returns."""
-    return module.register_forward_hook(lambda _module, _inputs, output: function(hidden_of(output)))
+    return module.register_forward_hook(lambda module, _inputs, output: function(hidden_of(module, output)))
 
 
 def observe_ids(embedding: nn.Module, function: Callable[[Tensor], None]) -> RemovableHandle:

@@ -22,7 +22,15 @@ from lre_lightning.grid import Layer
 from lre_lightning.models.hooks import replace, skip
 from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes
-from lre_lightning.models.parts import Parts, check_parts, context_length, decode, find_parts
+from lre_lightning.models.parts import (
+    Parts,
+    check_parts,
+    context_length,
+    decode,
+    embedding_size,
+    find_parts,
+    first_states,
+)
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
 from lre_lightning.models.quantization import multiply_dequantized
@@ -157,14 +165,14 @@ class LanguageModel(nn.Module):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """All layers: ``"emb"``, 0, …, `num_layers` - 1."""
-        return ("emb", *range(self.num_layers))
+        """All layers: ``"emb"``, 0, …, `num_layers` - 1; no ``"emb"`` if the token embedding has another width."""
+        blocks = range(self.num_layers)
+        return ("emb", *blocks) if embedding_size(self._parts) == self.hidden_size else tuple(blocks)
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states."""
-        weight: Any = self._parts.embedding.weight
-        return int(weight.shape[-1])
+        """Width of the hidden states: of several residual streams, of all of them side by side."""
+        return self._behaviour.hidden_size
 
     @property
     def vocab_size(self) -> int:
@@ -183,8 +191,9 @@ class LanguageModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the hidden states."""
-        return self._unembedding_weight.dtype
+        """Dtype of the hidden states, that of the token embedding; an unembedding may stay in float32."""
+        weight: Any = self._parts.embedding.weight
+        return weight.dtype  # type: ignore[no-any-return]
 
     @property
     def _unembedding_weight(self) -> Tensor:
@@ -230,8 +239,9 @@ class LanguageModel(nn.Module):
         chosen = list(layers)
         for layer in chosen:
             if layer not in self.layers:
+                first = "'emb' and 0" if "emb" in self.layers else "0"
                 raise LREError(
-                    f"layer {layer!r} is out of range: {self.name} has the layers 'emb' and 0 to {self.num_layers - 1}"
+                    f"layer {layer!r} is out of range: {self.name} has the layers {first} to {self.num_layers - 1}"
                 )
         if not chosen:
             raise LREError("no layer is given: name at least one, such as 'emb' or 0")
@@ -351,10 +361,17 @@ class LanguageModel(nn.Module):
         return min(count, max(1, LOGIT_BYTES // (self.vocab_size * self.dtype.itemsize)))
 
     def unembedding(self, token_ids: Tensor) -> Tensor:
-        """Return the rows of the unembedding matrix, `(..., hidden)`, for token ids `(...)`."""
+        """Return the rows of the unembedding matrix for token ids `(...)` as hidden states, `(..., hidden)`.
+
+        Rows of another width become the hidden states that the model makes of such token embeddings before its first
+        block, for instance several residual streams.
+        """
         with weights_at_hand(self._parts.unembedding):
             weight = self._unembedding_weight
-            return weight[token_ids.to(weight.device)]
+            rows = weight[token_ids.to(weight.device)]
+        if rows.shape[-1] == self.hidden_size:
+            return rows
+        return first_states(self._parts, self._behaviour.tuple_length, rows.to(self.device, self.dtype))
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Return the most likely next token, argmax D(hidden); few logits exist at a time.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.models.hooks import hidden_of, observe, overridden, replace, skip
+from lre_lightning.models.hooks import STREAMS_AXIS, hidden_of, observe, overridden, replace, skip
 from lre_lightning.models.memory import slim_graph
 from lre_lightning.models.placement import is_offloaded, runs_on
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
@@ -35,9 +35,9 @@ class Parts:
     Attributes:
         backbone: The model without its unembedding.
         embedding: The token embedding, with `weight` `(vocab, hidden)`; its output is the hidden state at layer
-            ``"emb"``.
+            ``"emb"``. If it has another width than those of the blocks, there is no such layer.
         blocks: The decoder blocks, first to last.
-        unembedding: The module from the final norm's output to logits, with `weight` `(vocab, hidden)`.
+        unembedding: The module from the final norm's output to logits, with `weight` `(vocab, width)`.
 
     Example:
         >>> from lre_lightning import LanguageModel
@@ -60,12 +60,14 @@ class Behaviour:
     """What a model was found to do when it was run on a few tokens.
 
     Attributes:
+        hidden_size: Width of the hidden states of blocks; residual streams are laid side by side.
         tuple_length: Length of the tuple that a block returns; None if it returns the hidden states alone.
         way: How prompts that begin alike are run: the cheapest way that equals running whole prompts.
         skips: Whether it can be run from a block on, without those before.
         in_place: Whether a block changes the hidden states that it is given in place.
     """
 
+    hidden_size: int
     tuple_length: int | None
     way: Way
     skips: bool
@@ -115,6 +117,12 @@ def find_parts(model: nn.Module) -> Parts:
     return Parts(backbone, embedding, tuple(blocks), unembedding)
 
 
+def embedding_size(parts: Parts) -> int:
+    """Return the width of token embeddings."""
+    weight: Any = parts.embedding.weight
+    return int(weight.shape[-1])
+
+
 def _unsupported(name: str, why: str) -> LREError:
     return LREError(
         f"{name} is not supported: {why}. Supported are decoder-only LMs of transformers, and your own once its parts "
@@ -141,12 +149,24 @@ def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) ->
     """
     states = hidden.reshape(-1, 1, hidden.shape[-1])
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    embedded = states.new_ones(*ids.shape, embedding_size(parts))  # any of the right shape
     with ExitStack() as stack:
-        stack.enter_context(overridden({parts.embedding: lambda *_: states.clone()}))
+        stack.enter_context(overridden({parts.embedding: lambda *_: embedded}))
         stack.enter_context(skip(parts.blocks, items))
         stack.enter_context(replace(parts.blocks[-1], lambda _: states))
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits.reshape(*hidden.shape[:-1], -1)
+
+
+@torch.no_grad()
+def first_states(parts: Parts, items: int | None, embedded: Tensor) -> Tensor:
+    """Return what the model makes of token embeddings `(..., width)` before its first block, `(..., hidden)`."""
+    states, seen = embedded.reshape(-1, 1, embedded.shape[-1]), list[Tensor]()
+    ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    whole = overridden({parts.embedding: lambda *_: states.clone()})
+    with whole, skip(parts.blocks, items), observe(parts.blocks[0], seen.append):
+        parts.backbone(input_ids=ids, use_cache=False)
+    return seen[0].reshape(*embedded.shape[:-1], -1)
 
 
 @torch.no_grad()
@@ -157,9 +177,12 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     returned: list[Any] = []
     kept: list[Tensor] = []
 
-    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple | list) else output
+        if getattr(first, "ndim", 3) > 3 and first.shape[1:3] == ids.shape:
+            setattr(module, STREAMS_AXIS, 0)
         returned.append(output)
-        kept.append(hidden_of(output).clone())
+        kept.append(hidden_of(module, output).clone())
 
     with ExitStack() as stack:
         for module in modules:
@@ -171,10 +194,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
         )
     outputs, states = returned[:-1], kept[:-1]
     shapes = [tuple(hidden.shape) for hidden in states]
-    streams = states[-1].numel() // states[0].numel()
-    if streams > 1 and shapes[-1][-1] == shapes[0][-1]:
-        raise _unsupported(name, f"it has {streams} residual streams, not one: hidden states of the shape {shapes[-1]}")
-    if len(set(shapes)) > 1:
+    if len({*shapes[1:]}) > 1 or {shape[:2] for shape in shapes} != {tuple(ids.shape)}:
         raise _unsupported(name, f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}")
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
@@ -182,11 +202,14 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     if not _equal(_run(name, partial(decode, model, parts, items), hidden=states[-1]), logits):
         raise _unsupported(name, "its logits do not follow from the last block's output alone")
     _check_gradients(name, parts)
-    in_place = any(not torch.equal(hidden_of(output), state) for output, state in zip(outputs, states, strict=True))
+    in_place = any(
+        not torch.equal(hidden_of(module, output), state)
+        for module, output, state in zip(modules[:-1], outputs, states, strict=True)
+    )
     way = _find_way(parts, states)
     prefix = None if way == "whole" else Prefix.run(parts.backbone, _probe_ids(parts.embedding)[:1, :2], way)
     skips = all(_runs_from_a_block(parts, items, states, before) for before in {None, prefix})
-    return Behaviour(items, way, skips, in_place)
+    return Behaviour(shapes[-1][-1], items, way, skips, in_place)
 
 
 def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:

@@ -85,7 +85,7 @@ class LREModule(FrozenLMModule):
         self.beta = float(beta)
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), self.beta])
         self.load_lm(name_or_path)
-        embedding: list[Layer] = ["emb"] if self.fitting.baselines else []
+        embedding: list[Layer] = ["emb"] if self.fitting.baselines and "emb" in self.lm.layers else []
         self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
         self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
         self.fitting.check_choices(self.lm)

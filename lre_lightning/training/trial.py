@@ -119,7 +119,7 @@ class FitTrial(TestedTrial):
     """
 
     def __init__(self, run: Run, trial: Trial) -> None:
-        embedding: list[Layer] = ["emb"] if run.fitting.baselines else []
+        embedding: list[Layer] = ["emb"] if run.fitting.baselines and "emb" in run.lm.layers else []
         self.choice = (run.fitting.choices or {}).get(trial.relation.name)
         layers = run.layers if self.choice is None else run.lm.check_layers([*embedding, self.choice["layer"]])
         super().__init__(run, trial, layers, alone=run.fitting.baselines)

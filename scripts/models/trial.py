@@ -25,7 +25,7 @@ def largest_error(lm: LanguageModel) -> float:
 
 
 def _largest_error(lm: LanguageModel, at: int) -> float:
-    result = prompt_jacobian(lm, PROMPT, at, ["emb", 0])
+    result = prompt_jacobian(lm, PROMPT, at, lm.layers[:2])
     last = torch.tensor([len(PROMPT) - 1] * 2)
     batch = PromptBatch(lm, PROMPT.expand(2, -1), torch.tensor([at] * 2), last)
     errors = []

@@ -183,18 +183,51 @@ UNSHARED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families without keys and values that prompts could share."""
 
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_INDEXER = {"index_head_dim": 8, "index_n_heads": 16, "index_topk": 32}
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v4": (
+        "DeepseekV4",
+        {
+            **{**_LLAMA, **_EXPERTS, **_INDEXER, "head_dim": 8, "hc_mult": 3, "sliding_window": _WINDOW},
+            **{"q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2, "num_key_value_heads": 1},
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+            "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        },
+    ),
+    "hy_v4": (
+        "HYV4",
+        {
+            **{**_LLAMA, **_EXPERTS, **_INDEXER, "num_key_value_heads": 4, "hc_mult": 3, "n_group": 1, "topk_group": 1},
+            **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
+            **{"layer_types": ["indexed_attention"] * 3, "indexer_types": ["full", "full", "shared"]},
+        },
+    ),
+    "gemma3n": (  # on the first axis
+        "Gemma3nText",
+        {
+            **{**_GEMMA2, "altup_num_inputs": 3, "num_kv_shared_layers": 0, "laurel_rank": 4},
+            **{"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 4},
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "activation_sparsity_pattern": None,
+        },
+    ),
+    "opt_350m": ("OPT", {**_OPT, "word_embed_proj_dim": 8, "do_layer_norm_before": False}),
+}
+"""Families with three residual streams, and one with a projection, so without the layer "emb"."""
+
 WAYS = {
-    **dict.fromkeys(UNSHARED, "copied"),
+    **dict.fromkeys([*UNSHARED, *STREAMS], "copied"),
     **dict.fromkeys(("mamba", "jamba"), "stepwise"),
     **dict.fromkeys(("openai", "recurrent_gemma", "rwkv"), "whole"),
-    **dict.fromkeys(FAMILIES, "shared"),
+    **dict.fromkeys([*FAMILIES, "gemma3n", "opt_350m"], "shared"),
 }
 """How prompts that begin alike are run."""
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of the family, of width `WIDTH` with `LAYERS` blocks."""
-    prefix, options = (FAMILIES | UNSHARED)[family]
+    prefix, options = (FAMILIES | UNSHARED | STREAMS)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**options, **changes})
     config._experts_implementation = "eager"  # torch's grouped products of experts do not support float64
     torch.manual_seed(seed)
@@ -248,6 +281,6 @@ class WideTorch(types.ModuleType):
 
 def widen_casts(monkeypatch: Any, family: str) -> None:
     """Make a family's modeling code compute in float64 where it casts to float32."""
-    config = getattr(transformers, f"{(FAMILIES | UNSHARED)[family][0]}Config").__module__
+    config = getattr(transformers, f"{(FAMILIES | UNSHARED | STREAMS)[family][0]}Config").__module__
     monkeypatch.setattr(importlib.import_module(config.replace("configuration_", "modeling_")), "torch", WideTorch())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)

@@ -7,14 +7,14 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.prefix import Prefix
-from tests.helpers.tiny_models import FAMILIES, UNSHARED, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
+from tests.helpers.tiny_models import FAMILIES, STREAMS, UNSHARED, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 CASES = [
     *((family, position, torch.float64) for family in FAMILIES for position in (9, 13)),  # in the middle, at the end
     *((family, 0, torch.float64) for family in ("gpt2", "llama", "bloom")),  # with no token before it
-    *((family, position, torch.float64) for family in UNSHARED for position in (9, 13)),
+    *((family, position, torch.float64) for family in [*UNSHARED, *STREAMS] for position in (9, 13)),
     *((family, 9, torch.float32) for family in ("gpt2", "gemma2")),
 ]
 
@@ -49,7 +49,7 @@ def test_every_element_at_every_layer(monkeypatch, family, position, dtype):
         assert relative_error(result.subject[layer], subject) < TOLERANCE[dtype]
         assert relative_error(result.object, output) < TOLERANCE[dtype]
         assert relative_error(result.bias(layer), output - expected @ subject) < TOLERANCE[dtype]
-    assert "emb" in nonzero  # the comparison is not one of zeros
+    assert lm.layers[0] in nonzero  # the comparison is not one of zeros
     assert (2 in nonzero) == (position == 13)  # at the last block only the last token reaches o
     assert tuple(result.jacobian) == lm.layers
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lre_lightning.errors import LREError
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.caches import Joined
 from lre_lightning.models.language_model import LanguageModel
@@ -13,6 +14,7 @@ from tests.helpers.tiny_models import (
     FAMILIES,
     LAYERS,
     PROMPTS,
+    STREAMS,
     SUBJECTS,
     UNSHARED,
     VOCAB,
@@ -39,7 +41,7 @@ def family(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(params=[*FAMILIES, *UNSHARED])
+@pytest.fixture(params=[*FAMILIES, *UNSHARED, *STREAMS])
 def any_lm(request, monkeypatch):
     widen_casts(monkeypatch, request.param)
     lm = LanguageModel(tiny_model(request.param), name=request.param)
@@ -122,7 +124,7 @@ def test_prefixes_that_grow_equal_whole_prompts(any_lm):
 @torch.no_grad()
 def test_patched_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
     lm = any_lm
-    new = torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    new = torch.randn(3, 4, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = batch_of(lm)
     subject, output = batch.hidden_states(lm.layers)
     for column, layer in enumerate(lm.layers):
@@ -147,13 +149,39 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
 def test_continued_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
     lm, rows, tokens = any_lm, torch.tensor([1, 0, 1]), torch.tensor([[4, 5], [80, 7], [8, 9]])
     lm.chunk_size = 2
-    new = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    new = torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = batch_of(lm).continued(1, new, rows, tokens, lambda outputs, some: outputs + some.start)
     for run, row in enumerate(rows.tolist()):
         for place in (0, 1):
             ids = [*PROMPTS[row], *tokens[run, : place + 1].tolist()]
             expected = plain_output(lm, ids, SUBJECTS[row], 1, new[row]) + (0, 0, 2)[run]
             torch.testing.assert_close(found[run, place], expected, **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["deepseek_v4", "hy_v4", "gemma3n"])
+def test_streams_are_side_by_side(monkeypatch, name):
+    widen_casts(monkeypatch, name)
+    lm, seen = LanguageModel(tiny_model(name), name="tiny"), []
+    embedding, block = lm.model.get_input_embeddings(), lm.module_at(1)
+    hook = block.register_forward_hook(lambda *given: seen.append(given[2]))
+    logits = lm.model(IDS).logits
+    hook.remove()
+    streams = seen[0][0] if name == "hy_v4" else seen[0]
+    streams = streams.unbind(0 if name == "gemma3n" else 2)
+    assert (len(streams), lm.layers, lm.hidden_size) == (3, (0, 1, 2), 3 * WIDTH)
+    found = lm.hidden_states(IDS, lm.layers)
+    assert torch.equal(found[1], torch.cat(streams, -1))
+    torch.testing.assert_close(lm.decode(found[2]), logits, rtol=1e-12, atol=1e-12)
+    with pytest.raises(LREError, match="layer 'emb' is out of range: tiny has the layers 0 to 2"):
+        lm.check_layers(["emb"])
+    # A row of the unembedding becomes the streams that a token's embedding becomes.
+    embedding.weight[7] = lm.model.get_output_embeddings().weight[9] / getattr(embedding, "scalar_embed_scale", 1)
+    hook = lm.module_at(0).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    lm.model(torch.tensor([[7]]))
+    hook.remove()
+    expected = torch.cat([one.reshape(-1) for one in seen[-1].unbind(0 if name == "gemma3n" else 2)])
+    torch.testing.assert_close(lm.unembedding(torch.tensor([[9], [9]])), expected.expand(2, 1, -1), **TOLERANCE)
 
 
 def test_activations_are_found(family, lm):
@@ -190,7 +218,7 @@ def test_the_options_of_a_family_change_its_tiny_model(family, change):
         ("minimax", "works, copied prefix"),  # with states beside the layers of its cache
         ("xlstm", "works, whole prompts"),
         ("bert", "refused: its hidden states depend on later tokens, so it is not a decoder-only LM"),
-        ("deepseek_v4", "refused: it has 4 residual streams, not one: hidden states of the shape (2, 4, 4, 32)"),
+        ("gemma3n_text", "works, shared prefix"),  # with four residual streams
     ],
 )
 def test_the_table_of_all_types_says_what_a_tiny_model_does(kind, outcome):

@@ -34,22 +34,6 @@ REFUSED = {
     "its hidden states depend on later tokens": [("BertForMaskedLM", {})],
     "it has an encoder beside its decoder": [("T5ForConditionalGeneration", {"d_model": 16, "num_layers": 1})],
     "it has no unembedding on top of its decoder": [("GPT2Model", {"n_embd": 16, "n_layer": 2, "n_head": 2})],
-    "its token embeddings have the shape (2, 4, 8) and its hidden states (2, 4, 16)": [
-        ("OPTForCausalLM", {"word_embed_proj_dim": 8, "do_layer_norm_before": False})  # as in OPT-350M
-    ],
-    "it has 4 residual streams, not one: hidden states of the shape (4, 2, 4, 16)": [
-        (
-            "Gemma3nForCausalLM",
-            {
-                "head_dim": 8,
-                "num_kv_shared_layers": 0,
-                "vocab_size_per_layer_input": 50,
-                "hidden_size_per_layer_input": 8,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "activation_sparsity_pattern": None,
-            },
-        )
-    ],
     "a few tokens cannot be run through it": [("MixtralForCausalLM", {"num_experts_per_tok": 9})],
 }
 

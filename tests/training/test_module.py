@@ -6,6 +6,7 @@ from dataclasses import replace
 import lightning as L
 import pytest
 import torch
+import transformers
 
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
@@ -16,7 +17,8 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.records.summary import COLUMNS
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.training.module import LREModule
-from tests.helpers.toy import LAYERS, WIDTH, write_toy_model, write_toy_relations
+from tests.helpers.tiny_models import STREAMS
+from tests.helpers.toy import LAYERS, WIDTH, toy_model, toy_tokenizer, write_toy_model, write_toy_relations
 
 GRID = {"betas": [0.0, 1.0], "ranks": [1, WIDTH], "beta": 1.0}
 
@@ -96,6 +98,30 @@ def test_a_fit_gives_the_same_records_in_every_way(fitted, folders, tmp_path, wa
     module.lm._behaviour = replace(module.lm._behaviour, way=way)
     trainer_of(tmp_path).fit(module, datamodule=data_of(folders))
     assert module.records == fitted[0].records
+
+
+def test_a_fit_of_an_lm_with_several_residual_streams(folders, tmp_path):
+    """Its blocks do nothing either, so o is the subject's embedding in both streams."""
+    llama, (name, options) = toy_model(), STREAMS["hy_v4"]
+    options = {**options, "vocab_size": len(llama.lm_head.weight), "hc_mult": 2}
+    config = getattr(transformers, f"{name}Config")(**options)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for path, parameter in model.named_parameters():
+        if path.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
+            parameter.data.zero_()
+    model.set_input_embeddings(llama.model.embed_tokens)
+    model.lm_head = llama.lm_head
+    model.save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    module = LREModule(str(tmp_path), betas=[0.0, 1.0], ranks=[1, 2 * WIDTH], beta=1.0, layers=[0, 1])
+    trainer_of(tmp_path).fit(module, datamodule=data_of((str(tmp_path), folders[1]), relations=["thing colour"]))
+    record = module.records["thing colour", 0]
+    assert (module.layers, record.layers, record.known) == ((0, 1), (0, 1), 20)
+    torch.testing.assert_close(module.lres["thing colour", 0].weight, torch.eye(2 * WIDTH), rtol=1e-4, atol=1e-5)
+    for layer in record.layers:
+        assert (record.faithfulness(layer, 1.0), record.causality(layer, 2 * WIDTH)) == (1, 1)
+        for name in ("oracle", "object", "unembedding"):  # a row of the unembedding is repeated for both streams
+            assert record.causality_baseline(name, layer) == 1
 
 
 def test_relations_that_the_lm_does_not_know_are_not_scored(fitted):
