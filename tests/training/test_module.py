@@ -113,7 +113,8 @@ def test_a_fit_of_an_lm_with_several_residual_streams(folders, tmp_path):
     model.lm_head = llama.lm_head
     model.save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
-    module = LREModule(str(tmp_path), betas=[0.0, 1.0], ranks=[1, 2 * WIDTH], beta=1.0, layers=[0, 1])
+    grid = {**GRID, "ranks": [1, 2 * WIDTH], "layers": [0, 1]}
+    module = LREModule(str(tmp_path), **grid, fitting={"baselines": True})
     trainer_of(tmp_path).fit(module, datamodule=data_of((str(tmp_path), folders[1]), relations=["thing colour"]))
     record = module.records["thing colour", 0]
     assert (module.layers, record.layers, record.known) == ((0, 1), (0, 1), 20)
