@@ -284,9 +284,11 @@ def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bo
         return
     name = f"{label} ({number_of(count)})" if with_count else label
     curve(axes, {place: spread(means) for place, means in zip(sweep, found, strict=True)}, look, name)
-    if count > 1:
-        low, _, high = zip(*(statistics.quantiles(means, n=4, method="inclusive") for means in found), strict=True)
-        axes.fill_between(list(map(place_of, sweep)), low, high, color=look.colour, alpha=0.15, linewidth=0)
+    several = {place: means for place, means in zip(sweep, found, strict=True) if len(means) > 1}
+    if several:
+        quartiles = (statistics.quantiles(means, n=4, method="inclusive") for means in several.values())
+        low, _, high = zip(*quartiles, strict=True)
+        axes.fill_between(list(map(place_of, several)), low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
 def relation_curve(axes: Axes, sweep: Sweep, relation: str, look: Style, label: str, shade: float = 0) -> None:
