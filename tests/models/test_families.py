@@ -218,7 +218,6 @@ def test_the_options_of_a_family_change_its_tiny_model(family, change):
         ("minimax", "works, copied prefix"),  # with states beside the layers of its cache
         ("xlstm", "works, whole prompts"),
         ("bert", "refused: its hidden states depend on later tokens, so it is not a decoder-only LM"),
-        ("hy_v4", "works, copied prefix"),  # with four residual streams
     ],
 )
 def test_the_table_of_all_types_says_what_a_tiny_model_does(kind, outcome):
