@@ -120,7 +120,7 @@ class ConceptRecord:
     @property
     def model(self) -> str:
         """Name or folder of the LM, with its revision, as `TrialRecord.model`."""
-        name, revision = self.origin["model"], self.origin["revision"]
+        name, revision = self.origin["model"], self.origin.get("revision")
         return f"{name}@{revision}" if revision else str(name)
 
     @property
