@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,29 +36,37 @@ class Measured:
     def look(self, output: Tensor) -> None:
         """Measure the outputs of the next layer's LRE for known samples, `(known, betas, hidden)`."""
         own, answers = self.states.object[self.states.known], self.states.predicted[self.states.known]
-        scores = self._scores(output, answers, own)[..., :3]
+        scores = self._scores(output, own, answers)[0, ..., :3]
         cosine = cosine_similarity(output, own[:, None].to(output), -1)
         self._said.append(torch.cat([scores.sum(0), cosine.double().sum(0)[:, None].to(scores)], 1))
 
     def look_at_edits(self, output: Tensor) -> None:
         """Measure the LM's outputs after the edits by the next layer's LRE, `(edits, ranks, hidden)`."""
         states = self.states
-        before = self._scores(states.object[states.edited][:, None], states.wanted, states.target_objects)
-        after = self._scores(output, states.wanted, states.target_objects)
-        original = self._scores(output, states.predicted[states.edited], states.target_objects)
-        moved, odds = after[..., 0] - before[..., 0], after[..., 3] - original[..., 3]
+        answers = states.wanted, states.predicted[states.edited]
+        after, original = self._scores(output, states.target_objects, *answers)
+        moved, odds = after[..., 0] - self._before[..., 0], after[..., 3] - original[..., 3]
         self._edited.append(torch.stack([moved.sum(0), odds.sum(0), after[..., 2].sum(0)], 1))
 
-    def _scores(self, output: Tensor, tokens: Tensor, reference: Tensor) -> Tensor:
-        """Return the scores of D(output) for outputs `(rows, points, hidden)`: `(rows, points, 4)`, float64, CPU."""
-        found = [torch.zeros(0, output.shape[1], 4, dtype=torch.float64)]
+    @cached_property
+    def _before(self) -> Tensor:
+        """The scores of the targets' objects before the edits, `(edits, 1, 4)`, the same for all layers."""
+        states = self.states
+        return self._scores(states.object[states.edited][:, None], states.target_objects, states.wanted)[0]
+
+    def _scores(self, output: Tensor, reference: Tensor, *answers: Tensor) -> Tensor:
+        """Return the scores of D(output) for outputs `(rows, points, hidden)` and each of several answers `(rows,)`.
+
+        Every output is decoded once. The scores are `(answers, rows, points, 4)`, float64, on the CPU.
+        """
+        found = [torch.zeros(len(answers), 0, output.shape[1], 4, dtype=torch.float64)]
         size = max(1, self.lm.logit_rows(len(output) * output.shape[1]) // output.shape[1]) if len(output) else 1
         for some in range(0, len(output), size):
             rows = slice(some, some + size)
             logits, wanted = self.lm.decode(output[rows]), self.lm.decode(reference[rows])
-            scores = distribution_scores(logits, tokens[rows].to(logits.device), wanted)
-            found.append(torch.stack(scores, -1).double().cpu())
-        return torch.cat(found)
+            each = [distribution_scores(logits, tokens[rows].to(logits.device), wanted) for tokens in answers]
+            found.append(torch.stack([torch.stack(scores, -1) for scores in each]).double().cpu())
+        return torch.cat(found, 1)
 
     def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
         """Return the sums over all processes by the names of `MEASURES`, `(layers, points)`; a collective call."""
