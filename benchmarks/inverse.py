@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CONTEXT, SUFFIX, table, timed
-from lre_lightning.lre.inverse import leading_singular_triplets
 from lre_lightning.lre.jacobian import _fitting_lanes, _suffix_graph
+from lre_lightning.lre.triplets import leading_singular_triplets
 from lre_lightning.models.language_model import LanguageModel
 
 WIDTH, RANKS, PROMPTS = 4096, (64, 256), 8

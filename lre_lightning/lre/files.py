@@ -1,10 +1,10 @@
-"""The safetensors file of an LRE: W, b, and metadata that say where they come from, all checked before use."""
+"""The safetensors file of an LRE: W or its factors, b, and where they come from, all checked before use."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -75,20 +75,46 @@ def checked_metadata(metadata: object) -> dict[str, Any]:
         raise LREError(f"this is not the metadata of an LRE: {error}") from error
 
 
-def check_shapes(weight: Sequence[int], bias: Sequence[int]) -> None:
-    """Check that the shapes of W and b are `(hidden, hidden)` and `(hidden,)`, and not too large."""
-    if len(bias) != 1 or not 1 <= bias[0] <= WIDEST or tuple(weight) != (bias[0], bias[0]):
+def _check_names(names: Collection[str]) -> None:
+    if set(names) not in ({"weight", "bias"}, {"left", "values", "right", "bias"}):
         raise LREError(
-            f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), not {tuple(weight)} and {tuple(bias)}"
+            f"it has {len(names)} tensors, and they should be weight and bias, or left, values, right and bias"
+        )
+
+
+def check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check that an LRE has W, `(hidden, hidden)`, or its factors, and b, `(hidden,)`, none of them too large."""
+    _check_names(shapes)
+    given = {name: tuple(shape) for name, shape in shapes.items()}
+    width, rank = given["bias"], given.get("values", ())
+    dense = {"weight": 2 * width, "bias": width}
+    factors = {"left": width + rank, "values": rank, "right": width + rank, "bias": width}
+    fits = len(width) == 1 and 1 <= width[0] <= WIDEST
+    if "weight" in given and not (fits and given == dense):
+        raise LREError(
+            f"an LRE needs W of shape (hidden, hidden) and b of shape (hidden,), not {given['weight']} and {width}"
+        )
+    if "weight" not in given and not (fits and given == factors and len(rank) == 1 and 1 <= rank[0] <= width[0]):
+        raise LREError(
+            "an LRE needs factors of shapes (hidden, rank), (rank,) and (hidden, rank) and b of shape (hidden,), not "
+            f"{given['left']}, {rank}, {given['right']} and {width}"
         )
 
 
 WIDE = (torch.float32, torch.float64)
-"""Dtypes of W and b."""
+"""Dtypes of W, singular values and b."""
+FLOATS = (*WIDE, torch.float16, torch.bfloat16)
+"""Dtypes of singular vectors."""
+_IN_FILES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def _dtypes(name: str) -> Sequence[torch.dtype]:
+    """Return the dtypes that a tensor of an LRE may have."""
+    return FLOATS if name in ("left", "right") else WIDE
 
 
 def check_tensor(tensor: object, name: str, dtypes: Sequence[torch.dtype] = WIDE) -> Tensor:
-    """Check that W or b is a plain tensor of floats that is as large as it claims, before anything is computed."""
+    """Check that a tensor is a plain one of floats that is as large as it claims, before anything is computed."""
     if type(tensor) is not Tensor or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         raise LREError(f"{name} must be a plain tensor, not {shown(tensor)} of another kind")
     if tensor.dtype not in dtypes:
@@ -99,25 +125,31 @@ def check_tensor(tensor: object, name: str, dtypes: Sequence[torch.dtype] = WIDE
     return tensor
 
 
-def write_lre(path: Path, weight: Tensor, bias: Tensor, metadata: Mapping[str, Any]) -> None:
+def check_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Check the tensors of an LRE and return them without a graph."""
+    _check_names(tensors)
+    found = {name: check_tensor(tensor, f"{name} of an LRE", _dtypes(name)) for name, tensor in tensors.items()}
+    check_shapes({name: tensor.shape for name, tensor in found.items()})
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def write_lre(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write the file of an LRE atomically."""
     from safetensors.torch import save
 
-    tensors = {"weight": weight.contiguous().cpu(), "bias": bias.contiguous().cpu()}
-    write_whole(path, save(tensors, {"lre": json.dumps(metadata)}))
+    plain = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    write_whole(path, save(plain, {"lre": json.dumps(metadata)}))
 
 
-def read_lre(path: str | Path, *names: str) -> tuple[dict[str, Any], list[Tensor]]:
-    """Read the metadata of an LRE from its file, checked, and the tensors named: ``"weight"``, ``"bias"``."""
+def read_lre(path: str | Path, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the metadata of an LRE from its file, checked, and its tensors if they are wanted."""
     with opened(path, "an LRE file") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        if set(parts) != {"weight", "bias"}:
-            raise LREError(f"it has {len(parts)} tensors, and they should be weight and bias")
+        check_shapes({name: part.get_shape() for name, part in parts.items()})
         for name, part in parts.items():
-            check_dtype(part, name)
-        check_shapes(parts["weight"].get_shape(), parts["bias"].get_shape())
+            check_dtype(part, name, _dtypes(name))
         metadata = checked_metadata(json.loads((file.metadata() or {})["lre"]))
-        return metadata, [file.get_tensor(name) for name in names]
+        return metadata, {name: file.get_tensor(name) for name in parts if tensors}
 
 
 @contextmanager
@@ -135,7 +167,8 @@ def opened(path: str | Path, what: str) -> Iterator[Any]:
         raise LREError(f"{str(path)!r} is not {what} that can be read: {reason}") from error
 
 
-def check_dtype(part: Any, name: str) -> None:
-    """Check that a tensor of a safetensors file, not read yet, is one of `WIDE`."""
-    if part.get_dtype() not in ("F32", "F64"):
-        raise LREError(f"{name} must be F32 or F64, not {part.get_dtype()}")
+def check_dtype(part: Any, name: str, dtypes: Sequence[torch.dtype] = WIDE) -> None:
+    """Check that a tensor of a safetensors file, not read yet, has one of some dtypes."""
+    known = [_IN_FILES[dtype] for dtype in dtypes]
+    if part.get_dtype() not in known:
+        raise LREError(f"{name} must be {' or '.join(known)}, not {part.get_dtype()}")

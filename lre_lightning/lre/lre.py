@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
-from lre_lightning.lre.files import check_shapes, check_tensor, checked_metadata, read_lre, write_lre
+from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre, write_lre
 from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import make_prompt
@@ -30,12 +32,13 @@ class LRE:
     """A linear relational embedding, LRE(s) = beta W s + b (Equation 4 of the paper).
 
     Attributes:
-        weight: W, mean Jacobian do/ds, `(hidden, hidden)`, float32. Beta is never folded into it.
+        weight: W, mean Jacobian do/ds, `(hidden, hidden)`, float32, or an `Operator` in its place, such as factors
+            (see `low_rank`). Beta is never folded into it.
         bias: b, `(hidden,)`, float32.
         layer: Layer at which s is read: ``"emb"`` or the index of a decoder block.
         origin: The LM, relation and samples that it was estimated from.
         beta: The scalar applied with W.
-        rank: Rank of the pseudo-inverse of W used for edits; full if None.
+        rank: Rank of the pseudo-inverse of W used for edits; that of W if None.
         lm: The LM that `predict` and `edit_prompt` run; see `bind`. It is not part of the file.
 
     Raises:
@@ -50,7 +53,7 @@ class LRE:
         [5.0, 1.0]
     """
 
-    weight: Tensor = field(repr=False)
+    weight: Tensor | Operator = field(repr=False)
     bias: Tensor = field(repr=False)
     layer: Layer
     origin: Origin
@@ -60,11 +63,23 @@ class LRE:
     _inverse: LowRankInverse | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_shapes(self.weight.shape, self.bias.shape)
-        if not (torch.isfinite(self.weight).all() and torch.isfinite(self.bias).all()):
+        tensors = {"weight": self.weight} if isinstance(self.weight, Tensor) else self.weight.tensors()
+        if tensors:
+            check_shapes({name: tensor.shape for name, tensor in [*tensors.items(), ("bias", self.bias)]})
+        if not all(torch.isfinite(tensor).all() for tensor in [*tensors.values(), self.bias]):
             raise LREError(f"the LRE of {self.origin.relation!r} holds values that are not finite")
         if self.rank is not None:
-            check_ranks([self.rank], len(self.bias))
+            check_ranks([self.rank], self.operator.rank)
+
+    @cached_property
+    def operator(self) -> Operator:
+        """W as an operator, which every form of W is."""
+        return Dense(self.weight) if isinstance(self.weight, Tensor) else self.weight
+
+    @property
+    def edit_rank(self) -> int:
+        """The rank of edits: `rank`, or that of W if it is None."""
+        return self.rank or self.operator.rank
 
     def __call__(self, subject: Tensor, beta: float | Tensor | None = None) -> Tensor:
         """Predict o from s.
@@ -76,9 +91,8 @@ class LRE:
         Returns:
             beta W s + b, `(..., hidden)`, in the dtype of W, on the device of `subject`.
         """
-        weight, bias = self.weight.to(subject.device), self.bias.to(subject.device)
         slope = self.beta if beta is None else beta
-        return slope * (subject.to(weight.dtype) @ weight.T) + bias
+        return slope * self.operator.to(subject.device).apply(subject) + self.bias.to(subject.device)
 
     def inverse(self, max_rank: int | None = None) -> LowRankInverse:
         """Return the low-rank pseudo-inverse of W for ranks up to `max_rank`, or of all ranks if None.
@@ -88,16 +102,29 @@ class LRE:
         Raises:
             LREError: If the rank is out of range.
         """
-        wanted = len(self.bias) if max_rank is None else max_rank
-        check_ranks([wanted], len(self.bias))
+        wanted = self.operator.rank if max_rank is None else max_rank
+        check_ranks([wanted], self.operator.rank, "the rank of W")
         if self._inverse is None or self._inverse.max_rank < wanted:
-            object.__setattr__(self, "_inverse", LowRankInverse(self.weight, wanted))
+            object.__setattr__(self, "_inverse", LowRankInverse(self.operator, wanted))
         assert self._inverse is not None
         return self._inverse
 
     def to(self, device: torch.device | str) -> Self:
         """Return the LRE with its tensors on another device."""
         return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
+
+    def low_rank(self, rank: int, dtype: torch.dtype = torch.float32) -> Self:
+        """Return the LRE with W in factors: its leading singular triplets, of 2 rank / hidden of its size in float32.
+
+        Args:
+            rank: The number of triplets. Edits have at most this rank from then on.
+            dtype: The dtype in which singular vectors are kept: float32, float16 or bfloat16.
+
+        Raises:
+            LREError: If the rank is out of range, or the dtype is another one.
+        """
+        factors = Factors.of(self.operator, rank, dtype)
+        return replace(self, weight=factors, rank=self.rank and min(self.rank, rank))
 
     def edit(self, object: Tensor, target: Tensor, rank: int | None = None) -> Tensor:
         """Compute the edit of s that turns o into o', W^+ (o' - o), at beta = 1 (Equation 6).
@@ -113,8 +140,8 @@ class LRE:
         Raises:
             LREError: If the rank is out of range.
         """
-        chosen = self.rank or len(self.bias) if rank is None else rank
-        delta = (target - object).to(self.weight)
+        chosen = self.edit_rank if rank is None else rank
+        delta = (target - object).to(self.bias)
         return self.inverse(chosen).apply(delta, [chosen]).squeeze(-2).to(object.device)
 
     def bind(self, lm: LanguageModel) -> Self:
@@ -219,25 +246,37 @@ class LRE:
         """Return everything but the tensors as plain data."""
         return {"layer": self.layer, "beta": self.beta, "rank": self.rank, "origin": asdict(self.origin)}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return W, or its factors, and b by the names that they have in files: `weight` or `left`, `values`, `right`.
+
+        Raises:
+            LREError: If W has no tensors.
+        """
+        tensors = self.operator.tensors()
+        if not tensors:
+            raise LREError(f"W of {self.origin.relation!r} has no elements to keep: take factors, lre.low_rank(rank)")
+        return {**tensors, "bias": self.bias}
+
     @classmethod
-    def from_tensors(cls, weight: Tensor, bias: Tensor, metadata: Mapping[str, Any]) -> Self:
-        """Rebuild an LRE from W, b and the result of `metadata`, in which tuples may have become lists.
+    def from_tensors(cls, tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> Self:
+        """Rebuild an LRE from the results of `tensors` and `metadata`, in which tuples may have become lists.
 
         Raises:
             LREError: If the metadata is not that of an LRE, or a tensor is of another kind.
         """
-        check_tensor(weight, "W of an LRE")
-        check_tensor(bias, "b of an LRE")
+        checked = check_tensors(tensors)
         found = checked_metadata(metadata)
-        return cls(weight.detach(), bias.detach(), **found | {"origin": Origin(**found["origin"])})
+        bias = checked.pop("bias")
+        weight = checked["weight"] if "weight" in checked else Factors(**checked)
+        return cls(weight, bias, **found | {"origin": Origin(**found["origin"])})
 
     def save(self, path: str | Path) -> None:
-        """Write W, b and the origin to one safetensors file, atomically.
+        """Write W or its factors, b and the origin to one safetensors file, atomically.
 
         Raises:
-            LREError: If the file cannot be written.
+            LREError: If W has no tensors, or the file cannot be written.
         """
-        write_lre(Path(path), self.weight, self.bias, self.metadata())
+        write_lre(Path(path), self.tensors(), self.metadata())
 
     @staticmethod
     def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -246,7 +285,7 @@ class LRE:
         Raises:
             LREError: If it is not a complete file of an LRE.
         """
-        return read_lre(path)[0]
+        return read_lre(path, tensors=False)[0]
 
     @classmethod
     def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
@@ -259,8 +298,8 @@ class LRE:
         Raises:
             LREError: If it is not a complete file of an LRE, or the LRE was estimated from another LM.
         """
-        metadata, (weight, bias) = read_lre(path, "weight", "bias")
-        lre = cls.from_tensors(weight, bias, metadata)
+        metadata, tensors = read_lre(path)
+        lre = cls.from_tensors(tensors, metadata)
         return lre if lm is None else lre.bind(lm)
 
     def _repr_html_(self) -> str:

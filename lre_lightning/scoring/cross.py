@@ -101,7 +101,7 @@ def _scores_of_trial(
         lre.check_model(lm)
     controls = (
         replace(own, bias=torch.zeros_like(own.bias)),
-        replace(own, weight=torch.zeros_like(own.weight)),
+        replace(own, weight=own.bias.new_zeros(2 * own.bias.shape)),
         shuffled(lm, data, trial, own),
     )
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
@@ -124,7 +124,7 @@ def _scores_of_trial(
 
 def counts(states: TrialStates, lre: LRE, index: int) -> tuple[int, int]:
     """Count the faithful predictions and the successful edits of an LRE, whose layer has an index in `states`."""
-    s, rank = states.subject[:, index, None], lre.rank or len(lre.bias)
+    s, rank = states.subject[:, index, None], lre.edit_rank
     said = faithfulness_predictions(states.runs.lm, [lre], s[states.known], [lre.beta])
     difference = states.target_objects - states.object[states.edited]
     edited = causality_predictions(states.edited_runs, [lre], s[states.edited], difference, [rank])

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lre.inverse import leading_singular_triplets
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.triplets import leading_singular_triplets
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.scoring.baselines import Examples
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, grid_of
@@ -34,8 +34,9 @@ def generic_lres(lre: LRE, jacobian: Tensor, subjects: Tensor, objects: Tensor) 
         By name: J without a bias; J with b, the mean of o - J s over the examples; and both mixed, (n W + J) / (n + 1)
         with its b, in which J counts as one more example.
     """
-    jacobian, count = jacobian.to(lre.weight), len(objects)
-    mixed = (count * lre.weight + jacobian) / (count + 1)
+    weight, count = lre.operator.dense(), len(objects)
+    jacobian = jacobian.to(weight)
+    mixed = (count * weight + jacobian) / (count + 1)
 
     def with_bias(weight: Tensor) -> LRE:
         return replace(lre, weight=weight, bias=(objects - subjects @ weight.T).mean(0).to(weight))
@@ -83,5 +84,5 @@ def with_jacobian_lens(
         generic_layers=tuple(layers),
         generic_faithful={name: grid_of(faithful[i :: len(GENERIC)]) for i, name in enumerate(GENERIC)},
         generic_causal={name: grid_of(causal[i :: len(GENERIC) - 1]) for i, name in enumerate(GENERIC[1:])},
-        likeness=tuple(likeness(lres[layer].weight, lens.jacobians[layer]) for layer in layers),
+        likeness=tuple(likeness(lres[layer].operator.dense(), lens.jacobians[layer]) for layer in layers),
     )

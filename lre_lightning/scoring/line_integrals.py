@@ -39,7 +39,7 @@ def line_integrals(
     Returns:
         The integral of u^T F'(s) v from s1 to s2 and u^T W v ||s2 - s1||, `(pairs,)` each, in the dtype of W.
     """
-    wide = lre.weight.dtype
+    wide = lre.bias.dtype
     start, end = start.to(wide), end.to(wide)
     points, weights = (torch.from_numpy(array).to(start) for array in np.polynomial.legendre.leggauss(nodes))
     ends = runs.patched(lre.layer, torch.stack([start, end], 1)).to(wide)
@@ -47,7 +47,7 @@ def line_integrals(
     way = end - start
     line = start[:, None] + (points[:, None] + 1) / 2 * way[:, None]
     slopes = (runs.pullback(lre.layer, line, u) * way[:, None]).sum(-1)
-    estimate = (u * (way @ lre.weight.to(way.device).T)).sum(-1)
+    estimate = (u * lre.operator.to(way.device).apply(way)).sum(-1)
     return slopes @ weights / 2, estimate
 
 

@@ -80,7 +80,7 @@ class Measured:
         wanted = states.target_objects - states.object[states.edited]
         for index, lre in enumerate(lres.values()):
             way = states.target_subjects(index) - states.subject[states.edited, index]
-            moved = way.to(lre.weight) @ lre.weight.T
+            moved = lre.operator.apply(way)
             found.append(cosine_similarity(moved, wanted.to(moved), -1).double().sum().cpu())
         return torch.stack(found)[:, None]
 

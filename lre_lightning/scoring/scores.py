@@ -85,8 +85,8 @@ def with_grid(
 
 def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
     """Return the record with faithfulness of its chosen LRE by rank of W (figure "rank-sweep")."""
-    subject = states.subject[states.known, record.layers.index(lre.layer)].to(lre.weight)
-    low_rank = LowRankInverse(lre.weight, max(record.ranks)).forward(subject, record.ranks)
+    subject = states.subject[states.known, record.layers.index(lre.layer)].to(lre.bias)
+    low_rank = LowRankInverse(lre.operator, max(record.ranks)).forward(subject, record.ranks)
     counts = states.count_faithful(states.runs.lm.predict(record.beta * low_rank + lre.bias))
     return replace(record, faithful_low_rank=tuple(counts.tolist()))
 
@@ -101,7 +101,7 @@ def faithfulness_predictions(
     """
     columns = []
     for index, lre in enumerate(lres):
-        slopes = torch.tensor(betas, dtype=lre.weight.dtype, device=subject.device)[:, None]
+        slopes = torch.tensor(betas, dtype=lre.bias.dtype, device=subject.device)[:, None]
         output = lre(subject[:, index, None], slopes)
         columns.append(lm.predict(output))
         if look is not None:
@@ -126,7 +126,7 @@ def causality_predictions(
     """
     columns = []
     for index, lre in enumerate(lres):
-        delta = LowRankInverse(lre.weight, max(ranks)).apply(difference.to(lre.weight), ranks)
+        delta = LowRankInverse(lre.operator, max(ranks)).apply(difference.to(lre.bias), ranks)
         edited = subject[:, index, None].to(delta) + delta
         output = runs.patched(lre.layer, edited)
         columns.append(runs.lm.predict(output))

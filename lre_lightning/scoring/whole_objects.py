@@ -134,7 +134,7 @@ def with_whole_objects(
     known[states.known] = runs.continued(states.known.nonzero().flatten(), own[states.known])[0]
     whole = states.answered(own, known)
     faithful = _faithful(states, whole, runs, lre(subject[known], record.beta))
-    causal = _causal(whole, lre, record.rank or lm.hidden_size, subject[whole.edited], objects)
+    causal = _causal(whole, lre, lre.edit_rank, subject[whole.edited], objects)
     counts = (whole.all_known, len(whole.all_edited), *faithful, *causal)
     return replace(record, whole_objects=dict(zip(("known", "edited", *WHOLE_OBJECTS), counts, strict=True)))
 
@@ -153,8 +153,8 @@ def _faithful(states: TrialStates, whole: TrialStates, runs: ObjectRuns, predict
 
 def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: Tensor) -> list[int]:
     """Count edits of s after which the LM says the whole object o', and after which o' is its closed-set answer."""
-    difference = (whole.target_objects - whole.object[whole.edited]).to(lre.weight)
-    edited = subject.to(difference) + LowRankInverse(lre.weight, rank).apply(difference, [rank])[:, 0]
+    difference = (whole.target_objects - whole.object[whole.edited]).to(lre.bias)
+    edited = subject.to(difference) + LowRankInverse(lre.operator, rank).apply(difference, [rank])[:, 0]
     output = whole.edited_runs.patched(lre.layer, edited[:, None])[:, 0]
     runs = ObjectRuns(whole.edited_runs, lre.layer, edited, objects)
     edits = torch.arange(len(edited), device=output.device)

@@ -76,7 +76,7 @@ class LREStore(Mapping[TrialKey, LRE]):
         entries: list[dict[str, Any]] = []
         for key, kept in self._kept.items():
             if isinstance(kept, LRE):
-                place: dict[str, Any] = {"weight": kept.weight.cpu(), "bias": kept.bias.cpu()}
+                place: dict[str, Any] = {"tensors": kept.to("cpu").tensors()}
             else:
                 place = {"folder": str(kept.absolute().parents[1])}
             entries.append({"metadata": self.metadata[key], **place})
@@ -105,9 +105,8 @@ class LREStore(Mapping[TrialKey, LRE]):
             entry = mapping(given, "the entry of an LRE")
             metadata = checked_metadata(entry.get("metadata"))
             key = metadata["origin"]["relation"], metadata["origin"]["trial"]
-            if "weight" in entry:
-                bias: Any = entry.get("bias")
-                self._kept[key] = LRE.from_tensors(entry["weight"], bias, metadata)
+            if "tensors" in entry:
+                self._kept[key] = LRE.from_tensors(mapping(entry["tensors"], "the tensors of an LRE"), metadata)
             else:
                 written = text(entry.get("folder", ""), "the folder of an LRE")
                 self._kept[key] = _find(key, metadata, [*folders, *([Path(written)] if written else [])])

@@ -251,7 +251,7 @@ class RescoredTrial(TestedTrial):
         if tested is None or self.lre is None or tested[1].known < len(self.trial.train):
             return tested[1] if tested else None
         states, record = tested
-        lre, rank = self.lre.to(self.run.lm.device), self.lre.rank or self.run.lm.hidden_size
+        lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
         record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,))
         return self._with_whole_objects(replace(record, layer=lre.layer, rank=rank), states, lre)
 

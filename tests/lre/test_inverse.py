@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre import inverse as engine
 from lre_lightning.lre import lre as lre_module
-from lre_lightning.lre.inverse import LowRankInverse, leading_singular_triplets
+from lre_lightning.lre import triplets as engine
+from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.lre.triplets import leading_singular_triplets
 
 SIZE, COUNT = 400, 16
 STEPS = torch.arange(SIZE, dtype=torch.float64)

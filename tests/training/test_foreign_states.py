@@ -118,9 +118,9 @@ def test_weights_of_an_lm_in_a_state_are_not_loaded(module, state):
 def test_a_tensor_of_another_kind_is_refused_before_it_is_computed_with(module, state, kind):
     good = kind in ("double", "transposed", "part")
     given_state = copy.deepcopy(state)
-    given_state[STATE]["lres"][0]["weight"] = TENSORS[kind]
+    given_state[STATE]["lres"][0]["tensors"]["weight"] = TENSORS[kind]
     if kind == "stride 0":
-        given_state[STATE]["lres"][0]["bias"] = TENSORS["long stride 0"]
+        given_state[STATE]["lres"][0]["tensors"]["bias"] = TENSORS["long stride 0"]
     with little_memory(), contextlib.nullcontext() if good else pytest.raises(LREError, match="LRE"):
         module.load_state_dict(given_state)
 
