@@ -10,6 +10,7 @@ SHELL := bash
 VENV = .venv
 PYTHON = python3
 PYTEST_ARGS =
+SECTION =
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
@@ -72,8 +73,8 @@ $(DOCS_STAMP): $(STAMP)
 docs: $(DOCS_STAMP) view ## build the site of docs/ in site/, with every link checked
 	NO_MKDOCS_2_WARNING=1 "$(PY)" -m mkdocs build
 
-bench: $(STAMP) ## run every benchmark; writes benchmarks/RESULTS.md
-	"$(PY)" -m benchmarks
+bench: $(STAMP) ## run every benchmark, or some: make bench SECTION="jacobian jlens"; writes benchmarks/RESULTS.md
+	"$(PY)" -m benchmarks $(SECTION)
 
 models: $(STAMP) ## try every causal LM type of transformers; writes docs/models.md
 	"$(PY)" -m scripts.models

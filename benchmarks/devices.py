@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import table
+from benchmarks.common import aimed, table
 from benchmarks.memory import GIBIBYTE, peak
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
@@ -29,8 +29,10 @@ from lre_lightning.training.module import LREModule
 
 REPEATS = 2
 TRIALS = 1
-LEAST = 1.5
-"""The ratio that two processes must reach on any machine; on an idle one it is 1.8."""
+LEAST = 1.9
+"""The ratio that two processes are to reach on an idle machine."""
+MEMORY = 1.2
+"""The memory of a process, in those of the only one, that it is to stay below."""
 
 
 def run(root: Path, devices: int, relations: list[str] | None = None, trials: int = TRIALS) -> dict[str, float]:
@@ -96,13 +98,16 @@ def main() -> None:
                 numbers = assert_same(Path(folder) / "0-1", root)
                 if size not in best or _seconds(found) < _seconds(best[size]):
                     best[size] = found
+    ratio = {size: _seconds(best[1]) / _seconds(found) for size, found in best.items()}
     rows = [
         [
             size,
             f"{found['fit']:.1f}",
             f"{found['validate']:.1f}",
-            f"{_seconds(best[1]) / _seconds(found):.2f}",
-            f"{found['peak'] / GIBIBYTE:.2f}",
+            aimed(f"{ratio[size]:.2f}", size != 2 or ratio[size] >= LEAST, f"{LEAST}"),
+            aimed(
+                f"{found['peak'] / GIBIBYTE:.2f}", found["peak"] < MEMORY * best[1]["peak"], f"below {MEMORY} of one's"
+            ),
         ]
         for size, found in best.items()
     ]
@@ -112,9 +117,6 @@ def main() -> None:
     ]
     header = ["processes", "fit, seconds", "validate, seconds", "times faster", "peak GiB per process"]
     print(table("Several processes", header, rows, notes))
-    ratio = _seconds(best[1]) / _seconds(best[2])
-    assert ratio >= LEAST, f"two processes are {ratio:.2f} times as fast as one"
-    assert max(found["peak"] for found in best.values()) < 1.2 * best[1]["peak"], best
 
 
 def _seconds(found: dict[str, float]) -> float:

@@ -4,8 +4,7 @@
 * floor: the estimator's matrix products alone, in the same run.
 
 Run with `python -m benchmarks.jlens`. On two blocks of GPT-2 small's shape the loop is measured on some dimensions and
-extrapolated. The Jacobians are asserted to be equal, and the estimator to take at most a few times as long as the
-floor.
+extrapolated. The Jacobians are asserted to be equal.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.common import Products, gpt2_small, table, timed
+from benchmarks.common import Products, aimed, gpt2_small, table, timed
 from benchmarks.jacobian import assert_equal
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.averaging import Averaging
@@ -46,7 +45,7 @@ def compare(
 ) -> list[list[str]]:
     """Return rows of the table; the loop computes some rows of the Jacobian, and is extrapolated.
 
-    The estimator may take `most` times as long as the floor.
+    The estimator is to take less than `most` times as long as the floor.
     """
     with Products(lm) as products:
         text_jacobian(lm, ids, averaging)
@@ -55,11 +54,16 @@ def compare(
     seconds, expected = timed(loop, lm, ids, rows, averaging.skip)
     for layer in lm.layers:
         assert_equal(found[layer][:rows], expected[layer], layer)
-    assert engine < most * floor, (engine, floor)
     plain, star = seconds * lm.hidden_size / rows, "" if rows == lm.hidden_size else "*"
     shape = f"{lm.name}: {lm.num_layers} layers of {lm.hidden_size}, {len(ids)} tokens"
     return [
-        [shape, "estimator", f"{engine:.2f}", "1", f"{engine / floor:.2f}"],
+        [
+            shape,
+            "estimator",
+            f"{engine:.2f}",
+            "1",
+            aimed(f"{engine / floor:.2f}", engine < most * floor, f"below {most}"),
+        ],
         ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
         ["", f"loop{star}", f"{plain:.2f}", f"{plain / engine:.2f}", f"{plain / floor:.2f}"],
     ]

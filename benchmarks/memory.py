@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import CONTEXT, SUFFIX, table
+from benchmarks.common import CONTEXT, SUFFIX, aimed, table
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre import jacobian
 from lre_lightning.lre.estimator import LREEstimator
@@ -102,19 +102,18 @@ def main() -> None:
     rows, peaks = [], []
     for relations, trials in ((2, 1), (2, 6), (12, 1)):
         peaks.append(measured(f"fit({relations}, {trials})")["peak"])
-        rows.append([f"demo, {relations} relations, {trials} trials", f"{peaks[-1] / GIBIBYTE:.2f}", ""])
+        cell = aimed(f"{peaks[-1] / GIBIBYTE:.2f}", peaks[-1] < 1.1 * min(peaks), "below 1.1 of the least")
+        rows.append([f"demo, {relations} relations, {trials} trials", cell, ""])
     found = measured("gptj()")
     beyond = found["peak"] - found["weights"]
     rows.append(
         [
             "GPT-J's shape in bfloat16, all layers, one prompt",
             f"{found['peak'] / GIBIBYTE:.2f}",
-            f"{beyond / GIBIBYTE:.2f}",
+            aimed(f"{beyond / GIBIBYTE:.2f}", beyond < 4 * GIBIBYTE, "below 4"),
         ]
     )
     print(table("Memory", ["run", "peak GiB", "GiB beyond the weights"], rows))
-    assert max(peaks) < 1.1 * min(peaks), peaks
-    assert beyond < 4 * GIBIBYTE, beyond
 
 
 if __name__ == "__main__":
