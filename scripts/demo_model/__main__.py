@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 from lightning.pytorch import Trainer
@@ -21,7 +22,7 @@ from scripts.demo_model.corpus import build_library, wording
 from scripts.demo_model.data import CorpusDataModule
 from scripts.demo_model.recipe import Recipe
 from scripts.demo_model.tokenizer import build_tokenizer
-from scripts.demo_model.train import DemoTraining, KeepModels, build_model
+from scripts.demo_model.train import DemoTraining, KeepModels, Precision, build_model, fast_precision
 from scripts.demo_model.world import Relation, build_world
 
 
@@ -35,10 +36,10 @@ def write_relations(world: Sequence[Relation], folder: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path, keep: int) -> None:
+def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path, keep: int, precision: Precision) -> None:
     """Train the demo LM, from the last epoch's checkpoint in `work` if there is one, and write it to `out`.
 
-    `keep` LMs of the training stay in `work / "models"`.
+    `keep` LMs of the training stay in `work / "models"`. The LM that ships was trained in bf16-mixed.
     """
     tokenizer = build_tokenizer(world, wording(world), recipe.merges)
     data = CorpusDataModule(build_library(world), tokenizer, recipe)
@@ -48,7 +49,7 @@ def train(recipe: Recipe, world: Sequence[Relation], out: Path, work: Path, keep
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=recipe.epochs,
-        precision="bf16-mixed",
+        precision=precision,
         gradient_clip_val=1.0,
         logger=False,
         callbacks=[
@@ -90,13 +91,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=3, help="trials of the fit for the card")
     parser.add_argument("--keep", type=int, default=10, help="LMs of the training to keep in WORK/models")
+    default = "by default 32-true where the CPU emulates bfloat16, else bf16-mixed"
+    parser.add_argument("--precision", choices=get_args(Precision), help=default)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     started = time.perf_counter()
     recipe = Recipe()
     world = build_world(recipe.seed)
     write_relations(world, arguments.out / "relations")
-    train(recipe, world, arguments.out / "model", arguments.work, arguments.keep)
+    precision: Precision = arguments.precision or fast_precision()
+    print(f"precision: {precision}")
+    train(recipe, world, arguments.out / "model", arguments.work, arguments.keep, precision)
     describe(recipe, arguments.out, arguments.work, arguments.trials)
     print(f"Written to {arguments.out} after {(time.perf_counter() - started) / 60:.1f} minutes.")
 
