@@ -21,7 +21,7 @@ from lre_lightning.commands.fit import try_folders
 from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
-from lre_lightning.models.loading import locate
+from lre_lightning.models.loading import check_model, locate
 from lre_lightning.options import vary
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
@@ -91,8 +91,14 @@ class Evaluate(Command):
     @override
     def check(self, line: LRECommandLine) -> None:
         options = line.options
-        try_folders(Path(options.trainer.default_root_dir or "."), options.model.fitting.lre_dir)
-        for setting in several(options.model.name_or_path, options.models, options.revisions)[:1]:
+        root = Path(options.trainer.default_root_dir or ".")
+        try_folders(root, options.model.fitting.lre_dir)
+        settings = several(options.model.name_or_path, options.models, options.revisions)
+        for setting in settings:
+            if not (root / setting.name / "fit_results.jsonl").is_file():
+                revision = setting.model.get("loading.revision")
+                check_model(setting.model["name_or_path"], revision, options.model.loading.trust_remote_code)
+        for setting in settings[:1]:
             for section in ("model", "data"):
                 for name, value in getattr(setting, section).items():
                     options[f"{section}.{name}"] = value  # the LM that is loaded first

@@ -107,6 +107,22 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
         raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {first_line(error)}") from error
 
 
+def check_model(name_or_path: str, revision: str | None = None, trust_remote_code: bool = False) -> None:
+    """Check that there is an LM, by reading its configuration alone.
+
+    Raises:
+        LREError: If it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    path = locate(name_or_path)
+    try:
+        AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
+    except Exception as error:
+        name = f"{name_or_path}@{revision}" if revision else name_or_path
+        raise LREError(f"no LM can be loaded from {name!r}: {first_line(error)}") from error
+
+
 def locate(name_or_path: str) -> str:
     """Return the argument for `from_pretrained`: a folder's path, or a hub name as it is.
 

@@ -107,6 +107,17 @@ def test_revisions_are_told_apart(toys, tmp_path, monkeypatch, loaded, capsys):
     assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
 
 
+def test_all_lms_are_found_before_the_first_fit(toys, tmp_path, monkeypatch, loaded, capsys):
+    models = f"--models=[{toys / 'step-10'}, toy/none]"
+    assert run(toys, tmp_path, monkeypatch, models) == 2
+    assert "no LM can be loaded from 'toy/none': " in capsys.readouterr().err
+    revisions = ["--model.name_or_path=toy/lm", "--revisions=[step10, step30]"]
+    assert run(toys, tmp_path, monkeypatch, *revisions) == 2
+    assert "no LM can be loaded from 'toy/lm@step30': " in capsys.readouterr().err
+    assert not loaded
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
