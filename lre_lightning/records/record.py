@@ -50,13 +50,24 @@ MEASURES = {
     "cosine of differences": ("", "edited"),
     "agreement on the unknown": ("betas", "unknown"),
     "truth on the unknown": ("betas", "unknown"),
+    "probability of the truth on the unknown": ("betas", "unknown"),
+    "token rank of the truth on the unknown": ("betas", "unknown"),
+    "LM's probability of the truth on the unknown": ("", "unknown"),
+    "LM's token rank of the truth on the unknown": ("", "unknown"),
+    "truth": ("betas", "tested"),
+    "probability of the truth": ("betas", "tested"),
+    "token rank of the truth": ("betas", "tested"),
+    "LM's probability of the truth": ("", "tested"),
+    "LM's token rank of the truth": ("", "tested"),
 }
 """The measures beyond the argmax, by the axis of their grid beside layers and the samples that they are sums over.
 
 Of the LRE's prediction: probability and token rank of the LM's answer, divergence from the LM's distribution, cosine of
 LRE(s) and o. Of the LM after an edit: how much more probable the target's object became, its log-odds to the LM's own
 answer, divergence from the distribution for s'. The cosine of W (s' - s) and o' - o. On samples that the LM does not
-know: how often the LRE says what the LM says, and how often the object of the data.
+know: how often the LRE says what the LM says. On those, and on all test samples: how often the LRE says the truth,
+which is the object of the data, its probability and token rank, and both for the LM, the same at every layer. On known
+samples the truth is the LM's answer.
 """
 
 MOST_ENTRIES = 1_000_000

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 PANELS = (
     ("predictions", ("probability", "cosine", "cosine of differences")),
     ("edits", ("probability moved",)),
-    ("the unknown", ("agreement on the unknown", "truth on the unknown")),
+    (
+        "the unknown",
+        (
+            "agreement on the unknown",
+            "truth on the unknown",
+            "probability of the truth on the unknown",
+            "LM's probability of the truth on the unknown",
+        ),
+    ),
     ("divergence, nats", ("KL", "KL after edits")),
 )
 
@@ -48,21 +56,27 @@ def measures(records: Sequence[TrialRecord]) -> Section:
         f"Measures beyond the argmax on {lm}: probability and token rank of the LM's answer by the LRE, divergence "
         "(nats) from the LM's distribution, cosines of LRE(s) and o and of their differences between subjects; after "
         "edits, how much more probable the target's object is, its log-odds to the LM's own answer, and divergence "
-        "from the distribution for s'; on what the LM does not know, how often the LRE agrees with the LM, and with "
-        "the data."
+        "from the distribution for s'."
     )
-    by_relation = Table(
-        "measures",
-        f"{caption} Means and standard deviations over trials.",
-        ("relation", *MEASURES),
-        rows_of(
-            alphabetical(analysis.categories(measured)),
-            *(analysis.per_relation(measured, partial(measure, name=name)) for name in MEASURES),
-        ),
+    truth_caption = (
+        f"The truth, which is the object of the data, on {lm}: how often the LRE says it, its probability and token "
+        "rank by the LRE and by the LM, on what the LM does not know and on all test samples; and how often the LRE "
+        "agrees with the LM on what it does not know."
+    )
+    against_truth = [name for name, (_, over) in MEASURES.items() if over in ("unknown", "tested")]
+
+    def by_relation(name: str, caption: str, names: Sequence[str]) -> Table:
+        columns = (analysis.per_relation(measured, partial(measure, name=one)) for one in names)
+        rows = rows_of(alphabetical(analysis.categories(measured)), *columns)
+        return Table(name, f"{caption} Means and standard deviations over trials.", ("relation", *names), rows)
+
+    tables = (
+        by_relation("measures", caption, [name for name in MEASURES if name not in against_truth]),
+        by_relation("truth", truth_caption, against_truth),
     )
     sweeps = {name: analysis.by_layer(kept, partial(measure, name=name)) for name in MEASURES}
     by_layer = sweep_table("measures_by_layer", f"Measures beyond the argmax by layer of {lm}.", "layer", sweeps)
-    return Section(title, (picture_of(plot_measures, kept),), (by_relation, by_layer))
+    return Section(title, (picture_of(plot_measures, kept),), (*tables, by_layer))
 
 
 def plot_measures(records: Sequence[TrialRecord]) -> Figure:

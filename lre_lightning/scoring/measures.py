@@ -17,7 +17,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics.functional import distribution_scores
 from lre_lightning.records.record import MEASURES, TrialRecord
-from lre_lightning.scoring.scores import faithfulness_predictions
+from lre_lightning.scoring.scores import slopes
 from lre_lightning.scoring.states import TrialStates
 
 
@@ -30,7 +30,7 @@ class Measured:
 
     def __init__(self, states: TrialStates) -> None:
         self.states, self.lm = states, states.runs.lm
-        self._said: list[Tensor] = []  # by layer, (betas, 4)
+        self._said: list[Tensor] = []  # by layer, (betas, 5): four measures, and how often the LM's answer is said
         self._edited: list[Tensor] = []  # by layer, (ranks, 3)
 
     def look(self, output: Tensor) -> None:
@@ -38,7 +38,8 @@ class Measured:
         own, answers = self.states.object[self.states.known], self.states.predicted[self.states.known]
         scores = self._scores(output, own, answers)[0, ..., :3]
         cosine = cosine_similarity(output, own[:, None].to(output), -1)
-        self._said.append(torch.cat([scores.sum(0), cosine.double().sum(0)[:, None].to(scores)], 1))
+        each = torch.cat([scores, cosine[..., None].to(scores), (scores[..., 1:2] == 0).to(scores)], -1)
+        self._said.append(each.sum(0))
 
     def look_at_edits(self, output: Tensor) -> None:
         """Measure the LM's outputs after the edits by the next layer's LRE, `(edits, ranks, hidden)`."""
@@ -71,7 +72,12 @@ class Measured:
     def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
         """Return the sums over all processes by the names of `MEASURES`, `(layers, points)`; a collective call."""
         said, edited = torch.stack(self._said), torch.stack(self._edited)
-        by_name = [*said.unbind(-1), *edited.unbind(-1), self._differences(lres), *self._unknown(lres, betas)]
+        by_name = [
+            *said[..., :4].unbind(-1),
+            *edited.unbind(-1),
+            self._differences(lres),
+            *self._truth(lres, betas),
+        ]
         return dict(zip(MEASURES, self.states.processes.sum(*(one.contiguous() for one in by_name)), strict=True))
 
     def _differences(self, lres: Mapping[Layer, LRE]) -> Tensor:
@@ -84,14 +90,27 @@ class Measured:
             found.append(cosine_similarity(moved, wanted.to(moved), -1).double().sum().cpu())
         return torch.stack(found)[:, None]
 
-    def _unknown(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Return how often an LRE says of an unknown sample what the LM says, and the truth, `(layers, betas)` each."""
-        states, rows = self.states, ~self.states.known
-        said = faithfulness_predictions(self.lm, list(lres.values()), states.subject[rows], betas).cpu()
-        true = torch.tensor([prompt.object_token for prompt in states.prompts])[rows.cpu()]
-        wanted = states.predicted[rows].cpu(), true
-        first, second = ((said == tokens[:, None, None]).sum(0).double() for tokens in wanted)
-        return first, second
+    def _truth(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> list[Tensor]:
+        """Return the sums of the measures on the unknown and on all test samples, `(layers, points)` each."""
+        states, known, unknown = self.states, self.states.known, ~self.states.known
+        said, output = torch.stack(self._said), states.object[unknown]
+        objects = torch.tensor([one.object_token for one in states.prompts], dtype=torch.long, device=known.device)
+        answers = states.predicted[unknown], objects[unknown]
+        scores = torch.stack(
+            [
+                self._scores(lre(states.subject[unknown, index, None], slopes(betas, lre, output)), output, *answers)
+                for index, lre in enumerate(lres.values())
+            ]
+        )
+        agreement, truth = (scores[..., 1] == 0).double().sum(2).unbind(1)
+        true = truth, *scores[:, 1, ..., :2].sum(1).unbind(-1)
+        lm = [
+            self._scores(states.object[rows][:, None], states.object[rows], objects[rows])[0, ..., :2].sum(0)
+            for rows in (unknown, known)
+        ]
+        of_unknown, of_all = ((one.T[:, None].expand(-1, len(lres), 1)) for one in (lm[0], lm[0] + lm[1]))
+        everywhere = [one + own for one, own in zip(true, (said[..., 4], said[..., 0], said[..., 1]), strict=True)]
+        return [agreement, *true, *of_unknown, *everywhere, *of_all]
 
 
 def with_measures(record: TrialRecord, measured: Measured, lres: Mapping[Layer, LRE]) -> TrialRecord:

@@ -101,12 +101,16 @@ def faithfulness_predictions(
     """
     columns = []
     for index, lre in enumerate(lres):
-        slopes = torch.tensor(betas, dtype=lre.bias.dtype, device=subject.device)[:, None]
-        output = lre(subject[:, index, None], slopes)
+        output = lre(subject[:, index, None], slopes(betas, lre, subject))
         columns.append(lm.predict(output))
         if look is not None:
             look(output)
     return torch.stack(columns, dim=1)
+
+
+def slopes(betas: Sequence[float], lre: LRE, subject: Tensor) -> Tensor:
+    """Return betas as factors of W s for s `(batch, 1, hidden)`, `(betas, 1)`."""
+    return torch.tensor(betas, dtype=lre.bias.dtype, device=subject.device)[:, None]
 
 
 def causality_predictions(

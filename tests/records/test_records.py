@@ -265,7 +265,7 @@ def test_rows_hold_every_count_once_with_the_score_of_the_record():
     records = {(record.relation, record.trial): record for record in given_records}
     found = rows([*records.values(), BARE])
     generic = 3 * 2 * (3 * 2 + 2 * 4)
-    measures = 3 * 3 * (6 * 2 + 3 * 4 + 1)
+    measures = 3 * 3 * (11 * 2 + 3 * 4 + 5)
     assert (
         len(found) == 3 * (3 * (2 + 2 + 4 + 3 + 3 + 3) + 4) + generic + measures
     )  # records, layers, and the scores of each

@@ -20,13 +20,15 @@ def measured(record):
 
 def test_tables_have_the_means_at_the_chosen_point_and_by_layer():
     section = measures([measured(record) if record.scored else record for record in MAIN])
-    by_relation, by_layer = section.tables
-    row = dict(zip(by_relation.columns, by_relation.rows[-1], strict=True))
+    by_relation, truth, by_layer = section.tables
+    row, true = (dict(zip(table.columns, table.rows[-1], strict=True)) for table in (by_relation, truth))
     (record, *_) = [one for one in MAIN if one.relation == row["relation"]]
     place = record.layers.index(record.layer)
     assert row["probability"][0] == pytest.approx((1 + place) / record.known)
     assert row["log-odds"][0] == pytest.approx((1 + place) / record.edited)
-    assert row["truth on the unknown"][0] == pytest.approx((1 + place) / (record.tested - record.known))
+    assert true["truth on the unknown"][0] == pytest.approx((1 + place) / (record.tested - record.known))
+    assert true["LM's probability of the truth"][0] == pytest.approx((1 + place) / record.tested)
+    assert {*row, *true} == {"relation", *MEASURES}
     assert [line[1][0] for line in by_layer.rows] == pytest.approx([0.1, 0.2, 0.3])
     check_layout(section.pictures[0].plot())
 

@@ -1,12 +1,23 @@
 """Measures beyond the argmax, on a toy of which numpy computes every probability."""
 
 import dataclasses
+import json
+from itertools import product
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import MEASURES, TrialRecord
-from lre_lightning.scoring.states import TrialStates
+from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.scoring.measures import Measured, with_measures
+from lre_lightning.scoring.scores import new_record, with_grid
+from lre_lightning.scoring.states import PromptStates, TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
 from tests.scoring.test_fits import BETAS, GRID, LAYERS, RANKS, ByHand, data_of
@@ -25,8 +36,13 @@ def measured(random_toy, toy_relations, tmp_path_factory):
     return module, noted
 
 
-def log_softmax(logits):
+def logs_of(hand, output):
+    logits = hand.rows @ (output / np.sqrt((output**2).mean() + 1e-6))  # with the LM's final norm
     return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
+def token_rank(logs, token):
+    return (logs > logs[token]).sum() + (logs[:token] == logs[token]).sum()
 
 
 def cosine(one, other):
@@ -44,7 +60,7 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
     expected = {name: np.zeros((3, {"betas": 3, "ranks": 3, "": 1}[axis])) for name, (axis, _) in MEASURES.items()}
 
     def logs(output):
-        return log_softmax(hand.rows @ (output / np.sqrt((output**2).mean() + 1e-6)))  # with the LM's final norm
+        return logs_of(hand, output)
 
     for i, layer in enumerate(LAYERS):
         for j, beta in enumerate(BETAS):
@@ -52,8 +68,12 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
                 o, found = hand.output(s), hand.lre(layer, beta)(hand.state(s, layer))
                 own, said = logs(o), logs(found)
                 answer = own.argmax()
+                rank, lm_rank = token_rank(said, answer), token_rank(own, answer)
                 expected["probability"][i, j] += np.exp(said[answer])
-                expected["token rank"][i, j] += (said > said[answer]).sum() + (said[:answer] == said[answer]).sum()
+                expected["token rank"][i, j] += rank
+                expected["truth"][i, j] += rank == 0
+                expected["LM's probability of the truth"][i, 0] += np.exp(own[answer]) / len(BETAS)
+                expected["LM's token rank of the truth"][i, 0] += lm_rank / len(BETAS)
                 expected["KL"][i, j] += (np.exp(own) * (own - said)).sum()
                 expected["cosine"][i, j] += cosine(found, o)
         for subject, target in edits:
@@ -67,6 +87,8 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
                 expected["probability moved"][i, j] += np.exp(after[token]) - np.exp(logs(o)[token])
                 expected["log-odds"][i, j] += after[token] - after[original]
                 expected["KL after edits"][i, j] += (np.exp(logs(wanted)) * (logs(wanted) - after)).sum()
+    for name in ("probability", "token rank"):
+        expected[f"{name} of the truth"] = expected[name]
     assert list(record.measures) == list(MEASURES)
     for name, sums in record.measures.items():
         np.testing.assert_allclose(sums, expected[name], rtol=2e-4, atol=2e-4, err_msg=name)
@@ -74,32 +96,32 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
     assert TrialRecord.from_plain(record.plain()) == record
 
 
-def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, toy_relations, tmp_path):
-    """On "half colour" renamed so that the LM knows half of its samples, what the LRE says of the others."""
+def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, tmp_path):
+    """On "thing colour" with a third of the objects exchanged, what the LRE and the LM say of those and of all."""
     relation = toy.relation_json("some colour")
     for i, sample in enumerate(relation["samples"]):
         sample["object"] = toy.OBJECTS[(i + (i % 3 == 0)) % 4]  # a third is wrong
-    import json
-
     (tmp_path / "some.json").write_text(json.dumps(relation))
     module = LREModule(random_toy, **GRID, fitting={"measures": True})
     data = data_of(str(tmp_path / "some.json"), trials=1)
     trainer_of(tmp_path).fit(module, datamodule=data)
     (record,) = module.records.values()
-    hand, trial = ByHand(random_toy, data.trial(0)), data.trial(0)
-    unknown = [
-        sample
-        for sample in trial.test
-        if hand.says(hand.output(hand.test[sample.subject])) != hand.objects[sample.subject]
-    ]
-    assert record.unknown == len(unknown) > 3
-    for i, layer in enumerate(LAYERS):
-        for j, beta in enumerate(BETAS):
-            said = {one: hand.says(hand.lre(layer, beta)(hand.state(hand.test[one.subject], layer))) for one in unknown}
-            agree = sum(token == hand.says(hand.output(hand.test[one.subject])) for one, token in said.items())
-            true = sum(token == hand.objects[one.subject] for one, token in said.items())
-            assert record.measures["agreement on the unknown"][i][j] == agree
-            assert record.measures["truth on the unknown"][i][j] == true
+    hand = ByHand(random_toy, data.trial(0))
+    known = {name for name, s in hand.test.items() if hand.says(hand.output(s)) == hand.objects[name]}
+    assert record.known == len(known) > 3 < record.unknown == len(hand.test) - len(known)
+    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in MEASURES.items()}
+    for (i, layer), (j, beta), (name, s) in product(enumerate(LAYERS), enumerate(BETAS), hand.test.items()):
+        token, own = hand.objects[name], logs_of(hand, hand.output(s))
+        said = logs_of(hand, hand.lre(layer, beta)(hand.state(s, layer)))
+        for where in [""] if name in known else ["", " on the unknown"]:
+            expected[f"truth{where}"][i, j] += token_rank(said, token) == 0
+            expected[f"probability of the truth{where}"][i, j] += np.exp(said[token])
+            expected[f"token rank of the truth{where}"][i, j] += token_rank(said, token)
+            expected[f"LM's probability of the truth{where}"][i, 0] += np.exp(own[token]) / len(BETAS)
+            expected[f"LM's token rank of the truth{where}"][i, 0] += token_rank(own, token) / len(BETAS)
+        expected["agreement on the unknown"][i, j] += name not in known and said.argmax() == own.argmax()
+    for name in list(MEASURES)[8:]:
+        np.testing.assert_allclose(record.measures[name], expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_counts_are_those_of_a_fit_without_measures(random_toy, measured, toy_relations, tmp_path):
@@ -108,3 +130,45 @@ def test_counts_are_those_of_a_fit_without_measures(random_toy, measured, toy_re
     trainer_of(tmp_path).fit(plain, datamodule=data_of(toy_relations, trials=1))
     for key, record in plain.records.items():
         assert dataclasses.replace(module.records[key], measures={}) == record
+
+
+def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
+    """A random LM, which knows no fact, in conversations that a loop tokenizes and runs as a whole."""
+    lm = LanguageModel(LlamaForCausalLM(toy.toy_model().config).eval())
+    tokenizer = toy.toy_tokenizer()
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for one in messages %}{{ ' colour' if one.role == 'assistant' else '' }} {{ one.content }}\n"
+        "{% endfor %}{{ ' colour' if add_generation_prompt else '' }}"
+    )
+    samples = tuple(Sample(**one) for one in toy.relation_json("thing colour")["samples"])
+    relation = Relation("thing colour", "factual", ("{}",), (), "", "", False, samples)
+    data = RelationDataModule(tokenizer, source=relation, n_shot=2, trials=1, prompts={"chat": True})
+    trial = data.trial(0)
+    states = TrialStates.join([PromptStates.run(lm, batch, [1]) for batch in data.val_dataloader([0])], trial)
+    weight = torch.eye(toy.WIDTH) + 0.1 * torch.randn(toy.WIDTH, toy.WIDTH, generator=torch.Generator().manual_seed(0))
+    lres = {1: LRE(weight, torch.zeros(toy.WIDTH), 1, Origin.of(lm, trial))}
+    measured, record = Measured(states), new_record(trial, data, len(states.prompts), states.all_known)
+    record = with_grid(record, states, lres, [1.0], [2], measured.look, measured.look_at_edits)
+    record = with_measures(record, measured, lres)
+    expected = {name: 0.0 for name in MEASURES}
+    shown = [one for sample in trial.train for one in turns(sample)]
+    for sample in trial.test:
+        text = tokenizer.apply_chat_template([*shown, turns(sample)[0]], tokenize=False, add_generation_prompt=True)
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        place = int((ids[0] == toy.WORDS.index(sample.subject)).nonzero()[-1])
+        with torch.no_grad():
+            own = lm.model(ids).logits[0, -1].log_softmax(-1).numpy()
+            said = lm.decode(lres[1](lm.hidden_states(ids, [1])[1][0, place])).log_softmax(-1).numpy()
+        token = toy.WORDS.index(sample.object)
+        for where in ["", " on the unknown"] if own.argmax() != token else [""]:
+            expected[f"probability of the truth{where}"] += np.exp(said[token])
+            expected[f"token rank of the truth{where}"] += token_rank(said, token)
+            expected[f"LM's probability of the truth{where}"] += np.exp(own[token])
+            expected[f"LM's token rank of the truth{where}"] += token_rank(own, token)
+    assert record.unknown > record.tested / 2
+    for name in (name for name in MEASURES if "of the truth" in name):
+        np.testing.assert_allclose(record.measures[name], expected[name], rtol=1e-4, err_msg=name)
+
+
+def turns(sample):
+    return [{"role": "user", "content": sample.subject}, {"role": "assistant", "content": sample.object}]
