@@ -23,6 +23,10 @@ LIKELIEST = 0.3
 
 IN_ONE_PROCESS = """
 import runpy, sys
+import lightning
+before = set(sys.modules)
+import lre_lightning.datamodules
+assert not {"transformers", "matplotlib"} & {name.split(".")[0] for name in set(sys.modules) - before}
 import datamodules, callbacks, lre_lightning.datamodules, lre_lightning.callbacks
 for module in (datamodules, callbacks, lre_lightning.datamodules, lre_lightning.callbacks): print(module.__file__)
 for script in ("probe.py", "plain_loop.py"):
@@ -30,45 +34,47 @@ for script in ("probe.py", "plain_loop.py"):
     runpy.run_path(script, run_name="__main__")
 """
 
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    """Return a function that runs Python in a copy of the project, with the unpacked wheel before other packages."""
-    root = tmp_path_factory.mktemp("example")
-    with zipfile.ZipFile(built_wheel(tmp_path_factory)) as archive:
-        archive.extractall(root / "site")
-    ignored = shutil.ignore_patterns("__pycache__")
-    project = shutil.copytree(ROOT / "examples/linear_probe", root / "linear_probe", ignore=ignored)
-    environment = {key: value for key, value in os.environ.items() if key != "LRE_RELATIONS_DIR"}
-    environment |= {"PYTHONPATH": str(root / "site"), "OMP_NUM_THREADS": "1"}
-
-    def run(*arguments):
-        command = [sys.executable, *arguments, "--epochs", "4"]
-        ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=240)
-        assert ended.returncode == 0, ended.stderr
-        return root, ended.stdout
-
-    return run
+ON_TWO_DEVICES = """
+import runpy, sys
+import lightning
+trainer = lightning.Trainer
+lightning.Trainer = lambda **options: trainer(**options | {"strategy": "ddp_fork"})  # processes without new imports
+sys.path.insert(0, ".")
+sys.argv = ["probe.py", "--epochs", "4", "--devices", "2"]
+runpy.run_path("probe.py", run_name="__main__")
+"""
 
 
 @pytest.mark.slow
-def test_the_project_and_the_wheel_have_packages_of_the_same_names_and_train_alike(output):
-    root, text = output("-c", IN_ONE_PROCESS)
-    files = [Path(line).parent for line in text.splitlines()[:4]]
+def test_the_project_and_the_wheel_have_packages_of_the_same_names_and_train_alike(tmp_path, tmp_path_factory):
+    """In a copy of the project, with the unpacked wheel before other packages."""
+    with zipfile.ZipFile(built_wheel(tmp_path_factory)) as archive:
+        archive.extractall(tmp_path / "site")
+    project = shutil.copytree(
+        ROOT / "examples/linear_probe", tmp_path / "linear_probe", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "LRE_RELATIONS_DIR"}
+    environment |= {"PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", IN_ONE_PROCESS, "--epochs", "4"]
+    ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    files = [Path(line).parent for line in ended.stdout.splitlines()[:4]]
     folders = ("linear_probe", "linear_probe", "site/lre_lightning", "site/lre_lightning")
     assert files == [
-        root / folder / name for folder, name in zip(folders, ("datamodules", "callbacks") * 2, strict=True)
+        tmp_path / folder / name for folder, name in zip(folders, ("datamodules", "callbacks") * 2, strict=True)
     ]
-    with_trainer, without = re.findall(r"accuracy (\d\.\d+)", text)
+    with_trainer, without = re.findall(r"accuracy (\d\.\d+)", ended.stdout)
     assert with_trainer == without  # the same steps
     assert float(with_trainer) > LIKELIEST
 
 
 @pytest.mark.slow
-def test_a_probe_is_trained_on_two_devices(output):
-    _, text = output("probe.py", "--devices", "2")
-    assert "on 2 device(s)" in text
-    (accuracy,) = re.findall(r"accuracy (\d\.\d+)", text)
+def test_a_probe_is_trained_on_two_devices(launch, tmp_path):
+    project = shutil.copytree(ROOT / "examples/linear_probe", tmp_path / "linear_probe")
+    ended = launch(project, code=ON_TWO_DEVICES)
+    assert ended.status == 0, ended.error
+    assert "on 2 device(s)" in ended.output
+    (accuracy,) = re.findall(r"accuracy (\d\.\d+)", ended.output)
     assert float(accuracy) > LIKELIEST
 
 

@@ -1,7 +1,5 @@
 """The datamodule: which prompts it serves when, to which process, and what it remembers of its options."""
 
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -390,9 +388,3 @@ def test_changed_options_leave_the_others(make):
 def test_mistakes_show_at_setup_at_the_latest(make, options, message):
     with pytest.raises(LREError, match=message):
         make(**options).setup()
-
-
-def test_importing_loads_no_model_code():
-    code = "import sys, lightning; before = set(sys.modules); import lre_lightning.datamodules\n"
-    code += "assert not {'transformers', 'matplotlib'} & {name.split('.')[0] for name in set(sys.modules) - before}"
-    subprocess.run([sys.executable, "-c", code], check=True)

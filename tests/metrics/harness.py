@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch import Tensor
 from torchmetrics import Metric
+
+from tests.helpers.launcher import Launcher
 
 TARGETS = 3  # few, so that chance alone makes about a third of the predictions right
 VOCABULARY = 6
@@ -151,7 +152,6 @@ CHECKS = [check_batches, check_copies]
 
 def results_of(index: int, folder: Path, cases: list[Case]) -> None:
     """Join a gloo group of two processes and save the results of each case, with samples in both and in the first."""
-    torch.set_num_threads(1)
     rendezvous = f"file://{folder / 'rendezvous'}"
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=index, world_size=2)
     results = []
@@ -170,9 +170,15 @@ def _samples(case: Case, index: int) -> tuple[list[Batch], list[Batch]]:
     return (case.batches(9),) * 2 if index == 0 else (case.batches(10, sizes=(4, 2)), [])
 
 
-def check_two_processes(cases: Sequence[Case], folder: Path) -> None:
-    """Both processes hold the reference's value of all samples of both."""
-    torch.multiprocessing.spawn(results_of, (folder, list(cases)), nprocs=2)
+def check_two_processes(launch: Launcher, cases: Sequence[Case], module: str, folder: Path) -> None:
+    """Both processes hold the reference's value of all samples of both; `module` has the same `CASES`."""
+    imports = f"from pathlib import Path; from {module} import CASES; from {__name__} import results_of"
+    started = [
+        launch.start(folder / f"cwd{index}", code=f"{imports}; results_of({index}, Path({str(folder)!r}), CASES)")
+        for index in range(2)
+    ]
+    for ended in map(launch.wait, started):
+        assert ended.status == 0, ended.error
     for index in range(2):
         for case, (both, one) in zip(cases, torch.load(folder / f"{index}.pt"), strict=True):
             assert_equal(both, case.expected([*_samples(case, 0)[0], *_samples(case, 1)[0]]))

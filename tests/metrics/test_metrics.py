@@ -37,8 +37,8 @@ def test_metric_agrees_with_the_reference(case, check):
     check(case)
 
 
-def test_metrics_add_up_over_two_processes(tmp_path):
-    harness.check_two_processes(CASES, tmp_path)
+def test_metrics_add_up_over_two_processes(launch, tmp_path):
+    harness.check_two_processes(launch, CASES, __name__, tmp_path)
 
 
 @pytest.mark.parametrize(("metric_class", "function"), PAIRS)

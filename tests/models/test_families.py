@@ -34,24 +34,17 @@ MORE = torch.tensor([[3, 50, 8], [60, 61, 9]])
 SUFFIX = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])  # two for each row of MORE
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request, monkeypatch):
-    """A family in which a prefix is shared."""
-    widen_casts(monkeypatch, request.param)
-    return request.param
+@pytest.fixture(scope="module", params=[*FAMILIES, *UNSHARED, *STREAMS])
+def lm(request):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        widen_casts(monkeypatch, request.param)
+        lm = LanguageModel(tiny_model(request.param), name=request.param)
+        assert lm.way == WAYS[request.param]
+        yield lm
 
 
-@pytest.fixture(params=[*FAMILIES, *UNSHARED, *STREAMS])
-def any_lm(request, monkeypatch):
-    widen_casts(monkeypatch, request.param)
-    lm = LanguageModel(tiny_model(request.param), name=request.param)
-    assert lm.way == WAYS[request.param]
-    return lm
-
-
-@pytest.fixture
-def lm(family):
-    return LanguageModel(tiny_model(family))
+shared = pytest.mark.parametrize("lm", FAMILIES, indirect=True)
+"""The families in which a prefix is shared."""
 
 
 @pytest.fixture
@@ -62,6 +55,7 @@ def joins(monkeypatch):
     return found
 
 
+@shared
 @torch.no_grad()
 def test_hidden_states_and_logits_are_those_of_transformers(lm):
     expected = lm.model(IDS, output_hidden_states=True)
@@ -89,10 +83,11 @@ def check_suffix(lm, prefix, suffix, prompts):
     assert not torch.allclose(expected[0][0], expected[0][-1])
 
 
-def test_a_suffix_on_one_shared_prefix_equals_whole_prompts(family, lm, joins):
+@shared
+def test_a_suffix_on_one_shared_prefix_equals_whole_prompts(lm, joins):
     check_suffix(lm, lm.prefix(CONTEXT[None]), SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
     joins = [joined for joined in joins if joined.shape[0] == 4]
-    assert bool(joins) == (family == "bloom")  # which calls baddbmm
+    assert bool(joins) == (lm.name == "bloom")  # which calls baddbmm
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neo", "llama", "gemma2"])
@@ -105,8 +100,7 @@ def test_eager_attention_does_not_compute_the_join_either(monkeypatch, family, j
     assert not joins
 
 
-def test_prefixes_that_grow_equal_whole_prompts(any_lm):
-    lm = any_lm
+def test_prefixes_that_grow_equal_whole_prompts(lm):
     if not lm.shares_prefix:
         pytest.skip("it runs whole prompts")
     context = lm.prefix(CONTEXT[None])
@@ -122,9 +116,8 @@ def test_prefixes_that_grow_equal_whole_prompts(any_lm):
 
 
 @torch.no_grad()
-def test_patched_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
-    lm = any_lm
-    new = torch.randn(3, 4, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
+    new = torch.randn(3, 2, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = batch_of(lm)
     subject, output = batch.hidden_states(lm.layers)
     for column, layer in enumerate(lm.layers):
@@ -146,8 +139,8 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
 
 
 @torch.no_grad()
-def test_continued_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
-    lm, rows, tokens = any_lm, torch.tensor([1, 0, 1]), torch.tensor([[4, 5], [80, 7], [8, 9]])
+def test_continued_runs_equal_a_plain_hook_on_whole_prompts(lm):
+    rows, tokens = torch.tensor([1, 0, 1]), torch.tensor([[4, 5], [80, 7], [8, 9]])
     lm.chunk_size = 2
     new = torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = batch_of(lm).continued(1, new, rows, tokens, lambda outputs, some: outputs + some.start)
@@ -159,10 +152,9 @@ def test_continued_runs_equal_a_plain_hook_on_whole_prompts(any_lm):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["deepseek_v4", "hy_v4", "gemma3n"])
-def test_streams_are_side_by_side(monkeypatch, name):
-    widen_casts(monkeypatch, name)
-    lm, seen = LanguageModel(tiny_model(name), name="tiny"), []
+@pytest.mark.parametrize("lm", ["deepseek_v4", "hy_v4", "gemma3n"], indirect=True)
+def test_streams_are_side_by_side(lm):
+    name, seen = lm.name, []
     embedding, block = lm.model.get_input_embeddings(), lm.module_at(1)
     hook = block.register_forward_hook(lambda *given: seen.append(given[2]))
     logits = lm.model(IDS).logits
@@ -173,21 +165,24 @@ def test_streams_are_side_by_side(monkeypatch, name):
     found = lm.hidden_states(IDS, lm.layers)
     assert torch.equal(found[1], torch.cat(streams, -1))
     torch.testing.assert_close(lm.decode(found[2]), logits, rtol=1e-12, atol=1e-12)
-    with pytest.raises(LREError, match="layer 'emb' is out of range: tiny has the layers 0 to 2"):
+    with pytest.raises(LREError, match=f"layer 'emb' is out of range: {name} has the layers 0 to 2"):
         lm.check_layers(["emb"])
     # A row of the unembedding becomes the streams that a token's embedding becomes.
+    before = embedding.weight.clone()
     embedding.weight[7] = lm.model.get_output_embeddings().weight[9] / getattr(embedding, "scalar_embed_scale", 1)
     hook = lm.module_at(0).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     lm.model(torch.tensor([[7]]))
     hook.remove()
+    embedding.weight.copy_(before)
     expected = torch.cat([one.reshape(-1) for one in seen[-1].unbind(0 if name == "gemma3n" else 2)])
     torch.testing.assert_close(lm.unembedding(torch.tensor([[9], [9]])), expected.expand(2, 1, -1), **TOLERANCE)
 
 
-def test_activations_are_found(family, lm):
+@shared
+def test_activations_are_found(lm):
     with one_slope_for_all_lanes(lm, 3, 2):
         found = sum("forward" in vars(module) for module in lm.modules())
-    assert found >= lm.num_layers * (family != "bloom")  # which has a class of its own
+    assert found >= lm.num_layers * (lm.name != "bloom")  # which has a class of its own
 
 
 @pytest.mark.parametrize(

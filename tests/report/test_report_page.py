@@ -67,17 +67,33 @@ TABLES = BOTH | {"findings", "hyperparameters", "categories", "correlations", "d
 TABLES |= {"generations"}
 
 
+EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>', b"png"
+
+
 @pytest.fixture
 def fast(monkeypatch):
     """Pages with an empty picture for every figure."""
-    monkeypatch.setattr(page, "plot", lambda picture, salt: ('<svg xmlns="http://www.w3.org/2000/svg"/>', b"png"))
+    monkeypatch.setattr(page, "plot", lambda picture, salt: EMPTY)
+
+
+DRAWN = {"betas", "scatter", "layers", "faithfulness_baselines_zero_shot"}
+"""Figures that are rendered, which takes seconds for all of them; the others are only plotted."""
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     """The page of all measurements of one LM in the folder ``out``, next to the folders of the runs."""
-    folder = tmp_path_factory.mktemp("full")
-    make_report([write_run(folder / name, records) for name, records in everything().items()], folder / "out")
+    folder, render = tmp_path_factory.mktemp("full"), page.plot
+
+    def plot(picture, salt):
+        if picture.name in DRAWN:
+            return render(picture, salt)
+        assert picture.plot().axes
+        return EMPTY
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "plot", plot)
+        make_report([write_run(folder / name, records) for name, records in everything().items()], folder / "out")
     return folder
 
 
