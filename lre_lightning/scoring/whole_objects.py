@@ -134,7 +134,7 @@ def with_whole_objects(
     known[states.known] = runs.continued(states.known.nonzero().flatten(), own[states.known])[0]
     whole = states.answered(own, known)
     faithful = _faithful(states, whole, runs, lre(subject[known], record.beta))
-    causal = _causal(whole, lre, lre.edit_rank, subject[whole.edited], objects)
+    causal = _causal(whole, lre, record.rank or lre.edit_rank, subject[whole.edited], objects)
     counts = (whole.all_known, len(whole.all_edited), *faithful, *causal)
     return replace(record, whole_objects=dict(zip(("known", "edited", *WHOLE_OBJECTS), counts, strict=True)))
 
