@@ -39,9 +39,9 @@ def jacobian_seconds() -> float:
     config = GPTJConfig(n_layer=1, vocab_size=1000, bos_token_id=0, eos_token_id=0)
     lm = LanguageModel(AutoModelForCausalLM.from_config(config), name="a block of GPT-J's shape")
     ids, layers = torch.randint(1000, (CONTEXT + SUFFIX,)), ("emb",)
-    prefix, suffix = lm.prefix(ids[None, :CONTEXT]), ids[CONTEXT:]
+    prefix, suffix = lm.prefix(ids[None, :CONTEXT]), ids[None, CONTEXT:]
     lanes = _fitting_lanes(lm, suffix, prefix, layers)
-    nodes, output = _suffix_graph(lm, suffix.repeat(lanes, 1), prefix, layers, lm.layers[-1])
+    nodes, output = _suffix_graph(lm, suffix, lanes, prefix, layers, lm.layers[-1])
     wanted = [nodes[layer] for layer in layers]
 
     def chunk() -> None:

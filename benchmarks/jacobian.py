@@ -2,6 +2,7 @@
 
 * plain: `torch.autograd.functional.jacobian(vectorize=True)` of the whole prompt, layer by layer;
 * published: the same function of the suffix alone, with the context's keys and values computed once;
+* prompt by prompt: the engine without sweeps that several prompts of a small LM share;
 * copied prefix, stepwise, whole prompts: the engine as it runs LMs whose prompts cannot share a prefix;
 * floor: the engine's matrix products alone, in the same run.
 
@@ -18,17 +19,28 @@ from dataclasses import replace as change
 import torch
 from torch import Tensor
 
-from benchmarks.common import CONTEXT, Products, Prompt, demo_prompts, gpt2_small, random_prompts, table, timed
+from benchmarks.common import CONTEXT, Products, Prompt, aimed, demo_prompts, gpt2_small, random_prompts, table, timed
 from lre_lightning.grid import Layer
-from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian, prompts_in_a_sweep, sweep
 from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.prefix import Way
 
 OTHER_WAYS: dict[Way, str] = {"copied": "copied prefix", "stepwise": "stepwise", "whole": "whole prompts"}
 
-FLOOR_PROMPTS = 4
-"""Number of measurements of the floor of the first prompt."""
+FLOOR_RUNS = 4
+"""Number of measurements of the floor of the first sweep."""
+
+MOST = 2.0
+"""What the engine is to take less than, in times of the floor."""
+
+
+def jacobians(lm: LanguageModel, prompts: list[Prompt]) -> list[PromptJacobian]:
+    """Compute the Jacobians of prompts of one shape as a fit does, several of a small LM in one sweep."""
+    ids, position = torch.stack([ids for ids, _ in prompts]), prompts[0][1]
+    sources, targets = range(position, position + 1), range(ids.shape[1] - 1, ids.shape[1])
+    parts = ids.split(prompts_in_a_sweep(lm))
+    return [example for part in parts for example in sweep(lm, part, sources, targets)]
 
 
 def layer_jacobian(lm: LanguageModel, prompt: Prompt, layer: Layer, *, from_cache: bool) -> Tensor:
@@ -64,17 +76,15 @@ def compare(
     lm: LanguageModel, prompts: list[Prompt], published: int, plain_layers: list[Layer], plain: int
 ) -> list[list[str]]:
     """Return rows of the table; the loops run on some prompts, the plain one at some layers, and are extrapolated."""
-    prompt_jacobian(lm, *prompts[0])
-    engine, floor, cached, whole = 0.0, 0.0, 0.0, 0.0
-    behaviour, unshared = lm._behaviour, dict.fromkeys(OTHER_WAYS, 0.0)
-    for index, prompt in enumerate(prompts):
-        seconds, found = timed(prompt_jacobian, lm, *prompt)
-        engine += seconds
-        if index == 0:
-            with Products(lm) as products:
-                prompt_jacobian(lm, *prompt)
-        if index < FLOOR_PROMPTS:
-            floor += products.seconds() * len(prompts) / min(FLOOR_PROMPTS, len(prompts))
+    first = prompts[: prompts_in_a_sweep(lm)]
+    jacobians(lm, first)
+    engine, examples = timed(jacobians, lm, prompts)
+    with Products(lm) as products:
+        jacobians(lm, first)
+    floor = sum(products.seconds() for _ in range(FLOOR_RUNS)) / FLOOR_RUNS * len(prompts) / len(first)
+    alone = timed(lambda: [prompt_jacobian(lm, *prompt) for prompt in prompts])[0] if len(first) > 1 else None
+    cached, whole, behaviour, unshared = 0.0, 0.0, lm._behaviour, dict.fromkeys(OTHER_WAYS, 0.0)
+    for index, (prompt, found) in enumerate(zip(prompts, examples, strict=True)):
         if index < published:
             for way in OTHER_WAYS:
                 lm._behaviour = change(behaviour, way=way)
@@ -107,8 +117,9 @@ def compare(
         return ["", way, f"{seconds:.{digits + 1}f}", *ratios]
 
     return [
-        [shape, "engine", f"{engine:.2f}", "1", f"{engine / floor:.2f}"],
+        [shape, "engine", f"{engine:.2f}", "1", aimed(f"{engine / floor:.2f}", engine < MOST * floor, f"below {MOST}")],
         ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
+        *([row("prompt by prompt", alone, 1)] if alone else []),
         *(row(f"{name}{star}", unshared[way], 1) for way, name in OTHER_WAYS.items()),
         row(f"published{star}", cached, 1),
         row(f"plain{partly}", whole, 0),

@@ -70,19 +70,21 @@ def gptj() -> dict[str, float]:
     estimator = LREEstimator(lm.layers)
     estimator.update(PromptJacobian(dict.fromkeys(lm.layers, zero), dict.fromkeys(lm.layers, state), state))
 
-    def first_chunks(lm: LanguageModel, suffixes: Tensor, source: slice, _: slice, *graph: Any) -> PromptJacobian:
-        nodes, outputs = jacobian._suffix_graph(lm, suffixes, *graph)
+    def first_chunks(
+        lm: LanguageModel, suffixes: Tensor, lanes: int, source: slice, _: slice, *graph: Any
+    ) -> PromptJacobian:
+        nodes, outputs = jacobian._suffix_graph(lm, suffixes, lanes, *graph)
         position, output = source.start, outputs[:, -1]
-        lanes, hidden = output.shape
-        found = {layer: torch.zeros(hidden, hidden, dtype=node.dtype) for layer, node in nodes.items()}
+        hidden = output.shape[1]
+        found = {layer: torch.zeros(1, hidden, hidden, dtype=node.dtype) for layer, node in nodes.items()}
         for start in range(0, CHUNKS * lanes, lanes):
             cotangents = torch.zeros_like(output)
             cotangents[:, start : start + lanes] = torch.eye(lanes)
             gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, retain_graph=True)
             for rows, gradient in zip(found.values(), gradients, strict=True):
-                rows[start : start + lanes] = gradient[:, position]
-        states = {layer: node[0, position].detach().clone() for layer, node in nodes.items()}
-        return PromptJacobian(found, states, output[0].detach().clone())
+                rows[0, start : start + lanes] = gradient[:, position]
+        states = {layer: node[:1, position].detach().clone() for layer, node in nodes.items()}
+        return PromptJacobian(found, states, output[:1].detach().clone())
 
     jacobian._compute = first_chunks
     estimator.update(prompt_jacobian(lm, torch.randint(lm.vocab_size, (CONTEXT + SUFFIX,)), CONTEXT))

@@ -66,18 +66,26 @@ class Portion:
     weights: tuple[float, ...]
 
 
-def split_train(index: int, n: int, batch_size: int, process: int = 0, count: int = 1) -> list[Portion]:
-    """Split n training prompts so that every process gets equally many batches of equal size.
+def split_train(
+    index: int, n: int, batch_size: int, process: int = 0, count: int = 1, together: int = 1
+) -> list[Portion]:
+    """Split n training prompts so that every process gets equally many batches.
 
-    The processes take turns. Where n is no multiple of their number, copies of weight 0 fill up: a process with a batch
-    less would leave the others waiting in the collective operation of each training step.
+    The processes take turns, and take `together` consecutive prompts, or as many as a batch may hold, whatever the
+    number of processes. A process that would have fewer gets a copy of weight 0: with a batch less, it would leave the
+    others waiting in the collective operation of each training step.
 
     >>> split_train(0, n=5, batch_size=2, process=1, count=2)[1]
     Portion(index=0, samples=(0,), weights=(0.0,))
     """
-    mine = list(range(process, n + -n % count, count))
-    chunks = [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
-    return [Portion(index, tuple(i % n for i in chunk), tuple(float(i < n) for i in chunk)) for chunk in chunks]
+    together = min(together, batch_size)
+    groups = [range(first, min(first + together, n)) for first in range(0, n, together)]
+    turns = [[(i, 1.0) for i in group] for group in groups[process::count]]
+    if len(turns) * count < len(groups):
+        turns.append([(0, 0.0)])
+    size = batch_size // together
+    batches = [[pair for group in turns[i : i + size] for pair in group] for i in range(0, len(turns), size)]
+    return [Portion(index, *zip(*batch, strict=True)) for batch in batches]
 
 
 def split_test(

@@ -57,8 +57,11 @@ class RelationDataModule(LightningDataModule):
     all trials, their batches in an order that is drawn anew each time, and validation serves all test prompts.
 
     On several devices this class splits the batches itself and Lightning injects no sampler: each test prompt goes to
-    one process, subjects of similar length to the same one; training prompts are filled up to equal numbers by copies
-    whose `RelationBatch.weight` is 0, as is the only prompt of a process for which there is no test prompt.
+    one process, subjects of equally many tokens to the same one; `together` consecutive training prompts go to one
+    process. Where a process would have fewer batches, it gets a copy whose `RelationBatch.weight` is 0.
+
+    Attributes:
+        together: Number of training prompts of a trial that go to one process; an `LREModule` sets it for its LM.
 
     Args:
         tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
@@ -101,6 +104,7 @@ class RelationDataModule(LightningDataModule):
         check_number("trials", trials, 1)
         check_number("seed", seed, 0)
         self.n_shot, self.trials, self.seed = n_shot, trials, seed
+        self.together = 1
         self.prompts = options_of(Prompts, prompts, "prompts")
         self.selection = options_of(Selection, selection, "selection")
         self.loader = options_of(Loader, loader, "loader")
@@ -295,7 +299,9 @@ class RelationDataModule(LightningDataModule):
         """
         portions: list[Portion] = []
         for i in self._trials_of_epoch(default=[0]) if index is None else [index]:
-            portions += split_train(i, len(self.trial(i).train_asked), self.loader.batch_size, *self._process)
+            portions += split_train(
+                i, len(self.trial(i).train_asked), self.loader.batch_size, *self._process, self.together
+            )
         shuffled = index is None and self.loader.epoch == "all"
         return self._load(portions, "train", self.seed if shuffled else None)
 
@@ -312,7 +318,8 @@ class RelationDataModule(LightningDataModule):
             asked = self.trial(index).test_asked
             samples[index] = range(len(asked))
             if self._process[1] > 1:  # prompts of one shape run together, so that they belong to one process
-                samples[index] = sorted(samples[index], key=lambda i: len(asked[i].subject))
+                subjects = self.tokenizer([sample.subject for sample in asked], add_special_tokens=False)["input_ids"]
+                samples[index] = sorted(samples[index], key=lambda i: len(subjects[i]))
         return self._load(split_test(samples, self.loader.batch_size, *self._process), "test")
 
     def test_dataloader(self) -> DataLoader[RelationBatch]:

@@ -9,7 +9,7 @@ import benchmarks.__main__ as program
 from benchmarks import jacobian, jlens, scoring
 from benchmarks.common import AIM, Products, aimed
 from lre_lightning.jlens.averaging import Averaging
-from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
@@ -24,20 +24,20 @@ def lm():
 
 def test_jacobians_are_compared_and_timed(lm):
     rows = jacobian.compare(lm, PROMPTS, 2, [1], 1)
-    others = ["copied prefix", "stepwise", "whole prompts", "published", "plain*"]
+    others = ["prompt by prompt", "copied prefix", "stepwise", "whole prompts", "published", "plain*"]
     assert [row[1] for row in rows] == ["engine", "floor", *others]
     assert all(float(row[2]) >= 0 for row in rows)
 
 
 def test_a_wrong_jacobian_fails_the_benchmark(lm, monkeypatch):
     def wrong(*arguments):
-        found = prompt_jacobian(*arguments)
-        found.jacobian[1] += 0.1
+        found = sweep(*arguments)
+        found[1].jacobian[1] += 0.1
         return found
 
-    monkeypatch.setattr(jacobian, "prompt_jacobian", wrong)
+    monkeypatch.setattr(jacobian, "sweep", wrong)
     with pytest.raises(AssertionError, match="layer 1"):
-        jacobian.compare(lm, PROMPTS, 1, [1], 1)
+        jacobian.compare(lm, PROMPTS, 2, [1], 1)
 
 
 def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):

@@ -46,7 +46,7 @@ def text_jacobian(
     places = averaging.chosen(len(input_ids))
     if averaging.targets == "later":
         assert isinstance(places, range)
-        return sweep(lm, input_ids[:-1], places, places, layers).jacobian  # no position sees the last token
+        return sweep(lm, input_ids[None, :-1], places, places, layers)[0].jacobian  # no position sees the last token
     total: dict[Layer, Tensor] = {}
     for place in places:
         for layer, jacobian in prompt_jacobian(lm, input_ids[: place + 1], place, layers).jacobian.items():

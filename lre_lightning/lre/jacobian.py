@@ -7,7 +7,8 @@ element with the plain computation over the whole prompt):
 * The gradient of o with respect to the subject position *as a node of the graph at a layer* is that layer's Jacobian,
   so one set of `hidden` vector-Jacobian products yields all layers.
 * Cotangents go in chunks: the suffix is repeated over the lanes of a batch, run forward once, and every ordinary
-  backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes.
+  backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes. Where a prompt
+  of a small LM leaves a device idle, prompts of one shape share a sweep.
 * Work that equal lanes have in common is not repeated: they attend to one prefix, which no backward pass enters
   (`caches.py`), and share the slopes of activations (`activations.py`).
 """
@@ -32,6 +33,9 @@ from lre_lightning.models.prefix import Prefix, pieces
 
 NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
 """Size of a batch of hidden states (lanes x width) that keeps a device busy."""
+
+MOST_PROMPTS = 4
+"""Most prompts that share a sweep: they are one process's, and others would be left without any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,7 @@ def prompt_jacobian(
         after = len(input_ids) - subject_position
         raise LREError(f"object_tokens {object_tokens} is out of range: there are {after} tokens from the subject on")
     count, positions = len(input_ids), range(subject_position, subject_position + 1)
-    found = sweep(lm, input_ids, positions, range(count - object_tokens, count), layers, object_layer)
+    (found,) = sweep(lm, input_ids[None], positions, range(count - object_tokens, count), layers, object_layer)
     if object_tokens == 1:
         return found
     means = {layer: total / object_tokens for layer, total in found.jacobian.items()}
@@ -102,20 +106,20 @@ def sweep(
     targets: range,
     layers: Sequence[Layer] | None = None,
     object_layer: Layer | None = None,
-) -> PromptJacobian:
+) -> list[PromptJacobian]:
     """Compute the sum over target positions of do/ds, in the mean over source positions, at every requested layer.
 
     Args:
         lm: As in `prompt_jacobian`.
-        input_ids: As in `prompt_jacobian`.
+        input_ids: Token ids of prompts `(prompts, positions)`, int64, without padding.
         sources: Consecutive positions of s. Tokens before the first of them are a prefix without a graph.
         targets: Consecutive positions of o.
         layers: As in `prompt_jacobian`.
         object_layer: As in `prompt_jacobian`.
 
     Returns:
-        The Jacobian, with the means of s over the sources and of o over the targets: in the LM's dtype where that is
-        one position, else in float32 or the LM's dtype if that is wider.
+        The Jacobian of each prompt, with the means of s over the sources and of o over the targets: in the LM's dtype
+        where that is one position, else in float32 or the LM's dtype if that is wider.
 
     Raises:
         LREError: As in `prompt_jacobian`.
@@ -130,51 +134,72 @@ def sweep(
         # Several sources would be in several pieces of a suffix that is run one token at a time.
         run_once = lm.shares_prefix and (len(sources) == 1 or lm.way != "stepwise")
         shared = sources.start if run_once else 0
-        prefix, suffix = lm.prefix(ids[None, :shared]), ids[shared:]
+        prefix, suffixes = lm.prefix(ids[:, :shared]), ids[:, shared:]
         source, target = (slice(places.start - shared, places.stop - shared) for places in (sources, targets))
-        wanted = lm.chunk_size or _fitting_lanes(lm, suffix, prefix, chosen, len(sources))
-        sweeps = math.ceil(lm.hidden_size / wanted)
+        wanted = lm.chunk_size or _fitting_lanes(lm, suffixes, prefix, chosen, len(sources))
+        passes = math.ceil(lm.hidden_size / max(1, wanted // len(ids)))
         result = lm.chunk_sizes.run(
             "rows of a Jacobian",
-            math.ceil(lm.hidden_size / sweeps),
-            lambda lanes: _compute(lm, suffix.repeat(lanes, 1), source, target, prefix, chosen, above),
+            math.ceil(lm.hidden_size / passes),
+            lambda lanes: _compute(lm, suffixes, lanes, source, target, prefix, chosen, above),
         )
-    for layer, jacobian in result.jacobian.items():
-        if not torch.isfinite(jacobian).all():
+    for layer, jacobians in result.jacobian.items():
+        if not torch.isfinite(jacobians).all():
             raise LREError(
                 f"the Jacobian at layer {layer} of {lm.name} is not finite in {str(lm.dtype).removeprefix('torch.')}: "
                 "load the LM in bfloat16 or float32"
             )
-    return result
+    return [
+        PromptJacobian(
+            {layer: jacobians[row] for layer, jacobians in result.jacobian.items()},
+            {layer: states[row] for layer, states in result.subject.items()},
+            output,
+        )
+        for row, output in enumerate(result.object)
+    ]
+
+
+def prompts_in_a_sweep(lm: LanguageModel) -> int:
+    """Return how many prompts' Jacobians keep the LM's device busy, from one to `MOST_PROMPTS`.
+
+    That depends on nothing but the LM, its chunk size and the type of its device, and is the same in all processes.
+    """
+    busy = lm.chunk_size or busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 1)
+    return min(MOST_PROMPTS, max(1, busy // lm.hidden_size))
 
 
 def _compute(
     lm: LanguageModel,
     suffixes: Tensor,
+    lanes: int,
     source: slice,
     target: slice,
     prefix: Prefix | None,
     layers: tuple[Layer, ...],
     object_layer: Layer,
 ) -> PromptJacobian:
-    """Sweep back through the graph of equal suffixes `(lanes, suffix)`; each pass yields a row per lane."""
-    nodes, outputs = _suffix_graph(lm, suffixes, prefix, layers, object_layer)
+    """Sweep back through the graph of suffixes `(prompts, suffix)`; each pass yields a row per prompt and lane.
+
+    Everything in the result has an axis of prompts in front.
+    """
+    prompts, device = len(suffixes), lm.device
+    nodes, outputs = _suffix_graph(lm, suffixes, lanes, prefix, layers, object_layer)
     output = outputs[:, target]
-    (lanes, _, hidden), device = output.shape, lm.device
-    states = {layer: _mean(node[0, source].detach()) for layer, node in nodes.items()}
-    jacobians = {layer: state.new_empty(hidden, hidden) for layer, state in states.items()}
+    hidden = output.shape[-1]
+    states = {layer: _mean(node[::lanes, source].detach()) for layer, node in nodes.items()}
+    jacobians = {layer: state.new_empty(prompts, hidden, hidden) for layer, state in states.items()}
     for start in range(0, hidden, lanes):
         count = min(lanes, hidden - start)
-        cotangents = torch.zeros_like(output)
-        cotangents[torch.arange(count), :, start + torch.arange(count)] = 1
+        cotangents, rows = torch.zeros_like(output), torch.arange(count)
+        cotangents.unflatten(0, (prompts, lanes))[:, rows, :, start + rows] = 1
         last = start + lanes >= hidden
         gradients = torch.autograd.grad(output, list(nodes.values()), cotangents, not last, materialize_grads=True)
         for jacobian, gradient in zip(jacobians.values(), gradients, strict=True):
-            jacobian[start : start + count] = _mean(gradient[:count, source])
+            jacobian[:, start : start + count] = _mean(gradient.unflatten(0, (prompts, lanes))[:, :count, source])
     return PromptJacobian(
         jacobian={layer: jacobian.to(device) for layer, jacobian in jacobians.items()},
         subject={layer: state.to(device) for layer, state in states.items()},
-        object=_mean(output[0].detach()).to(device),
+        object=_mean(output[::lanes].detach()).to(device),
     )
 
 
@@ -186,20 +211,20 @@ def _mean(states: Tensor) -> Tensor:
 
 
 def _fitting_lanes(
-    lm: LanguageModel, suffix: Tensor, prefix: Prefix | None, layers: tuple[Layer, ...], sources: int = 1
+    lm: LanguageModel, suffixes: Tensor, prefix: Prefix | None, layers: tuple[Layer, ...], sources: int = 1
 ) -> int:
     """Return how many lanes half of the free memory holds: each takes a graph and as much again for a backward pass."""
     busy = busy_rows(lm.device, lm.hidden_size * sources, NUMBERS_AT_A_TIME, max(8, 32 // sources))
     most = lm.hidden_size if lm.offloaded else busy
-    shape = (len(suffix), 0 if prefix is None else prefix.length // 64, layers[0])
+    shape = (suffixes.shape[1], 0 if prefix is None else prefix.length // 64, layers[0])
     if shape not in lm.lane_bytes:
         copies = 0 if prefix is None else prefix.copy_bytes
-        lm.lane_bytes[shape] = max(1, copies + _graph_bytes(lm, suffix[None], prefix, layers))
+        lm.lane_bytes[shape] = max(1, copies + _graph_bytes(lm, suffixes, prefix, layers) // len(suffixes))
     return min(most, rows_in_memory(lm.devices, lm.lane_bytes[shape]) or most)
 
 
 def _graph_bytes(lm: LanguageModel, suffixes: Tensor, prefix: Prefix | None, layers: tuple[Layer, ...]) -> int:
-    """Measure the bytes that the graph keeps for a backward pass, apart from the LM's weights."""
+    """Measure the bytes that the graph of single lanes keeps for a backward pass, apart from the LM's weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
     kept: dict[int, int] = {}
 
@@ -208,19 +233,20 @@ def _graph_bytes(lm: LanguageModel, suffixes: Tensor, prefix: Prefix | None, lay
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
 
-    _suffix_graph(lm, suffixes, prefix, layers, lm.num_layers - 1, note=note)
+    _suffix_graph(lm, suffixes, 1, prefix, layers, lm.num_layers - 1, note=note)
     return sum(kept.values())
 
 
 def _suffix_graph(
     lm: LanguageModel,
     suffixes: Tensor,
+    lanes: int,
     prefix: Prefix | None,
     layers: tuple[Layer, ...],
     object_layer: Layer,
     note: Callable[[Tensor], None] | None = None,
 ) -> tuple[dict[Layer, Tensor], Tensor]:
-    """Run equal suffixes `(lanes, suffix)`; return nodes by layer and o, each `(lanes, suffix, hidden)`.
+    """Run suffixes `(prompts, suffix)`; return nodes by layer and o, each `(prompts * lanes, suffix, hidden)`.
 
     The graph starts at the first requested layer; `note` is called with every tensor that it keeps. If the tokens are
     run one at a time, the nodes are those of the first one, the subject's last.
@@ -233,11 +259,12 @@ def _suffix_graph(
         nodes[layers[0]] = hidden.detach().requires_grad_(True)
         return nodes[layers[0]].clone()  # a block may change it in place
 
+    ids = suffixes.repeat_interleave(lanes, 0)
     with torch.enable_grad(), ExitStack() as stack:
         stack.enter_context(slim_graph(lm.offloaded, note))
-        stack.enter_context(one_slope_for_all_lanes(lm, *pieces(suffixes, prefix)[0].shape))
+        stack.enter_context(one_slope_for_all_lanes(lm, lanes, *pieces(ids, prefix)[0].shape))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
-        found = lm.states_by_piece(suffixes, [*layers[1:], object_layer], prefix)
+        found = lm.states_by_piece(ids, [*layers[1:], object_layer], prefix)
     nodes |= {layer: found[layer][0] for layer in layers[1:]}
     outputs = found[object_layer]
     return nodes, outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)

@@ -21,6 +21,8 @@ class PromptSource(Protocol):
     n_shot: int
     seed: int
     prompts: Prompts
+    together: int
+    """Number of consecutive training prompts of a trial that belong to one process."""
 
     @property
     def relations(self) -> Sequence[Relation]:

@@ -11,6 +11,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import Lens, read_lenses
+from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
@@ -153,8 +154,9 @@ class LREModule(FrozenLMModule):
     # Fit: one epoch is one trial of one relation.
 
     def on_fit_start(self) -> None:
-        """Forget the records of an earlier validation."""
+        """Forget the records of an earlier validation, and say how many training prompts are run together."""
         self._rescored = None
+        self._data.together = prompts_in_a_sweep(self.lm)
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""

@@ -11,7 +11,7 @@ import torch
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.jacobian import sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -154,11 +154,16 @@ class FitTrial(TestedTrial):
         if self.unscored is not None:
             return
         batch = batch.padded("right")
+        groups: dict[tuple[int, ...], list[int]] = {}  # rows of one shape that are in one batch on any processes
         for row in batch.weight.nonzero().flatten().tolist():
-            ids = batch.input_ids[row, : int(batch.last_position[row]) + 1]
-            example = prompt_jacobian(self.run.lm, ids, int(batch.subject_position[row]), self.layers)
-            self._estimator.update(example)
-            self._examples.add(int(batch.sample[row]), example)
+            sample, subject, last = (int(at[row]) for at in (batch.sample, batch.subject_position, batch.last_position))
+            groups.setdefault((sample // self.run.data.together, subject, last), []).append(row)
+        for (_, subject, last), rows in groups.items():
+            sources, targets = range(subject, subject + 1), range(last, last + 1)
+            examples = sweep(self.run.lm, batch.input_ids[rows, : last + 1], sources, targets, self.layers)
+            for row, example in zip(rows, examples, strict=True):
+                self._estimator.update(example)
+                self._examples.add(int(batch.sample[row]), example)
 
     def estimate(self) -> None:
         """Add up the Jacobians of all processes and make an LRE at each layer."""

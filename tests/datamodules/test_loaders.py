@@ -18,6 +18,20 @@ def test_training_prompts_are_split_evenly(n, count):
     assert {portion.index for portion in together} == {4}
 
 
+@pytest.mark.parametrize(("batch_size", "size"), [(2, 2), (3, 3), (7, 3)])
+def test_training_prompts_that_belong_together_are_never_parted(batch_size, size):
+    """In batches of two they come in twos, whatever the number of processes."""
+    for count in (1, 2, 3, 5):
+        processes = [split_train(0, 8, batch_size, process, count, together=3) for process in range(count)]
+        assert len({len(portions) for portions in processes}) == 1
+        batches = [portion for portions in processes for portion in portions]
+        found = [[i for i, weight in zip(one.samples, one.weights, strict=True) if weight] for one in batches]
+        assert sorted(i for samples in found for i in samples) == list(range(8))
+        groups = [group for samples in found for group in {i // size for i in samples}]
+        assert sorted(groups) == list(range(-(-8 // size)))
+        assert all(len(one.samples) <= batch_size for one in batches)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 16])
 def test_every_test_prompt_goes_to_one_process(count):
     samples = {2: [4, 3, 2, 1, 0], 0: [0], 7: range(4)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.jacobian import prompt_jacobian, prompts_in_a_sweep, sweep
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.prefix import Prefix
 from tests.helpers.tiny_models import FAMILIES, STREAMS, UNSHARED, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
@@ -76,6 +76,29 @@ def test_chunks_and_layers_do_not_change_the_result():
         assert tuple(some.jacobian) == ("emb", 1)
         for layer in some.jacobian:
             assert relative_error(some.jacobian[layer], everything.jacobian[layer]) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "mixtral", "openai", "mamba", "qwen3_next"])
+@pytest.mark.parametrize("chunk_size", [1, 18, 100])
+def test_prompts_of_one_shape_share_a_sweep(monkeypatch, family, chunk_size):
+    widen_casts(monkeypatch, family)
+    lm = LanguageModel(tiny_model(family, torch.float64), chunk_size=chunk_size)
+    prompts = torch.stack([PROMPT, (PROMPT + 5) % 97, PROMPT.flip(0)])
+    found = sweep(lm, prompts, range(9, 10), range(13, 14), ["emb", 1])
+    for ids, example in zip(prompts, found, strict=True):
+        alone = prompt_jacobian(lm, ids, 9, ["emb", 1])
+        for layer in ("emb", 1):
+            assert relative_error(example.jacobian[layer], alone.jacobian[layer]) < TOLERANCE[torch.float64]
+            assert relative_error(example.bias(layer), alone.bias(layer)) < TOLERANCE[torch.float64]
+    assert relative_error(found[0].jacobian[1], found[1].jacobian[1]) > 1e-3
+
+
+def test_prompts_that_keep_a_device_busy_do_not_share_sweeps():
+    lm = LanguageModel(tiny_model("gpt2"))
+    assert prompts_in_a_sweep(lm) == 4
+    for chunk_size, prompts in ((WIDTH - 1, 1), (2 * WIDTH, 2), (2 * WIDTH - 1, 1), (99 * WIDTH, 4)):
+        lm.chunk_size = chunk_size
+        assert prompts_in_a_sweep(lm) == prompts
 
 
 def test_a_prefix_cache_that_a_run_mutates_would_be_noticed(monkeypatch):

@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN, GELUActivation
 
 from lre_lightning.models.activations import _pointwise, one_slope_for_all_lanes
 
-LANES, POSITIONS, WIDTH = 3, 2, 7
+PROMPTS, LANES, POSITIONS, WIDTH = 2, 3, 2, 7
 
 
 def without_arguments(kind):
@@ -22,11 +22,11 @@ ACTIVATIONS += [ACT2FN["gelu_10"], GELUActivation(use_gelu_python=True), nn.PReL
 
 
 def equal_lanes():
-    """Return equal lanes with values on both sides of every kink, and a different cotangent for each."""
+    """Return prompts in equal lanes with values on both sides of every kink, and a different cotangent for each."""
     generator = torch.Generator().manual_seed(0)
-    lane = 4 * torch.randn(1, POSITIONS, WIDTH, generator=generator, dtype=torch.float64)
-    cotangents = torch.randn(LANES, POSITIONS, WIDTH, generator=generator, dtype=torch.float64)
-    return lane.repeat(LANES, 1, 1).requires_grad_(True), cotangents
+    prompts = 4 * torch.randn(PROMPTS, POSITIONS, WIDTH, generator=generator, dtype=torch.float64)
+    cotangents = torch.randn(PROMPTS * LANES, POSITIONS, WIDTH, generator=generator, dtype=torch.float64)
+    return prompts.repeat_interleave(LANES, 0).requires_grad_(True), cotangents
 
 
 def value_and_gradient(module, inputs, cotangents):
@@ -39,7 +39,7 @@ def test_values_and_gradients_are_those_of_plain_autograd(activation):
     module = nn.Sequential(activation).double().eval()
     inputs, cotangents = equal_lanes()
     expected = value_and_gradient(module, inputs, cotangents)
-    with one_slope_for_all_lanes(module, LANES, POSITIONS):
+    with one_slope_for_all_lanes(module, LANES, PROMPTS * LANES, POSITIONS):
         found = value_and_gradient(module, inputs, cotangents)
         shared = type(module(inputs).grad_fn).__name__ == "_SharedSlopeBackward"
     assert shared == isinstance(activation, _pointwise())
@@ -53,14 +53,16 @@ def test_the_common_activations_are_among_them():
     assert {"NewGELUActivation", "GELUActivation", "SiLUActivation", "GELU", "SiLU", "ReLU", "Tanh"} <= names
 
 
-@pytest.mark.parametrize("shape", [(LANES - 1, POSITIONS), (LANES * POSITIONS,), (LANES, POSITIONS, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(LANES, POSITIONS), (PROMPTS * LANES * POSITIONS,), (PROMPTS * LANES, POSITIONS, 4)], ids=str
+)
 def test_inputs_of_another_shape_are_not_shared(shape):
     """Their lanes need not be equal: here they differ."""
     module = nn.Sequential(nn.GELU())
     inputs = torch.randn((*shape, WIDTH), dtype=torch.float64).requires_grad_(True)
     cotangents = torch.randn_like(inputs)
     expected = value_and_gradient(module, inputs, cotangents)
-    with one_slope_for_all_lanes(module, LANES, POSITIONS):
+    with one_slope_for_all_lanes(module, LANES, PROMPTS * LANES, POSITIONS):
         found = value_and_gradient(module, inputs, cotangents)
     assert all(map(torch.equal, found, expected))
 
@@ -73,7 +75,7 @@ def test_only_activations_are_overridden_and_only_within_the_context():
         seen.extend(one for one in module.modules() if "forward" in vars(one))
         raise KeyError
 
-    with pytest.raises(KeyError), one_slope_for_all_lanes(module, LANES, POSITIONS):
+    with pytest.raises(KeyError), one_slope_for_all_lanes(module, LANES, PROMPTS * LANES, POSITIONS):
         fail()
     assert seen == [module[0], module[1][0]]
     assert not any("forward" in vars(one) for one in module.modules())

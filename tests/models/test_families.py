@@ -180,7 +180,7 @@ def test_streams_are_side_by_side(lm):
 
 @shared
 def test_activations_are_found(lm):
-    with one_slope_for_all_lanes(lm, 3, 2):
+    with one_slope_for_all_lanes(lm, 3, 3, 2):
         found = sum("forward" in vars(module) for module in lm.modules())
     assert found >= lm.num_layers * (lm.name != "bloom")  # which has a class of its own
 

@@ -122,9 +122,9 @@ def lanes_of(monkeypatch, lm, **options):
     """Return the Jacobians and the numbers of lanes they were computed with."""
     seen, compute = [], engine._compute
 
-    def note(lm, suffixes, *arguments):
-        seen.append(len(suffixes))
-        return compute(lm, suffixes, *arguments)
+    def note(lm, suffixes, lanes, *arguments):
+        seen.append(lanes)
+        return compute(lm, suffixes, lanes, *arguments)
 
     monkeypatch.setattr(engine, "_compute", note)
     result = prompt_jacobian(lm, PROMPT, 9, **options)

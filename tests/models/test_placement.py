@@ -186,7 +186,7 @@ def test_offloaded_weights_are_loaded_for_as_many_rows_as_fit(tmp_path, monkeypa
     lanes = {}
     for place in ("cpu", "disk"):
         lm = LanguageModel.from_pretrained(str(tmp_path), device_map=place)
-        lanes[place] = engine._fitting_lanes(lm, torch.tensor([1, 2]), None, lm.layers)
+        lanes[place] = engine._fitting_lanes(lm, torch.tensor([[1, 2]]), None, lm.layers)
     assert lanes == {"cpu": 40, "disk": 80}
 
 
@@ -287,7 +287,7 @@ def test_lanes_follow_the_device_with_the_least_memory(monkeypatch):
         lm = LanguageModel(model)
         for free, lanes in (({NEAR: 2**40, FAR: 0}, 1), ({NEAR: 0, FAR: None}, 1), ({NEAR: 2**40, FAR: 2**40}, WIDTH)):
             monkeypatch.setattr(memory, "free_memory", free.get)
-            assert min(WIDTH, engine._fitting_lanes(lm, torch.tensor([1, 2], device=NEAR), None, lm.layers)) == lanes
+            assert min(WIDTH, engine._fitting_lanes(lm, torch.tensor([[1, 2]], device=NEAR), None, lm.layers)) == lanes
 
 
 def test_split_devices_refuse_to_mix():
