@@ -11,6 +11,7 @@ import yaml
 
 import lre_lightning
 from lre_lightning.cli import main
+from tests.helpers.command import without_plots
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,6 +34,7 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lre"])
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    without_plots(monkeypatch)
     options = ["--data.relations=[country_capital_city]", "--data.trials=1", "--model.layers=[1, 2]"]
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
     examples = {

@@ -14,8 +14,8 @@ from lre_lightning.report import baselines, relations
 from lre_lightning.report.page import inline, plot
 from lre_lightning.report.sections import Picture
 from lre_lightning.report.tables import to_latex
+from tests.helpers.command import QUIET
 from tests.helpers.hostile import STRINGS, everything_in
-from tests.helpers.launcher import QUIET
 from tests.helpers.records import full_record
 from tests.helpers.toy import relation_json
 

@@ -21,9 +21,8 @@ from lre_lightning.records.files import read_records
 from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
 from lre_lightning.training.module import LREModule
+from tests.helpers.command import QUICK, without_plots
 from tests.helpers.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
-
-QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +37,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lre"])
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    without_plots(monkeypatch)
 
     def call(*args):
         try:

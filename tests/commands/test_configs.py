@@ -1,17 +1,19 @@
 """The bundled configurations: they parse, resolve, and build with an LM of the right depth and random weights."""
 
+import io
 import os
-import sys
+from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from lre_lightning.cli import main
 from lre_lightning.commands.parser import CONFIGS
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.relations.sources import load_relations
+from tests.helpers.command import lre
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
@@ -32,19 +34,13 @@ def published(name):
     }[name]()
 
 
-@pytest.fixture
-def printed(monkeypatch, capsys):
+@cache
+def printed(*args):
     """What --print_config says for a subcommand and a named configuration."""
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
-
-    def call(*args):
-        with pytest.raises(SystemExit) as exit_:
-            main([*args, "--print_config"])
-        assert exit_.value.code in (0, None)
-        return yaml.safe_load(capsys.readouterr().out)
-
-    return call
+    with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as exit_:
+        lre(*args, "--print_config")
+    assert exit_.value.code in (0, None)
+    return yaml.safe_load(out.getvalue())
 
 
 def test_there_is_one_for_each_lm_of_the_paper_and_more():
@@ -59,52 +55,52 @@ def is_part(given, whole):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_named_configuration_resolves(printed, name):
+def test_a_named_configuration_resolves(name):
     given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     config = printed("fit", "--config", name)
     assert is_part(given, config)
     assert config["model"]["fitting"]["baselines"] is False
 
 
-def test_an_evaluation_counts_baselines_by_default(printed):
+def test_an_evaluation_counts_baselines_by_default():
     fitting = printed("evaluate", "--config", "gptj")["model"]["fitting"]
     assert (fitting["baselines"], fitting["line_integrals"], len(fitting["choices"])) == (True, 10, 46)
 
 
-def test_an_evaluation_is_not_in_the_folder_of_a_fit(printed):
+def test_an_evaluation_is_not_in_the_folder_of_a_fit():
     folders = [printed(name)["trainer"]["default_root_dir"] for name in ("fit", "predict", "evaluate")]
     assert folders == ["lre_runs", "lre_runs", "lre_evaluation"]
 
 
-def test_the_settings_are_the_papers(printed):
+def test_the_settings_are_the_papers():
     for name, n, beta in (("gpt2_xl", 8, 2.25), ("gptj", 8, 2.25), ("llama_13b", 5, 8.0)):
-        config = printed("fit", f"--config={name}")
+        config = printed("fit", "--config", name)
         assert (config["data"]["n_shot"], config["data"]["trials"], config["model"]["beta"]) == (n, 24, beta)
-    choices = printed("fit", "--config=gptj")["model"]["fitting"]["choices"]
+    choices = printed("fit", "--config", "gptj")["model"]["fitting"]["choices"]
     assert len(choices) == 46
     assert choices["country capital city"] == {"layer": 3, "rank": 68}
     assert choices["name gender"] == {"layer": "emb", "rank": 17}
 
 
-def test_options_win_over_a_named_configuration(printed):
+def test_options_win_over_a_named_configuration():
     config = printed("fit", "--config", "gptj", "--model.fitting.choices=null", "--data.trials=2")
     assert (config["model"]["fitting"]["choices"], config["data"]["trials"], config["model"]["beta"]) == (None, 2, 2.25)
 
 
-def test_a_file_of_that_name_is_taken_first(printed, tmp_path, monkeypatch):
+def test_a_file_of_that_name_is_taken_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("gptj").write_text("data: {trials: 5}\n")
-    assert printed("fit", "--config", "gptj")["data"]["trials"] == 5
+    assert printed.__wrapped__("fit", "--config", "gptj")["data"]["trials"] == 5
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_shape_has_the_layers_and_ranks(printed, name):
+def test_the_published_shape_has_the_layers_and_ranks(name):
     """On the meta device, where weights take no memory."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(published(name))
-    config = printed("evaluate", f"--config={name}")
+    config = printed("evaluate", "--config", name)
     given = config["model"]
     width, layers = model.get_input_embeddings().weight.shape[1], model.config.num_hidden_layers
     for choice in (given["fitting"]["choices"] or {}).values():

@@ -1,33 +1,29 @@
 """`edit`: how the LM continues a prompt before and after an edit."""
 
-import sys
-
 import pytest
 import torch
 
-from lre_lightning.cli import main
 from lre_lightning.commands.edit import find_lre
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.training.bank import LREStore
-from tests.commands.test_predict import QUICK, fitted  # noqa: F401
+from tests.helpers.command import QUIET, lre
 
 
-def edit(monkeypatch, fitted, *args):  # noqa: F811
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    return main(["edit", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}", *args])
+def edit(fitted, *args):
+    return lre("edit", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}", *args)
 
 
-def test_an_edit_is_printed_beside_the_lms_own_continuation(fitted, monkeypatch, capsys):  # noqa: F811
+def test_an_edit_is_printed_beside_the_lms_own_continuation(fitted, capsys):
     options = ["--relation=thing colour", "--subject=thing5", "--max_new_tokens=1", "--samples=1"]
-    assert edit(monkeypatch, fitted, "colour thing5", "--target=thing6", *options) == 0
+    assert edit(fitted, "colour thing5", "--target=thing6", *options) == 0
     greedy = next(line for line in capsys.readouterr().out.splitlines() if "greedy" in line)
     assert greedy.split() == ["greedy", "green", "blue"]
 
 
-def test_an_edit_without_its_relation_is_one_clear_error(fitted, monkeypatch, capsys):  # noqa: F811
-    assert edit(monkeypatch, fitted, "thing5", "--target=thing6", "--relation=colour") == 2
+def test_an_edit_without_its_relation_is_one_clear_error(fitted, capsys):
+    assert edit(fitted, "thing5", "--target=thing6", "--relation=colour") == 2
     assert (
         "there is no LRE of 'colour': the checkpoint has those of half colour, thing colour" in capsys.readouterr().err
     )

@@ -2,12 +2,10 @@
 
 import json
 import signal
-import sys
 
 import pytest
 import yaml
 
-from lre_lightning.cli import main
 from lre_lightning.commands.dataset import count_known
 from lre_lightning.commands.evaluate import evaluate
 from lre_lightning.datamodules import RelationDataModule
@@ -15,12 +13,11 @@ from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
-from tests.helpers.launcher import Launcher
+from tests.helpers.command import QUICK, lre
 from tests.helpers.options import nested
 from tests.helpers.toy import relation_json, write_toy_model
 
 SMALL = ["--data.n_shot=3", "--data.trials=2", "--model.betas=[0, 1, 2]", "--model.ranks=[4, 16]"]
-QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 MAIN_ALONE = ["--n_shots=[]", "--templates=false", "--bare=false"]
 FITS = ["main", "n1", "n2", "template1", "bare"]
 
@@ -51,26 +48,11 @@ def command(folders, root, *more):
     return ["evaluate", *QUICK, *SMALL, *places, *more]
 
 
-def run(monkeypatch, *args):
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
-    monkeypatch.setattr("lre_lightning.report.page.plot", lambda picture, salt: ("<svg ></svg>", b""))  # takes seconds
-    return main([str(argument) for argument in args])
-
-
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory):
-    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
-    yield launcher
-    launcher.close()
-
-
 @pytest.fixture(scope="module")
 def evaluated(folders, tmp_path_factory):
     """The folder of a whole evaluation."""
     root = tmp_path_factory.mktemp("evaluation") / "run"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert run(monkeypatch, *command(folders, root)) == 0
+    assert lre(*command(folders, root)) == 0
     return root
 
 
@@ -109,11 +91,11 @@ def test_ends_in_a_report(evaluated):
     assert list((evaluated / "report" / "tables").glob("*.tex"))
 
 
-def test_a_second_call_changes_nothing_and_takes_no_other_options(evaluated, folders, monkeypatch, capsys):
+def test_a_second_call_changes_nothing_and_takes_no_other_options(evaluated, folders, capsys):
     before = {path: path.read_bytes() for path in evaluated.rglob("*") if path.suffix in (".jsonl", ".csv", ".tex")}
-    assert run(monkeypatch, *command(folders, evaluated)) == 0
+    assert lre(*command(folders, evaluated)) == 0
     assert {path: path.read_bytes() for path in before} == before
-    assert run(monkeypatch, *command(folders, evaluated, "--data.seed=1")) == 2
+    assert lre(*command(folders, evaluated, "--data.seed=1")) == 2
     assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
 
 
@@ -133,38 +115,38 @@ def test_an_evaluation_that_is_killed_resumes(launch, evaluated, folders, tmp_pa
             assert (root / name / file).read_bytes() == (evaluated / name / file).read_bytes()
 
 
-def test_relations_split_over_jobs_are_one_run(evaluated, folders, tmp_path, monkeypatch):
+def test_relations_split_over_jobs_are_one_run(evaluated, folders, tmp_path):
     jobs = [tmp_path / "a", tmp_path / "b"]
     for root, names in zip(jobs, ("[thing colour, wrong colour]", "[half colour]"), strict=True):
-        assert run(monkeypatch, *command(folders, root, f"--data.relations={names}", *MAIN_ALONE)) == 0
+        assert lre(*command(folders, root, f"--data.relations={names}", *MAIN_ALONE)) == 0
         assert [path.parent.name for path in root.rglob("fit_results.jsonl")] == ["main"]
     merged, whole = ({r.key: r for r in read_records(roots)} for roots in (jobs, [evaluated / "main"]))
     assert merged == whole
 
 
-def test_each_fit_can_be_run_again_by_its_own_config(evaluated, tmp_path, monkeypatch):
+def test_each_fit_can_be_run_again_by_its_own_config(evaluated, tmp_path):
     config = evaluated / "n2" / "lightning_logs" / "version_0" / "config.yaml"
     assert yaml.safe_load(config.read_text())["data"]["n_shot"] == 2
-    assert run(monkeypatch, "fit", "--config", config, f"--trainer.default_root_dir={tmp_path / 'again'}") == 0
+    assert lre("fit", "--config", config, f"--trainer.default_root_dir={tmp_path / 'again'}") == 0
     assert read_records([tmp_path / "again"]) == read_records([evaluated / "n2"])
 
 
-def test_the_other_fits_leave_out_what_the_main_fit_leaves_out(folders, tmp_path, monkeypatch):
+def test_the_other_fits_leave_out_what_the_main_fit_leaves_out(folders, tmp_path):
     options = [
         "--n_shots=[2]",
         "--templates=false",
         "--data.selection.exclude=[half colour]",
         "--model.fitting.selection_trials=1",
     ]
-    assert run(monkeypatch, *command(folders, tmp_path, *options)) == 0
+    assert lre(*command(folders, tmp_path, *options)) == 0
     for name in ("main", "n2", "bare"):
         records = read_records([tmp_path / name])
         assert "half colour" not in {record.relation for record in records}
         assert {(record.trial, record.reported) for record in records} == {(0, False), (1, True)}
 
 
-def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path, monkeypatch):
-    assert run(monkeypatch, *command(folders, tmp_path, "--data.relations=[wrong colour]")) == 0
+def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path):
+    assert lre(*command(folders, tmp_path, "--data.relations=[wrong colour]")) == 0
     assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
     assert "not scored" in (tmp_path / "report" / "index.html").read_text()
 
@@ -188,8 +170,8 @@ def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path, monkeypatc
         ),
     ],
 )
-def test_mistakes_are_named(folders, tmp_path, monkeypatch, capsys, option, message):
-    assert run(monkeypatch, *command(folders, tmp_path, option)) == 2
+def test_mistakes_are_named(folders, tmp_path, capsys, option, message):
+    assert lre(*command(folders, tmp_path, option)) == 2
     assert message in capsys.readouterr().err
 
 
@@ -227,7 +209,7 @@ def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path
         "--data.trials=2",
     ]
     arguments = ["dataset", "--trainer.accelerator=cpu", *places, f"--trainer.default_root_dir={tmp_path}"]
-    assert run(monkeypatch, *arguments) == 0
+    assert lre(*arguments) == 0
     counted = read_records([tmp_path / "dataset_results.jsonl"])
     fitted = {(r.relation, r.trial): r for r in read_records([evaluated / "main"])}
     assert len(counted) == len(fitted) == 6
@@ -243,7 +225,7 @@ def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path
     monkeypatch.setattr(
         RelationDataModule, "val_dataloader", lambda self, pairs=None: asked.append(pairs) or whole(self, pairs)
     )
-    assert run(monkeypatch, *arguments) == 0
+    assert lre(*arguments) == 0
     assert asked == [[2], [3], [4], [5]]
     assert (tmp_path / "dataset_results.jsonl").read_text().splitlines() == lines
 

@@ -9,42 +9,26 @@ import sys
 import pytest
 import torch
 
-from lre_lightning.cli import main
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import read_lenses
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_beta_tuning import trainer_of
-from tests.helpers.toy import OBJECTS, WIDTH, write_toy_model, write_toy_relations
-
-QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
-    """A run on the toy, whose LREs are the identity at every layer."""
-    root = tmp_path_factory.mktemp("predict")
-    model, relations = write_toy_model(root / "model"), write_toy_relations(root / "relations")
-    places = [f"--model.name_or_path={model}", f"--data.source={relations}"]
-    small = ["--data.n_shot=4", "--data.trials=2", "--model.betas=[1.0]", "--model.ranks=[16]"]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sys, "argv", ["lre"])
-        assert main(["fit", *QUICK, *places, *small, f"--trainer.default_root_dir={root / 'run'}"]) == 0
-    return root
+from tests.helpers.command import QUIET, lre
+from tests.helpers.toy import OBJECTS, WIDTH
 
 
-def predict(monkeypatch, fitted, *args):
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    return main(["predict", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}", *map(str, args)])
+def predict(fitted, *args):
+    return lre("predict", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}", *args)
 
 
 def lenses_of(fitted):
     return json.loads((fitted / "run" / "lenses" / "lenses.json").read_text())
 
 
-def test_texts_as_arguments(fitted, monkeypatch, capsys):
-    assert predict(monkeypatch, fitted, "thing0", "colour thing5") == 0
+def test_texts_as_arguments(fitted, capsys):
+    assert predict(fitted, "thing0", "colour thing5") == 0
     printed = capsys.readouterr().out
     lenses = lenses_of(fitted)
     assert [(lens["name"], lens["text"]) for lens in lenses] == [
@@ -66,10 +50,10 @@ def test_texts_as_arguments(fitted, monkeypatch, capsys):
 
 def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_text("thing3\n\nthing4\n")
-    assert predict(monkeypatch, fitted, "thing2", "--file", tmp_path / "texts.txt") == 0
+    assert predict(fitted, "thing2", "--file", tmp_path / "texts.txt") == 0
     assert list(dict.fromkeys(lens["text"] for lens in lenses_of(fitted))) == ["thing2", "thing3", "thing4"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("thing6\nthing7\n"))
-    assert predict(monkeypatch, fitted, "--data.relations=[thing colour]") == 0
+    assert predict(fitted, "--data.relations=[thing colour]") == 0
     assert [(lens["name"], lens["text"]) for lens in lenses_of(fitted)] == [
         ("thing colour", "thing6"),
         ("logit lens", "thing6"),
@@ -78,28 +62,28 @@ def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
     ]
 
 
-def test_a_jacobian_lens_beside_lres_and_alone(fitted, monkeypatch, capsys, tmp_path):
+def test_a_jacobian_lens_beside_lres_and_alone(fitted, capsys, tmp_path):
     path, model = tmp_path / "jacobian_lens.safetensors", f"--model.name_or_path={fitted / 'model'}"
     JacobianLens({layer: torch.eye(WIDTH) for layer in ("emb", 1)}, n_prompts=2).save(path)
-    assert predict(monkeypatch, fitted, "thing6", f"--jlens={path}", "--data.relations=[thing colour]") == 0
+    assert predict(fitted, "thing6", f"--jlens={path}", "--data.relations=[thing colour]") == 0
     assert [lens["name"] for lens in lenses_of(fitted)] == ["thing colour", "Jacobian lens", "logit lens"]
     assert "relation" in capsys.readouterr().out
     (tmp_path / "model").symlink_to(fitted / "model")
     texts = ["thing6", "thing1 thing6 thing2", "--subject=thing6"]
-    assert predict(monkeypatch, tmp_path, *texts, f"--jlens={tmp_path}", model) == 0
+    assert predict(tmp_path, *texts, f"--jlens={tmp_path}", model) == 0
     assert [lens["name"] for lens in lenses_of(tmp_path)] == ["Jacobian lens", "logit lens"] * 2
     lines = [re.split(r"\s{2,}", line.strip())[:4] for line in capsys.readouterr().out.splitlines()]
     rows = [line for line in lines if line[0] == "Jacobian lens"]
     assert [row[:3] for row in rows] == [["Jacobian lens", layer, "thing6"] for layer in ("1", "emb")] * 2
     assert all(row[3].startswith(f"{OBJECTS[6 % 4]} ") for row in rows)
     assert ["lens", "layer", "token", "most likely"] in lines
-    assert predict(monkeypatch, tmp_path, "thing6", f"--jlens={path}", "--model.name_or_path=demo") == 2
+    assert predict(tmp_path, "thing6", f"--jlens={path}", "--model.name_or_path=demo") == 2
     assert "the Jacobian lens has the width 16, and 'demo' 128" in capsys.readouterr().err
 
 
-def test_the_table_says_which_token_is_read(fitted, monkeypatch, capsys):
+def test_the_table_says_which_token_is_read(fitted, capsys):
     texts = ["colour thing5 is", "thing5 thing2 thing5 thing0"]
-    assert predict(monkeypatch, fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
+    assert predict(fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "thing colour" in line]
     assert [row[2] for row in rows] == ["thing5", "thing5"]
@@ -122,13 +106,12 @@ def test_the_table_says_which_token_is_read(fitted, monkeypatch, capsys):
 def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert predict(monkeypatch, fitted, *args) == 2
+    assert predict(fitted, *args) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_run_that_does_not_exist(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    assert main(["predict", *QUICK, f"--trainer.default_root_dir={tmp_path}", "Miles Davis"]) == 2
+def test_a_run_that_does_not_exist(tmp_path, capsys):
+    assert lre("predict", *QUIET, f"--trainer.default_root_dir={tmp_path}", "Miles Davis") == 2
     assert "run fit first, or give its path" in capsys.readouterr().err
 
 
@@ -149,7 +132,7 @@ def test_a_table_of_many_texts(fitted, monkeypatch, tmp_path, capsys):
     options = [f"--file={tmp_path / 'texts.csv'}", f"--table={tmp_path / 'answers.csv'}", "--top_k=2"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin\n"))
     for _ in range(2):  # a table that is complete stays as it is
-        assert predict(monkeypatch, fitted, *options) == 0
+        assert predict(fitted, *options) == 0
         assert "2 texts, 2 relations" in capsys.readouterr().out
         with (tmp_path / "answers.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -158,13 +141,12 @@ def test_a_table_of_many_texts(fitted, monkeypatch, tmp_path, capsys):
         ]
         assert [row["answer_1"] for row in rows] == [OBJECTS[5 % 4]] * 2 + [OBJECTS[2]] * 2
         assert [row["lm_answer"] for row in rows] == [OBJECTS[5 % 4]] * 2 + [OBJECTS[6 % 4]] * 2
-    assert predict(monkeypatch, fitted, *options, "--subject=thing9") == 2
+    assert predict(fitted, *options, "--subject=thing9") == 2
     assert "is not a table of these texts, LREs and options: give another name" in capsys.readouterr().err
 
 
-def test_distract_asks_the_lm_and_the_lens(fitted, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    assert main(["distract", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}"]) == 0
+def test_distract_asks_the_lm_and_the_lens(fitted, capsys):
+    assert lre("distract", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}") == 0
     assert "Attribute lens on RD prompts" in capsys.readouterr().out
     folder = fitted / "run" / "distraction"
     assert {path.name for path in folder.iterdir()} == {
@@ -178,9 +160,8 @@ def test_distract_asks_the_lm_and_the_lens(fitted, monkeypatch, capsys):
         assert int(rows[condition]["prompts"]) == 2 * (20 + 10)
 
 
-def test_cross_scores_every_lre_on_every_relation(fitted, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    assert main(["cross", *QUICK, f"--trainer.default_root_dir={fitted / 'run'}"]) == 0
+def test_cross_scores_every_lre_on_every_relation(fitted, capsys):
+    assert lre("cross", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}") == 0
     assert "its own LRE" in capsys.readouterr().out
     folder = fitted / "run" / "cross"
     with (folder / "cross_faithfulness.csv").open(newline="") as file:

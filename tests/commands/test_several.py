@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from lre_lightning.cli import main
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
+from tests.helpers.command import QUIET, lre
 from tests.helpers.toy import relation_json, write_toy_model
 
 STEPS = (10, 20, 300)
@@ -32,8 +32,9 @@ def toys(tmp_path_factory):
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(toys, monkeypatch):
     """The LMs that were loaded, each after a check that those before have no weights any more."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(toys))
     found = []
     load = LanguageModel.from_pretrained.__func__
 
@@ -46,16 +47,11 @@ def loaded(monkeypatch):
     return found
 
 
-def run(toys, root, monkeypatch, *more):
-    monkeypatch.setattr("sys.argv", ["lre"])
-    # Plotting takes ten times as long as these fits.
-    monkeypatch.setattr("lre_lightning.report.page.plot", lambda picture, salt: ("<svg ></svg>", b""))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(toys))
-    quick = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
+def run(toys, root, *more):
     small = ["--data.n_shot=3", "--data.trials=1", "--model.betas=[1]", "--model.ranks=[4]", "--model.layers=[0]"]
     plain = [f"--model.fitting.{name}" for name in ("baselines=false", "line_integrals=0", "generations=0")]
     places = [f"--data.source={toys / 'relations'}", f"--trainer.default_root_dir={root}"]
-    return main(["evaluate", *quick, *small, *plain, "--model.fitting.measures=false", *places, *more])
+    return lre("evaluate", *QUIET, *small, *plain, "--model.fitting.measures=false", *places, *more)
 
 
 def results(root):
@@ -74,45 +70,45 @@ def test_a_folder_for_each_lm_and_one_page(toys, tmp_path, monkeypatch, loaded):
         fit(module)
 
     monkeypatch.setattr(LREModule, "on_train_epoch_start", stopping)
-    assert run(toys, tmp_path, monkeypatch, models) == 2
+    assert run(toys, tmp_path, models) == 2
     assert len(read_records([tmp_path / "step-20"])) == 1
     loaded.clear()
-    assert run(toys, tmp_path, monkeypatch, models) == 0
+    assert run(toys, tmp_path, models) == 0
     assert fitted == [paths[0]] * 2 + [paths[1]] * 2 + [paths[1]] + [paths[2]] * 2  # what was finished is not run again
     records = read_records([tmp_path])
     assert [(r.model, r.relation) for r in records] == [(p, r) for p in paths for r in ("half colour", "thing colour")]
     for step, path in zip(STEPS[:2], paths, strict=False):
         loaded.clear()
         alone = tmp_path / "alone" / str(step)
-        assert run(toys, alone, monkeypatch, f"--model.name_or_path={path}", "--n_shots=[]", "--templates=false",
+        assert run(toys, alone, f"--model.name_or_path={path}", "--n_shots=[]", "--templates=false",
                    "--bare=false") == 0  # fmt: skip
         assert read_records([tmp_path / f"step-{step}"]) == read_records([alone / "main"])
     before = results(tmp_path / "step-20") | results(tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
     assert "Over training" in page
     loaded.clear()
-    assert run(toys, tmp_path, monkeypatch, models) == 0
+    assert run(toys, tmp_path, models) == 0
     assert [lm.name for lm in loaded] == paths[:1]
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_revisions_are_told_apart(toys, tmp_path, monkeypatch, loaded, capsys):
+def test_revisions_are_told_apart(toys, tmp_path, loaded, capsys):
     revisions = ["--model.name_or_path=toy/lm", "--revisions=[step10, step300]"]
-    assert run(toys, tmp_path, monkeypatch, *revisions) == 0
+    assert run(toys, tmp_path, *revisions) == 0
     records = read_records([tmp_path])
     assert {record.model for record in records} == {"toy/lm@step10", "toy/lm@step300"}
     assert [lm.revision for lm in loaded] == ["step10", "step300"]
     assert sorted(path.parent.name for path in tmp_path.rglob("fit_results.jsonl")) == ["step10", "step300"]
-    assert run(toys, tmp_path, monkeypatch, *revisions, "--data.seed=1") == 2
+    assert run(toys, tmp_path, *revisions, "--data.seed=1") == 2
     assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
 
 
-def test_all_lms_are_found_before_the_first_fit(toys, tmp_path, monkeypatch, loaded, capsys):
+def test_all_lms_are_found_before_the_first_fit(toys, tmp_path, loaded, capsys):
     models = f"--models=[{toys / 'step-10'}, toy/none]"
-    assert run(toys, tmp_path, monkeypatch, models) == 2
+    assert run(toys, tmp_path, models) == 2
     assert "no LM can be loaded from 'toy/none': " in capsys.readouterr().err
     revisions = ["--model.name_or_path=toy/lm", "--revisions=[step10, step30]"]
-    assert run(toys, tmp_path, monkeypatch, *revisions) == 2
+    assert run(toys, tmp_path, *revisions) == 2
     assert "no LM can be loaded from 'toy/lm@step30': " in capsys.readouterr().err
     assert not loaded
     assert not list(tmp_path.iterdir())
@@ -126,7 +122,7 @@ def test_all_lms_are_found_before_the_first_fit(toys, tmp_path, monkeypatch, loa
         (["--models=[./none]"], "model folder './none' does not exist"),
     ],
 )
-def test_mistakes_are_named(toys, tmp_path, monkeypatch, capsys, options, message):
-    assert run(toys, tmp_path, monkeypatch, *options) == 2
+def test_mistakes_are_named(toys, tmp_path, capsys, options, message):
+    assert run(toys, tmp_path, *options) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

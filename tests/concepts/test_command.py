@@ -2,12 +2,10 @@
 
 import csv
 import json
-import sys
 from dataclasses import asdict, replace
 
 import pytest
 
-from lre_lightning.cli import main
 from lre_lightning.concepts import evaluation, probes
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.concepts.record import METHODS, SCORES, ConceptRecord, read_concept_records, write_concept_records
@@ -15,6 +13,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.report import page
 from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.concepts import concept_tables, concepts, plot_concepts, unscored
+from tests.helpers.command import lre, without_plots
 from tests.helpers.page import Page
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.report.examples import MAIN, by_model
@@ -30,15 +29,9 @@ def command(tmp_path_factory):
     return ["concepts", *places, *quick], root / "concepts"
 
 
-def run(monkeypatch, arguments):
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
-    return main(list(arguments))
-
-
 def test_the_command_writes_results_and_resumes(command, monkeypatch, capsys):
     arguments, folder = command
-    assert run(monkeypatch, arguments) == 0
+    assert lre(*arguments) == 0
     printed = capsys.readouterr().out
     assert "Not scored: wrong colour, the LM knows training samples of fewer than 2 objects." in printed
     records = read_concept_records(folder.parent)
@@ -64,11 +57,11 @@ def test_the_command_writes_results_and_resumes(command, monkeypatch, capsys):
     (folder / "concepts.jsonl").write_text("\n".join(kept) + "\n")
     done = []
     monkeypatch.setattr(evaluation, "evaluate_trial", lambda *args: done.append(args[1].number) or original(*args))
-    assert run(monkeypatch, arguments) == 0
+    assert lre(*arguments) == 0
     assert done == [1, 1, 1]
     assert sorted((folder / "concepts.jsonl").read_text().splitlines()) == sorted(lines)
     done.clear()
-    assert run(monkeypatch, [*arguments, "--magnitude=1"]) == 0  # other options: measured again
+    assert lre(*arguments, "--magnitude=1") == 0  # other options: measured again
     assert done == [0, 1] * 3
     assert len(read_concept_records(folder)) == 6
 
@@ -83,14 +76,14 @@ original = evaluation.evaluate_trial
         (["--train_fraction=2"], "train_fraction must be between 0 and 1"),
     ],
 )
-def test_bad_options_are_one_line(command, monkeypatch, capsys, more, message):
-    assert run(monkeypatch, [*command[0], *more]) == 2
+def test_bad_options_are_one_line(command, capsys, more, message):
+    assert lre(*command[0], *more) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_without_scikit_learn(command, monkeypatch, capsys):
     monkeypatch.setattr(probes, "find_spec", lambda name: None)
-    assert run(monkeypatch, command[0]) == 2
+    assert lre(*command[0]) == 2
     assert 'pip install "lre-lightning[probes]"' in capsys.readouterr().err
 
 
@@ -139,7 +132,7 @@ def test_figure():
 
 
 def test_the_report_finds_records_beside_a_fit(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "plot", lambda picture, salt: ('<svg xmlns="http://www.w3.org/2000/svg"/>', b"png"))
+    without_plots(monkeypatch)
     folder = write_run(tmp_path / "run", MAIN)
     other = replace(NONE, origin={**NONE.origin, "model": "other"})
     write_concept_records([*RECORDS, other], folder / "concepts.jsonl")

@@ -21,7 +21,7 @@ DEMO = {
     "n_shot": 5,
     "trials": 1,
     "loader": {"batch_size": 4},
-    "selection": {"max_samples": 20},
+    "selection": {"max_samples": 14},
 }
 TOY = {"n_shot": 2, "trials": 2, "loader": {"batch_size": 4}}
 

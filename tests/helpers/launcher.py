@@ -18,13 +18,14 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
+import pytest
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from tests.helpers.command import QUIET, without_plots
 from tests.helpers.toy import write_toy_model, write_toy_relations
 
 ROOT = Path(__file__).parents[2]
 CLI = str(ROOT / "cli.py")
-QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
 FIT = [
     "fit",
     *QUIET,
@@ -151,19 +152,15 @@ def warm_up(root: Path) -> None:
     """Do here, once, what every child would do again: imports, and loading an LM."""
     import torch
 
-    from lre_lightning.callbacks import AttributeLens, ResultsFigures
-    from lre_lightning.commands.command import Command
     from lre_lightning.datamodules import RelationDataModule
     from lre_lightning.models.language_model import LanguageModel
 
-    ours = ("lre_lightning.commands.main", "lre_lightning.report.page")
-    for name in ("torch._dynamo", "torch.utils.tensorboard", *ours):
+    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.commands.main"):
         importlib.import_module(name)
     torch.set_num_threads(1)
     LanguageModel.from_pretrained(str(root / "model"))
     RelationDataModule(str(root / "model"), source=str(root / "relations")).setup()
-    slow = AttributeLens, ResultsFigures
-    Command.callbacks = tuple(kind for kind in Command.callbacks if kind not in slow)
+    without_plots(pytest.MonkeyPatch())
 
 
 def child(run: Run) -> None:

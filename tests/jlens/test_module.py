@@ -15,7 +15,7 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.jlens.module import JacobianLensModule
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.checkpoints import WholeCheckpointIO
-from tests.helpers.launcher import QUIET
+from tests.helpers.command import QUIET
 from tests.helpers.tiny_models import tiny_model
 from tests.helpers.toy import WORDS, toy_tokenizer
 

@@ -140,8 +140,9 @@ def letters(text):
 
 def tokens_read(tokenizer, ids, text):
     """Return the number of tokens after which a text has been read."""
-    wanted = letters(text)
-    return next(count for count in range(len(ids) + 1) if letters(tokenizer.decode(ids[:count])).startswith(wanted))
+    wanted, decode = letters(text), tokenizer.backend_tokenizer.decode  # a third of the time of its own `decode`
+    counts = range(len(ids) + 1)
+    return next(n for n in counts if letters(decode(ids[:n], skip_special_tokens=False)).startswith(wanted))
 
 
 def check(name, prompt, template, system, context):

@@ -16,6 +16,7 @@ from lre_lightning.report import page
 from lre_lightning.report.chapters import folders_of
 from lre_lightning.report.page import make_report
 from lre_lightning.report.sections import Picture
+from tests.helpers.command import EMPTY, without_plots
 from tests.helpers.page import Page
 from tests.report.examples import MAIN, TORN, bare_of, minimal, moved, unscored
 
@@ -67,13 +68,10 @@ TABLES = BOTH | {"findings", "hyperparameters", "categories", "correlations", "d
 TABLES |= {"generations"}
 
 
-EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>', b"png"
-
-
 @pytest.fixture
 def fast(monkeypatch):
     """Pages with an empty picture for every figure."""
-    monkeypatch.setattr(page, "plot", lambda picture, salt: EMPTY)
+    without_plots(monkeypatch)
 
 
 DRAWN = {"betas", "scatter", "layers", "faithfulness_baselines_zero_shot"}

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from lre_lightning.cli import main
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import write_records
 from lre_lightning.report.analysis import by_model
@@ -13,6 +12,7 @@ from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.columns import columns, plot_column, read_columns
 from lre_lightning.report.page import make_report
 from lre_lightning.report.training import plot_training, plot_training_by_relation, series_of, training
+from tests.helpers.command import lre
 from tests.report.examples import MAIN, record, unscored
 from tests.report.test_figures import check_layout, curves, titles
 
@@ -127,12 +127,11 @@ def test_mistakes_in_columns_are_named(tmp_path, text, message):
         columns(by_model(MAIN), read_columns(written(tmp_path, text)))
 
 
-def test_a_report_takes_columns(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lre_lightning.report.page.plot", lambda picture, salt: ("<svg ></svg>", b""))
+def test_a_report_takes_columns(tmp_path):
     write_records(MAIN, tmp_path / "fit_results.jsonl")
     path = written(tmp_path, "relation,frequency\ncapital,10\nColour,1\n")
     given = ["report", str(tmp_path / "fit_results.jsonl"), "--column", str(path), "--out", str(tmp_path / "out")]
-    assert main(given) == 0
+    assert lre(*given) == 0
     page = (tmp_path / "out" / "index.html").read_text()
     assert "By frequency" in page
     assert f"--column {path}" in page

@@ -17,6 +17,7 @@ from lre_lightning.commands.resuming import explicit_options
 from lre_lightning.errors import LREError
 from lre_lightning.runs.checkpoints import read_checkpoint, read_hyperparameters
 from lre_lightning.training.module import LREModule
+from tests.helpers.command import QUIET
 from tests.helpers.hostile import (
     EXAMPLES,
     PLAIN,
@@ -33,7 +34,6 @@ from tests.helpers.hostile import (
     spoiled,
     tried,
 )
-from tests.helpers.launcher import QUIET
 
 TENSORS = {
     "tensor": torch.zeros(2),
