@@ -14,9 +14,9 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.jlens.lens import JacobianLens, LensOrigin, standard_error
-from lre_lightning.lre.estimator import wide_dtype
 from lre_lightning.lre.files import check_tensor
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
+from lre_lightning.lre.operators import wide_dtype
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.processes import Processes
 from lre_lightning.storage.plain import whole

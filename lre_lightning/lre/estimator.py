@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, check_choice
 from lre_lightning.grid import Layer, usual_rank
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
+from lre_lightning.lre.operators import Operator, wide_dtype
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import LINES, Prompts, choose_templates
@@ -96,11 +98,6 @@ class LREEstimator:
         return self._sums[layer]
 
 
-def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of sums of Jacobians of an LM in `dtype`; MPS has no float64."""
-    return torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
-
-
 def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return empty sums of W and b for an LM in `dtype`."""
     return torch.zeros(hidden, hidden + 1, dtype=wide_dtype(dtype, device), device=device)
@@ -117,6 +114,7 @@ def estimate(
     trial: int = 0,
     seed: int = 0,
     prompts: Prompts = LINES,
+    method: Literal["dense", "matrix_free"] = "dense",
 ) -> LRE:
     """Estimate the LRE of a relation at one layer, as a fit does, without scoring it.
 
@@ -131,12 +129,15 @@ def estimate(
         trial: Number of the draw of training samples, as in a fit.
         seed: Seed of the draw.
         prompts: How samples are drawn and prompts are made.
+        method: ``"dense"`` computes W, and ``"matrix_free"`` only products with it when they are needed: one for each
+            s that the LRE is applied to, and a few times `rank` for the first edit. Such an LRE needs the LM as long
+            as it is used; `lre.low_rank(rank)` can be saved.
 
     Returns:
         The LRE, bound to `lm`.
 
     Raises:
-        LREError: If the relation, layer, beta or rank is not valid, or the relation has too few samples.
+        LREError: If the relation, layer, beta, rank or method is not valid, or the relation has too few samples.
 
     Example:
         >>> from lre_lightning import LanguageModel, estimate
@@ -145,8 +146,15 @@ def estimate(
         'Ottawa'
     """
     (layer,) = lm.check_layers([layer])
+    check_choice("method", method, ("dense", "matrix_free"))
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
-    weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts)
+    weight: Tensor | Operator
+    if method == "matrix_free":
+        runs = prompts_to_run(lm, train_prompts(drawn, lm.tokenizer, options=prompts))
+        weight = MatrixFree(runs, layer, forward_product(runs))
+        bias = weight.bias()
+    else:
+        weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts)
     return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts), beta, rank or usual_rank(lm.hidden_size), lm)
 
 

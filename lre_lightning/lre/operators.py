@@ -16,6 +16,11 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of factors."""
 
 
+def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of sums of Jacobians of an LM in `dtype`; MPS has no float64."""
+    return torch.float32 if dtype.itemsize == 2 or device.type == "mps" else torch.float64
+
+
 class Operator(ABC):
     """A square matrix W that is applied, transposed and factorized, whether or not its elements exist.
 

@@ -1,6 +1,9 @@
-"""The leading singular triplets of a matrix, by a block Krylov method."""
+"""The leading singular triplets of a matrix, or of products with it alone, by a block Krylov method."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,8 +30,7 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
     block = matrix.T @ start
     while dimension <= size // 2:
         while basis.shape[1] < dimension:
-            for _ in range(2):  # once is not enough if little of the block is new
-                block = torch.linalg.qr(block - basis @ (basis.T @ block)).Q
+            block = _orthogonal(block, basis)
             image = matrix @ block
             basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
             block = matrix.T @ image
@@ -40,3 +42,86 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
         dimension += dimension // 3
     left, values, right_t = torch.linalg.svd(matrix)
     return left[:, :count], values[:count], right_t[:count].T
+
+
+FEW = 8
+"""Number of directions that a step adds where products are dear, and of probes."""
+
+TOLERANCE = 1e-3
+"""Largest residual of singular triplets beside the smallest of their values, where products are dear."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How exact singular triplets are that were computed from few products.
+
+    Attributes:
+        residual: The largest norm of A^T u_i - s_i v_i, divided by the smallest of the s_i: about the relative error
+            of the pseudo-inverse. 0 if all elements of A had to be computed.
+        left_out: The norm of A - U S V^T beside that of A (Frobenius), estimated from probes.
+    """
+
+    residual: float
+    left_out: float
+
+
+def leading_triplets_of_products(
+    multiply: Callable[[Tensor], Tensor],
+    multiply_transposed: Callable[[Tensor], Tensor],
+    empty: Tensor,
+    count: int,
+    rounding: float,
+    agreed: Callable[[bool], bool] = bool,
+) -> tuple[Tensor, Tensor, Tensor, Accuracy]:
+    """Compute the largest singular values of a square matrix A and their vectors from products with it.
+
+    A block Krylov space of A^T A is grown as in `leading_singular_triplets`, but in small steps, and only until the
+    residuals are at most `TOLERANCE` of the smallest wanted value or what rounding leaves. If the space would need more
+    than half of all directions, all elements of A are computed.
+
+    Args:
+        multiply: Returns A X for X `(n, columns)`.
+        multiply_transposed: Returns A^T X.
+        empty: An empty tensor `(n, 0)` of the dtype and on the device of the results.
+        count: The number of triplets.
+        rounding: The relative error of products.
+        agreed: Called with each decision, which the processes must take together.
+
+    Returns:
+        U `(n, count)`, S `(count,)`, largest first, V `(n, count)`, and how exact they are.
+    """
+    size, wanted, generator = len(empty), 2 * count + FEW, torch.Generator().manual_seed(0)
+    probes = torch.randn(size, 2 * FEW, generator=generator, dtype=empty.dtype).to(empty)
+    probed = multiply_transposed(probes)
+    basis = images = returned = empty
+    block, residual = probed[:, :FEW], 0.0
+
+    def found(left: Tensor, values: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Accuracy]:
+        tail = probed[:, FEW:] - (right * values) @ (left.T @ probes[:, FEW:])
+        return left, values, right, Accuracy(residual, float(tail.norm() / probed[:, FEW:].norm()))
+
+    while wanted <= size // 2:
+        while basis.shape[1] < wanted:
+            block = _orthogonal(block, basis)
+            image = multiply(block)
+            basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
+            block = multiply_transposed(image)
+            returned = torch.cat([returned, block], 1)
+        left, values, coefficients = torch.linalg.svd(images, full_matrices=False)
+        left, values, coefficients = left[:, :count], values[:count], coefficients[:count].T
+        right = basis @ coefficients
+        kept = values[values > torch.finfo(values.dtype).eps * size * values[0]]  # the others are zero
+        errors = (returned @ coefficients - right * values**2).norm(dim=0)[: len(kept)] / kept
+        residual, noise = (float(one.max() / kept.min()) if len(kept) else 0.0 for one in (errors, 2 * rounding * kept))
+        if agreed(residual <= max(TOLERANCE, noise)):
+            return found(left, values, right)
+        wanted += max(FEW, count // 4)
+    residual, matrix = 0.0, multiply_transposed(torch.eye(size).to(empty)).T
+    return found(*leading_singular_triplets(matrix.contiguous(), count))
+
+
+def _orthogonal(block: Tensor, basis: Tensor) -> Tensor:
+    """Return an orthonormal basis of what columns add to a space."""
+    for _ in range(2):  # once is not enough if little of the block is new
+        block = torch.linalg.qr(block - basis @ (basis.T @ block)).Q
+    return block

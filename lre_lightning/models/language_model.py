@@ -322,7 +322,11 @@ class LanguageModel(nn.Module):
         """
         below = [] if layer == "emb" or not self._behaviour.skips else self._parts.blocks[: layer + 1]
         given = iter(pieces(hidden, prefix))
-        with skip(below, self._behaviour.tuple_length), replace(self.module_at(layer), lambda _: next(given)):
+
+        def put(_: Tensor) -> Tensor:
+            return next(given).clone() if self._behaviour.in_place else next(given)
+
+        with skip(below, self._behaviour.tuple_length), replace(self.module_at(layer), put):
             return self.forward(input_ids, prefix)
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -13,13 +14,17 @@ from torch.nn import functional
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
+from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
-from lre_lightning.models.prefix import Prefix
+from lre_lightning.models.prefix import Prefix, pieces
+from lre_lightning.models.products import Product
 
 NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
 """Numbers (patched prompts times width of the hidden states) that keep a device busy."""
+PRODUCTS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
+"""As many for products with Jacobians, for which a graph is kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,27 +203,70 @@ class PromptBatch:
 
         return self._run(subject[..., 0].numel(), work)
 
-    def _run(self, runs: int, work: Callable[[int], Tensor]) -> Tensor:
+    @torch.no_grad()
+    def products(self, layer: Layer, vectors: Tensor, product: Product) -> Tensor:
+        """Multiply vectors by the Jacobians F'(s) of the prompts as they are.
+
+        Args:
+            layer: The layer of s.
+            vectors: Vectors of each prompt, `(batch, variants, hidden)`, in any floating dtype.
+            product: `push` for F'(s) v, or `pull` for F'(s)^T v, of `lre_lightning.models.products`.
+
+        Returns:
+            The products, `(batch, variants, hidden)`, in the LM's dtype, on its device.
+
+        Raises:
+            RuntimeError: If an operation of the LM has no derivative in the mode of `product`.
+        """
+
+        def work(chunk_size: int) -> Tensor:
+            found = torch.empty(vectors.shape, dtype=self.lm.dtype, device=self._ids.device)
+            for group, prompts, variants in self._slices(vectors.shape[1], chunk_size):
+                rows = group.rows[prompts]
+                chosen = vectors[rows.to(vectors.device), variants].to(found)
+                states = group.states[layer][prompts, group.position, None].expand_as(chosen).clone()
+                run = partial(self._run_patched, layer, group, prompts)
+                with self._sharing_between_lanes(group, *chosen.shape[:2]), slim_graph(self.lm.offloaded):
+                    found[rows, variants] = product(run, states.to(found.device), chosen)
+            return found
+
+        with torch.inference_mode(False):
+            return self._run(vectors[..., 0].numel(), work, "products with Jacobians", PRODUCTS_AT_A_TIME)
+
+    def _sharing_between_lanes(self, group: _Group, prompts: int, lanes: int) -> AbstractContextManager[None]:
+        positions = pieces(group.suffix, group.prefix)[0].shape[1]
+        return one_slope_for_all_lanes(self.lm, lanes, prompts * lanes, positions, linear=not self.lm.offloaded)
+
+    def _run(
+        self,
+        runs: int,
+        work: Callable[[int], Tensor],
+        what: str = "patched prompts",
+        numbers: Mapping[str, int] = NUMBERS_AT_A_TIME,
+    ) -> Tensor:
         tokens = 1 if self.lm.shares_prefix else int(self._last.max()) + 1  # of those that a run takes anew
-        busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, NUMBERS_AT_A_TIME, max(1, 64 // tokens))
+        busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, numbers, max(1, 64 // tokens))
         copies = 0 if self._context is None else self._context.copy_bytes
         busy = min(busy, rows_in_memory(self.lm.devices, copies) or busy)
         wanted = min(max(1, runs), self.lm.chunk_size or busy)
-        return self.lm.chunk_sizes.run("patched prompts", wanted, work)
+        return self.lm.chunk_sizes.run(what, wanted, work)
 
     def _chunks(
         self, layer: Layer, subject: Tensor, chunk_size: int
     ) -> Iterator[tuple[Tensor, slice, Callable[[Tensor], Tensor]]]:
         """Yield rows and variants of at most `chunk_size` runs, and the function that runs them with s replaced."""
-        variants = subject.shape[1]
+        for group, prompts, variants in self._slices(subject.shape[1], chunk_size):
+            run = partial(self._run_patched, layer, group, prompts)
+            yield group.rows[prompts].to(subject.device), variants, run
+
+    def _slices(self, variants: int, chunk_size: int) -> Iterator[tuple[_Group, slice, slice]]:
+        """Yield groups with slices of their prompts and of the variants, of at most `chunk_size` runs."""
         width = min(variants, chunk_size)
         height = max(1, chunk_size // width)
         for group in self._groups:
             for top in range(0, len(group.rows), height):
-                prompts = slice(top, top + height)
-                run = partial(self._run_patched, layer, group, prompts)
                 for left in range(0, variants, width):
-                    yield group.rows[prompts].to(subject.device), slice(left, left + width), run
+                    yield group, slice(top, top + height), slice(left, left + width)
 
     def _run_patched(self, layer: Layer, group: _Group, prompts: slice, values: Tensor) -> Tensor:
         """Return o, `(prompts, variants, hidden)`, of some prompts of a group with s replaced by `values`."""

@@ -1,0 +1,158 @@
+"""W without its elements: products with the Jacobians of training prompts, computed when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.lre.operators import Operator, wide_dtype
+from lre_lightning.lre.triplets import Accuracy, leading_triplets_of_products
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.models.products import Product, pull, push, push_twice
+from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.runs.processes import ONE_PROCESS, Processes
+
+
+class MatrixFree(Operator):
+    """W as the mean of the Jacobians of prompts, applied from either side through the LM.
+
+    W s takes one product with each Jacobian in forward mode, W^T o one in reverse mode, where the matrix takes one for
+    each of its rows. Sums over prompts have more precision than the LM, as in `LREEstimator`. Results are on the device
+    of their arguments.
+
+    On several processes each holds all prompts. `apply` and `transposed` are computed by each for itself; the products
+    that singular triplets take are split, so `triplets` is a collective call unless it is for a rank that has been
+    factorized before.
+
+    Args:
+        runs: The prompts.
+        layer: The layer of s.
+        pushed: The product for W s; see `forward_product`.
+        processes: The processes that hold the same prompts.
+
+    Attributes:
+        products: Number of vectors that W has been multiplied by in this process, from either side.
+        accuracy: Of the singular triplets, once they have been computed.
+    """
+
+    def __init__(
+        self, runs: PromptBatch, layer: Layer, pushed: Product = push, processes: Processes = ONE_PROCESS
+    ) -> None:
+        lm = runs.lm
+        self.runs, self.layer, self._pushed, self._processes = runs, layer, pushed, processes
+        self.width = self.rank = lm.hidden_size
+        self.dtype, self.device = torch.promote_types(lm.dtype, torch.float32), lm.device
+        self.products = 0
+        self.accuracy: Accuracy | None = None
+        self._triplets: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def apply(self, states: Tensor) -> Tensor:
+        """Return W s, in forward mode."""
+        return self._mean(states, self._pushed)
+
+    def transposed(self, states: Tensor) -> Tensor:
+        """Return W^T o, in reverse mode."""
+        return self._mean(states, pull)
+
+    def bias(self) -> Tensor:
+        """Return b, the mean of o - J s over the prompts, `(width,)`."""
+        subject, output = self.runs.hidden_states([self.layer])
+        (mean,) = self._means(subject, self._pushed)
+        wide = wide_dtype(self.runs.lm.dtype, self.device)
+        return (output.to(wide).mean(0) - mean).to(self.dtype)
+
+    def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the leading singular triplets, from as few products as their accuracy takes."""
+        self._check_rank(count)
+        if self._triplets is None or len(self._triplets[1]) < count:
+            *found, self.accuracy = leading_triplets_of_products(
+                self._split(self.apply),
+                self._split(self.transposed),
+                torch.empty(self.width, 0, dtype=self.dtype, device=self.device),
+                count,
+                torch.finfo(self.runs.lm.dtype).eps,
+                self._all_agree,
+            )
+            left, values, right = found
+            self._triplets = left, values, right
+        left, values, right = self._triplets
+        return left[:, :count], values[:count], right[:, :count]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return nothing: it has no elements."""
+        return {}
+
+    def to(self, device: torch.device | str) -> MatrixFree:
+        """Return it as it is, on the devices of the LM."""
+        return self
+
+    def _mean(self, states: Tensor, product: Product) -> Tensor:
+        vectors = states.reshape(-1, self.width).to(self.device, self.dtype)
+        means = self._means(vectors.expand(len(self.runs), -1, -1), product) if len(vectors) else vectors
+        return means.to(states.device, self.dtype).reshape(states.shape)
+
+    def _means(self, vectors: Tensor, product: Product) -> Tensor:
+        """Return the means over prompts of their products with vectors, `(prompts, vectors, width)`, in wide dtype."""
+        self.products += vectors.shape[1]
+        wide, lm = wide_dtype(self.runs.lm.dtype, self.device), self.runs.lm
+        # Products are linear, so that vectors can be scaled to what 16 bits represent best.
+        scale = vectors.to(self.dtype).abs().amax(-1, keepdim=True)
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        found = self.runs.products(self.layer, vectors / scale, product)
+        if not torch.isfinite(found).all():
+            raise LREError(
+                f"a product with the Jacobian at layer {self.layer} of {lm.name} is not finite in "
+                f"{str(lm.dtype).removeprefix('torch.')}: load the LM in bfloat16 or float32"
+            )
+        return (found.to(wide) * scale).mean(0)
+
+    def _split(self, multiply: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return the product with a matrix of columns, computed for a part of them in each process."""
+
+        def split(columns: Tensor) -> Tensor:
+            places = range(self._processes.index, columns.shape[1], self._processes.count)
+            mine = multiply(columns.T[places.start :: places.step])
+            gathered: Tensor = self._processes.rows(mine, places, columns.shape[1]).T
+            return gathered
+
+        return split
+
+    def _all_agree(self, condition: bool) -> bool:
+        """Return whether a condition holds in all processes, whose rounding may differ; a collective call."""
+        (agreed,) = self._processes.sum(torch.tensor([int(condition)]))
+        return int(agreed) == self._processes.count
+
+
+def prompts_to_run(lm: LanguageModel, prompts: Sequence[Prompt]) -> PromptBatch:
+    """Return prompts as a batch that is ready to be run."""
+    batch = collate(prompts, 0, 0, range(len(prompts)))
+    with torch.inference_mode(False):
+        return PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
+
+
+def forward_product(runs: PromptBatch) -> Product:
+    """Find the cheapest product F'(s) v that the LM has, and agrees with F'(s)^T v, by trying one of each.
+
+    Raises:
+        LREError: If there is none.
+    """
+    lm, one = runs.lm, runs.select(torch.tensor([0]))
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(1, 1, lm.hidden_size, generator=generator).to(one.lm.device, lm.dtype)
+    for product in (push, push_twice):
+        try:
+            found = one.products(lm.layers[0], vector, product).double()
+        except RuntimeError:  # of an operation without a derivative, whatever it says
+            continue
+        unit = torch.nn.functional.normalize(found, dim=-1)
+        back = one.products(lm.layers[0], unit.to(lm.dtype), pull).double()
+        error = (back * vector.double()).sum() - found.norm()
+        if abs(float(error)) <= torch.finfo(lm.dtype).eps ** 0.5 * float(found.norm()):
+            return product
+    raise LREError(f"{lm.name} has no derivatives in forward mode, nor second ones: use its dense Jacobians")
