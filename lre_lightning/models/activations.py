@@ -1,4 +1,4 @@
-"""Pointwise activations and linear layers on a batch of prompts in equal lanes, computed once for all lanes of a prompt.
+"""Pointwise activations and linear layers on prompts in equal lanes, computed once for all lanes of a prompt.
 
 An activation such as GPT-2's, a polynomial within a tanh, takes ten passes over memory in a backward pass, as much time
 as the model's matrix products. If the lanes of a prompt are equal, its slope is computed once, on one lane, and a

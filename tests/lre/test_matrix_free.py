@@ -17,11 +17,9 @@ from tests.helpers.tiny_models import PROMPTS, SUBJECTS, WIDTH, batch_of, plain_
 from tests.lre.test_inverse import STEPS, with_values
 
 PRODUCTS = {
-    "gpt2": push,
     "ctrl": push,  # which changes its embeddings in place
     "olmo": push,  # which changes outputs of linear layers in place
     "bloom": push_twice,  # whose activation has no derivative in forward mode
-    "openai": push,  # whose prompts are run as a whole
     "lfm2": push,  # whose attention is fused
 }
 
