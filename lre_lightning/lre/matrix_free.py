@@ -64,8 +64,8 @@ class MatrixFree(Operator):
         """Return b, the mean of o - J s over the prompts, `(width,)`."""
         subject, output = self.runs.hidden_states([self.layer])
         (mean,) = self._means(subject, self._pushed)
-        wide = wide_dtype(self.runs.lm.dtype, self.device)
-        return (output.to(wide).mean(0) - mean).to(self.dtype)
+        bias: Tensor = output.to(mean).mean(0) - mean
+        return bias.to(self.dtype)
 
     def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the leading singular triplets, from as few products as their accuracy takes."""

@@ -75,8 +75,9 @@ class _SharedSlope(torch.autograd.Function):
 
     @staticmethod
     def _times_slope(ctx: Any, states: Tensor) -> Tensor:
-        slope: Tensor = ctx.saved_tensors[0]
-        return (states.unflatten(0, (-1, ctx.lanes)) * slope.unsqueeze(1)).flatten(0, 1)
+        (slope,) = ctx.saved_tensors
+        product: Tensor = states.unflatten(0, (-1, ctx.lanes)) * slope[:, None]
+        return product.flatten(0, 1)
 
 
 class _SharedLinear(torch.autograd.Function):
