@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from lre_lightning.records.summary import spread
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.tables import Row, Table, alphabetical
+from lre_lightning.report.tables import Cell, Row, Table, alphabetical
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
+from lre_lightning.scoring.derived import Derivation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,6 +71,31 @@ def controls_table(scores: Sequence[CrossScore]) -> Table:
         "deviations over relations."
     )
     return Table("controls", caption, ("LRE", *SCORES), rows)
+
+
+def derived_table(scores: Sequence[CrossScore], found: Sequence[Derivation]) -> Table:
+    """Return both scores of LREs that are made of those of other relations; a row per derivation that was scored."""
+    names = dict.fromkeys(one.relation for one in scores)
+
+    def cells(relation: str, labels: Container[str]) -> list[Cell]:
+        own = [one for one in scores if one.relation == relation and one.reader in labels]
+        means = [analysis.spreads((one.reader, score(one)) for one in own) for score in SCORES.values()]
+        return [spread([mean for mean, _ in by.values()]) if by else None for by in means]
+
+    rows = []
+    for one in found:
+        made, own = cells(one.relation, [one.label]), cells(one.relation, [one.relation])
+        others = cells(one.relation, [control.label for control in one.controls(names, found)])
+        if any(made):
+            by_score = zip(made, others, own, strict=True)
+            rows.append((one.relation, one.label, one.shared, *(cell for group in by_score for cell in group)))
+    columns = ("relation", "W", "shared", *(f"{score}{kind}" for score in SCORES for kind in ("", ", others", ", own")))
+    caption = (
+        "W made of that of the converse relation, or of two relations one after the other, in place of a relation's "
+        "own, with the number of samples that they share; beside it the same with every other relation instead, means "
+        "and standard deviations over them, and the relation's own LRE."
+    )
+    return Table("derived", caption, columns, tuple(rows))
 
 
 def similar_first(cells: NDArray[np.float64]) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from rich.console import Console
@@ -17,6 +18,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Sample
+from lre_lightning.scoring.derived import Derivation, derivations, derived_lres
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
 from lre_lightning.scoring.states import PromptStates, TrialStates
 
@@ -33,7 +35,8 @@ class CrossScore:
         relation: The relation of the test samples.
         category: Its category.
         trial: Number of the trial.
-        reader: The relation of the LRE; for a control of the relation's own LRE one of `CONTROLS`.
+        reader: The relation of the LRE; for a control of the relation's own LRE one of `CONTROLS`; for an LRE made of
+            those of other relations its `Derivation.label`.
         known: Number of test samples that the LM knows.
         faithful: Those for which D(LRE(s)) is what the LM says.
         edited: Number of edits.
@@ -67,7 +70,8 @@ def cross_scores(
     """Score every LRE on the test samples of every relation, and the controls of each relation's own LRE.
 
     An LRE reads s, and edits it, at its own layer, with its own beta and rank. The scores of a relation's own LRE are
-    those of the fit. The targets of edits are the fit's too.
+    those of the fit. The targets of edits are the fit's too. Where relations are converses of others, or composed of
+    them, their LREs are made of those of the others as well; see `derivations`.
 
     Args:
         lm: The LM, on the device where it is to run.
@@ -88,11 +92,16 @@ def cross_scores(
         raise LREError("no relation of the data has an LRE: give the relations and the seed of the fit")
     console = Console(stderr=True)
     shown = track(indices, "LREs on other relations", console=console, disable=not console.is_terminal)
-    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres)]
+    found = derivations(data.relations)
+    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, found)]
 
 
 def _scores_of_trial(
-    lm: LanguageModel, data: PromptSource, index: int, lres: Mapping[tuple[str, int], LRE]
+    lm: LanguageModel,
+    data: PromptSource,
+    index: int,
+    lres: Mapping[tuple[str, int], LRE],
+    found: Sequence[Derivation],
 ) -> Iterator[CrossScore]:
     trial = data.trial(index)
     readers = {name: lres[name, number].to(lm.device) for name, number in lres if number == trial.number}
@@ -107,7 +116,8 @@ def _scores_of_trial(
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
     batches = [PromptStates.run(lm, batch.to(lm.device), layers) for batch in data.val_dataloader([index])]
     states = TrialStates.join(batches, trial)
-    for name, lre in [*readers.items(), *zip(CONTROLS, controls, strict=True)]:
+    derived = derived_lres(lm, data, trial, readers, found)
+    for name, lre in chain(readers.items(), zip(CONTROLS, controls, strict=True), derived):
         faithful, causal = counts(states, lre, layers.index(lre.layer))
         yield CrossScore(
             model=lm.label,

@@ -1,0 +1,135 @@
+"""LREs made of those of other relations: the inverse of the converse, and the product of two.
+
+The W of a relation maps s, at a layer, to o, after the last block. The inverse of the converse's W maps o's space to
+that of s, and the first factor of a product ends where s of the second relation is not read. All of them are vectors of
+the residual stream, but with another scale and another mean. So W is taken over as it is, and only a factor and b are
+estimated anew, from the relation's own training examples.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lre_lightning.grid import Layer, place_of
+from lre_lightning.lre.lre import LRE
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
+from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.source import PromptSource
+from lre_lightning.prompts.trials import Trial, train_prompts
+from lre_lightning.relations.relation import Relation, Sample
+
+FEWEST = 3
+"""Number of samples that relations must share to count as converses or as composed: fewer agree by chance."""
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How the W of a relation is made of those of others.
+
+    Attributes:
+        relation: The relation whose W is replaced.
+        sources: A, whose converse it is, or A and B, if it takes a subject to the object of B for the object of A.
+        shared: Number of its samples that the others have as well.
+    """
+
+    relation: str
+    sources: tuple[str, ...]
+    shared: int = 0
+
+    @property
+    def label(self) -> str:
+        """What stands for the LRE in results."""
+        return ", then ".join(self.sources) if len(self.sources) > 1 else f"inverse of {self.sources[0]}"
+
+    def controls(self, names: Iterable[str], found: Sequence[Derivation]) -> list[Derivation]:
+        """Return the same with every other relation as the last source, except for what is a derivation itself."""
+        others = [replace(self, sources=(*self.sources[:-1], name), shared=0) for name in names]
+        own = {(one.relation, one.sources) for one in found}
+        return [one for one in others if self.relation != one.sources[-1] and (one.relation, one.sources) not in own]
+
+
+def derivations(relations: Sequence[Relation]) -> list[Derivation]:
+    """Find converses and compositions by at least `FEWEST` samples that say the same, whatever their case.
+
+    The converse of a relation has its samples with subject and object exchanged; a relation can be its own. A
+    composition of A and B is a third relation. Samples whose subject is their object do not count.
+    """
+    facts = {one.name: {pair for pair in map(_pair, one.samples) if len(set(pair)) > 1} for one in relations}
+    found = []
+    for b, pairs in facts.items():
+        objects: dict[str, list[str]] = defaultdict(list)
+        for subject, object_ in pairs:
+            objects[subject].append(object_)
+        turned = {(object_, subject) for subject, object_ in pairs}
+        found += [Derivation(name, (b,), len(turned & facts[name])) for name in facts]
+        for a in facts:
+            composed = {(subject, end) for subject, middle in facts[a] for end in objects.get(middle, ())}
+            found += [Derivation(c, (a, b), len(composed & facts[c])) for c in facts if composed and c not in (a, b)]
+    return [one for one in found if one.shared >= FEWEST]
+
+
+def _pair(sample: Sample) -> tuple[str, str]:
+    return sample.name.casefold(), Sample(sample.object, "").name.casefold()
+
+
+def derived_lres(
+    lm: LanguageModel, data: PromptSource, trial: Trial, lres: Mapping[str, LRE], found: Sequence[Derivation]
+) -> Iterator[tuple[str, LRE]]:
+    """Make the LREs that stand for that of a trial's relation, its derivations and their controls, one at a time.
+
+    Args:
+        lm: The LM.
+        data: The datamodule of the fit.
+        trial: The trial.
+        lres: The LREs of the trial by relation, on the LM's device.
+        found: All derivations.
+
+    Yields:
+        The label and the LRE of each.
+    """
+    name = trial.relation.name
+    own = [one for one in found if one.relation == name and all(source in lres for source in one.sources)]
+    if not own:
+        return
+    layers = sorted({lre.layer for lre in lres.values()}, key=place_of)
+    prompts = train_prompts(trial, data.tokenizer, options=data.prompts)
+    batch = collate(prompts, 0, trial.number, range(len(prompts)))
+    runs = PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
+    subject, output = runs.hidden_states(layers)
+    examples = dict(zip(layers, subject.unbind(1), strict=True))
+    every = {one.label: one for wanted in own for one in (wanted, *wanted.controls(lres, own))}
+    yield from ((label, derive(one, lres, examples, output)) for label, one in every.items())
+
+
+def derive(derivation: Derivation, lres: Mapping[str, LRE], subjects: Mapping[Layer, Tensor], objects: Tensor) -> LRE:
+    """Make the LRE, o = f W s + b, with f and b by least squares over the relation's training examples.
+
+    An inverse, W_A^+ at the rank of A's LRE, reads s at the layer of the relation's own LRE, and its edits are those of
+    W_A. A product, W_B W_A, reads s where A's LRE does, and its edits have the rank of the relation's own LRE.
+
+    Args:
+        derivation: What W is made of.
+        lres: LREs by relation.
+        subjects: s of the training examples by layer, `(examples, hidden)`.
+        objects: o of the training examples, `(examples, hidden)`.
+
+    Returns:
+        The LRE with f W as its W, and with beta 1.
+    """
+    own, first, last = (lres[name] for name in (derivation.relation, derivation.sources[0], derivation.sources[-1]))
+    if len(derivation.sources) > 1:
+        weight, layer, rank = last.operator.dense() @ first.operator.dense(), first.layer, own.edit_rank
+    else:
+        layer, rank = own.layer, first.edit_rank
+        weight = first.inverse(rank).apply(torch.eye(len(first.bias)).to(first.bias), [rank])[:, 0].T
+    mapped, wanted = subjects[layer].to(weight) @ weight.T, objects.to(weight)
+    varied = mapped - mapped.mean(0)
+    factor = (varied * wanted).sum() / varied.square().sum().clamp(min=torch.finfo(weight.dtype).tiny)
+    bias = (wanted - factor * mapped).mean(0)
+    return replace(own, weight=factor * weight, bias=bias, layer=layer, beta=1.0, rank=rank)
