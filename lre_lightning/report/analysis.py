@@ -210,6 +210,11 @@ def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Spre
     return spreads((record.relation, score(record)) for record in counted(records))
 
 
+def known(records: Iterable[TrialRecord]) -> dict[str, Spread]:
+    """Return the fraction of the test samples that the LM knows, by relation, scored or not."""
+    return spreads((record.relation, record.known / record.tested) for record in records if record.tested)
+
+
 def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spread]:
     """Return mean and deviation over the relations of each category, and over all relations under `ALL`."""
     kinds, means = categories(records), per_relation(records, score)

@@ -13,7 +13,7 @@ from lre_lightning.report.analysis import ALL, GENERIC_METHODS, METHODS, Score
 from lre_lightning.report.plotting import LOOKS, Series, Style
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
-from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
+from lre_lightning.report.tables import Row, Table, by_relation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,12 +92,12 @@ def _by_relation(records: Sequence[TrialRecord]) -> Section:
         for name, score in methods.items()
     }
     measured = {name: scores for name, scores in found.items() if scores}
-    table = Table(
+    table = by_relation(
         "baselines_by_relation",
         f"LRE faithfulness and causality compared with baselines by relation on {analysis.lm_of(records)}. Means and "
         "standard deviations over trials.",
-        ("relation", *measured),
-        rows_of(alphabetical(analysis.categories(analysis.counted(records))), *measured.values()),
+        analysis.categories(analysis.counted(records)),
+        measured,
     )
     return Section("Baselines by relation", (picture_of(plot_baselines_by_relation, records),), (table,))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import Spread
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, ModelResults
+from lre_lightning.report.analysis import SCORES, Means, ModelResults
 from lre_lightning.report.plotting import LOOKS, Series, Style
 from lre_lightning.report.relations import plot_categories
 from lre_lightning.report.sections import Section, picture_of
@@ -28,7 +28,7 @@ SIDE_BY_SIDE = 6
 def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     """Return the main scores of several LMs, and their agreement (appendix "models"); of many LMs, tables alone."""
     by_name = dict(zip(analysis.names_of(models), (model.main for model in models), strict=True))
-    found = {name: analysis.per_relation(records, analysis.faithfulness) for name, records in by_name.items()}
+    found = _faithful(models)
     overview = Table(
         "models",
         "LRE performance on different LMs, and the correlation (Pearson's R) of faithfulness and causality. Means and "
@@ -58,6 +58,15 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     )
 
 
+def _faithful(models: Sequence[ModelResults]) -> dict[str, Means]:
+    """Return the faithfulness of each LM by relation."""
+    names = analysis.names_of(models)
+    return {
+        name: analysis.per_relation(model.main, analysis.faithfulness)
+        for name, model in zip(names, models, strict=True)
+    }
+
+
 def _rows(
     models: Sequence[ModelResults], first: Mapping[str, Spread], xlabel: str
 ) -> tuple[Figure, list[Axes], list[str]]:
@@ -74,7 +83,7 @@ def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
 
     Means and standard deviations over trials; the mark is a random guess, and relations that were not scored are grey.
     """
-    found = [analysis.per_relation(model.main, analysis.faithfulness) for model in models]
+    found = list(_faithful(models).values())
     figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
     for axes, model, scores in zip(panels, models, found, strict=True):
         plotting.bars(axes, names, [Series("", LOOKS["faithfulness"], scores)])
@@ -88,11 +97,7 @@ def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
 
 def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
     """Faithfulness by relation on one LM against another, with Spearman's rank correlation (app:models)."""
-    found = {
-        name: analysis.per_relation(model.main, analysis.faithfulness)
-        for name, model in zip(analysis.names_of(models), models, strict=True)
-    }
-    pairs = list(itertools.combinations(found.items(), 2))
+    pairs = list(itertools.combinations(_faithful(models).items(), 2))
     columns = min(len(pairs), 3)
     height = 3.35 if columns > 2 else 4
     figure, panels = plotting.panel_grid(len(pairs), columns, max(8, 3.4 * columns), height, shared=False)
@@ -121,10 +126,7 @@ def plot_known(models: Sequence[ModelResults]) -> Figure:
 
     Means and standard deviations over trials, grey where a relation was not scored.
     """
-    found = [
-        analysis.spreads((record.relation, record.known / record.tested) for record in model.main if record.tested)
-        for model in models
-    ]
+    found = [analysis.known(model.main) for model in models]
     figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")
     for axes, model, known in zip(panels, models, found, strict=True):
         scored = analysis.categories(analysis.counted(model.main))

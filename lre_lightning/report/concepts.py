@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lre_lightning.concepts.record import METHODS, SCORES, ConceptRecord
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.plotting import Series
 from lre_lightning.report.sections import Section, picture_of
-from lre_lightning.report.tables import Table, alphabetical, rows_of
+from lre_lightning.report.tables import Cell, Table, by_relation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,34 +38,27 @@ def _scored(records: Sequence[ConceptRecord]) -> dict[str, str]:
     return {record.relation: record.origin["category"] for record in records if not record.reason}
 
 
-def _mean_counts(records: Sequence[ConceptRecord], name: str) -> dict[str, int]:
-    """Return a number of objects or samples by relation, its mean over trials rounded."""
-    found = analysis.spreads((record.relation, getattr(record, name)) for record in records if not record.reason)
-    return {relation: round(mean) for relation, (mean, _) in found.items()}
-
-
 def concept_tables(records: Sequence[ConceptRecord]) -> tuple[Table, ...]:
     """Return a table for every score, with a row per relation and a column per method."""
-    names = alphabetical(_scored(records))
-    counts = {label: _mean_counts(records, label) for label in ("objects", "trained", "tested")}
-    tables = []
-    for score in SCORES:
-        found = [_scores(records, score, method) for method in METHODS]
-        tables.append(
-            Table(
-                f"concepts_{score.replace(' ', '_').lower()}",
-                f"{CAPTIONS[score]}, by concepts and by probes trained on the same samples, on "
-                f"{analysis.short_name(records[0].model)}. Means and standard deviations over trials, in the last row "
-                "over relations.",
-                ("relation", *counts, *METHODS),
-                (
-                    *rows_of(names, *counts.values(), *found),
-                    *([("all", None, None, None, *map(analysis.overall, found))] if names else []),
-                ),
-                totals=1,
-            )
+    relations = _scored(records)
+    counts: dict[str, Mapping[str, Cell]] = {}
+    for label in ("objects", "trained", "tested"):
+        found = analysis.spreads((record.relation, getattr(record, label)) for record in records if not record.reason)
+        counts[label] = {relation: round(mean) for relation, (mean, _) in found.items()}
+
+    def table(score: str) -> Table:
+        found = {method: _scores(records, score, method) for method in METHODS}
+        return by_relation(
+            f"concepts_{score.replace(' ', '_').lower()}",
+            f"{CAPTIONS[score]}, by concepts and by probes trained on the same samples, on "
+            f"{analysis.short_name(records[0].model)}. Means and standard deviations over trials, in the last row "
+            "over relations.",
+            relations,
+            counts | found,
+            ("all", None, None, None, *map(analysis.overall, found.values())) if relations else (),
         )
-    return tuple(tables)
+
+    return tuple(map(table, SCORES))
 
 
 def unscored(records: Sequence[ConceptRecord]) -> str:

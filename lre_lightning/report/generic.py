@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import Layer
@@ -25,11 +26,8 @@ def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     compared = analysis.on_most((record for record in records if record.generic_faithful), "layers")
     if not compared:
         return ()
-    columns = {
-        **{f"faithfulness: {name}": with_generic("faithfulness")[name] for name in ("LRE", *GENERIC)},
-        **{f"causality: {name}": with_generic("causality")[name] for name in ("LRE", *GENERIC[1:])},
-        **{name: _likeness(index) for index, name in enumerate(LIKENESS)},
-    }
+    *panels, (_, likeness) = _panels().items()
+    columns = {f"{metric}: {name}": score for metric, scores in panels for name, score in scores.items()} | likeness
     layers = compared[0].generic_layers
     table = sweep_table(
         "generic",
@@ -42,11 +40,17 @@ def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     return (Section("LREs and the Jacobian lens", (picture_of(plot_generic, compared),), (table,)),)
 
 
-def _likeness(index: int) -> Score:
-    def score(record: TrialRecord, layer: Layer) -> float:
+def _panels() -> dict[str, dict[str, Score]]:
+    """Return what is measured at a layer, by panel and label."""
+
+    def likeness(record: TrialRecord, layer: Layer, index: int) -> float:
         return record.likeness[record.generic_layers.index(layer)][index]
 
-    return score
+    return {
+        "faithfulness": {name: with_generic("faithfulness")[name] for name in ("LRE", *GENERIC)},
+        "causality": {name: with_generic("causality")[name] for name in ("LRE", *GENERIC[1:])},
+        "likeness of W and J": {name: partial(likeness, index=index) for index, name in enumerate(LIKENESS)},
+    }
 
 
 def plot_generic(records: Sequence[TrialRecord]) -> Figure:
@@ -55,14 +59,9 @@ def plot_generic(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
     layers = records[0].generic_layers
-    panels = {
-        "faithfulness": {name: with_generic("faithfulness")[name] for name in ("LRE", *GENERIC)},
-        "causality": {name: with_generic("causality")[name] for name in ("LRE", *GENERIC[1:])},
-        "likeness of W and J": {name: _likeness(index) for index, name in enumerate(LIKENESS)},
-    }
     figure = plotting.new_figure(11, 4)
     looks = dict(zip(("LRE", *GENERIC, *LIKENESS), STYLES, strict=False))
-    for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
+    for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), _panels().items(), strict=True):
         for name, score in scores.items():
             plotting.mean_curve(axes, analysis.sweep(records, score, "layer", layers), looks[name], name)
         plotting.layer_axis(axes, layers, 8)

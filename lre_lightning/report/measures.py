@@ -13,7 +13,7 @@ from lre_lightning.report import analysis, plotting
 from lre_lightning.report.plotting import style
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
-from lre_lightning.report.tables import Table, alphabetical, rows_of
+from lre_lightning.report.tables import by_relation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,17 +63,12 @@ def measures(records: Sequence[TrialRecord]) -> Section:
         "rank by the LRE and by the LM, on what the LM does not know and on all test samples; and how often the LRE "
         "agrees with the LM on what it does not know."
     )
-    against_truth = [name for name, (_, over) in MEASURES.items() if over in ("unknown", "tested")]
-
-    def by_relation(name: str, caption: str, names: Sequence[str]) -> Table:
-        columns = (analysis.per_relation(measured, partial(measure, name=one)) for one in names)
-        rows = rows_of(alphabetical(analysis.categories(measured)), *columns)
-        return Table(name, f"{caption} Means and standard deviations over trials.", ("relation", *names), rows)
-
-    tables = (
-        by_relation("measures", caption, [name for name in MEASURES if name not in against_truth]),
-        by_relation("truth", truth_caption, against_truth),
-    )
+    found = {name: analysis.per_relation(measured, partial(measure, name=name)) for name in MEASURES}
+    truth = {name: found.pop(name) for name, (_, over) in MEASURES.items() if over in ("unknown", "tested")}
+    tables = [
+        by_relation(name, f"{text} Means and standard deviations over trials.", analysis.categories(measured), columns)
+        for name, text, columns in (("measures", caption, found), ("truth", truth_caption, truth))
+    ]
     sweeps = {name: analysis.by_layer(kept, partial(measure, name=name)) for name in MEASURES}
     by_layer = sweep_table("measures_by_layer", f"Measures beyond the argmax by layer of {lm}.", "layer", sweeps)
     return Section(title, (picture_of(plot_measures, kept),), (*tables, by_layer))

@@ -12,7 +12,7 @@ from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, SCORES, ModelResults
 from lre_lightning.report.plotting import LOOKS, Series
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
-from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
+from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relation, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,26 +24,23 @@ MANY_KNOWN = 30
 def relations(records: Sequence[TrialRecord]) -> Section:
     """Return the scores and hyperparameters by relation (table "hparams-gptj")."""
     scored = {record.relation: record for record in analysis.counted(records)}
-    chosen = ({name: getattr(record, axis) for name, record in scored.items()} for axis in ("layer", "beta", "rank"))
+    axes = {"layer": "layer", "β": "beta", "rank": "rank"}
+    columns: dict[str, Mapping[str, Cell]] = {
+        "|range|": {record.relation: record.range_size for record in records},
+        **{label: {name: getattr(record, axis) for name, record in scored.items()} for label, axis in axes.items()},
+        **{name: analysis.per_relation(records, score) for name, score in SCORES.items()},
+        "random guess": {record.relation: record.random_guess for record in records},
+    }
     guess, _ = analysis.over_relations(records, analysis.random_guess) or (None, None)
     alike = {record.relation: None for record in records if not record.told_apart}
-    table = Table(
+    table = by_relation(
         "hyperparameters",
         f"LRE performance and hyperparameters by relation on {analysis.lm_of(records)}. Means and standard deviations "
         "over trials, in the last row over relations. Where scores are missing, the LM knows too few facts."
         + "".join(f" Those of {name} are missing, as all objects begin with the same token." for name in alike),
-        ("relation", "|range|", "layer", "β", "rank", *SCORES, "random guess"),
-        (
-            *rows_of(
-                alphabetical(analysis.categories(records)),
-                {record.relation: record.range_size for record in records},
-                *chosen,
-                *(analysis.per_relation(records, score) for score in SCORES.values()),
-                {record.relation: record.random_guess for record in records},
-            ),
-            ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess),
-        ),
-        totals=1,
+        analysis.categories(records),
+        columns,
+        ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess),
         exact=("β",),
     )
     if not scored:
@@ -78,23 +75,19 @@ def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     if not measured:
         return ()
     known = analysis.spreads((record.relation, record.whole_objects["known"]) for record in measured)
-    columns = {name: analysis.per_relation(records, score) for name, score in SCORES.items()} | {
-        name: analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
-        for name in WHOLE_OBJECTS
-    }
-    order = sorted(columns, key=lambda name: name.split()[-1] == "causality")
-    table = Table(
+    columns = {name: analysis.per_relation(records, score) for name, score in SCORES.items()}
+    for name in WHOLE_OBJECTS:
+        columns[name] = analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
+    columns = {name: columns[name] for name in sorted(columns, key=lambda name: name.split()[-1] == "causality")}
+    table = by_relation(
         "whole_objects",
         f"LRE performance by first token and on whole objects by relation on {analysis.lm_of(records)}, with the "
         "number of test samples whose whole object the LM says. Whole-object: every token of the object is said. "
         "Closed-set: the most probable of the relation's objects is right. Means and standard deviations over trials, "
         "in the last row over relations.",
-        ("relation", "known as a whole", *order),
-        (
-            *rows_of(alphabetical(known), known, *(columns[name] for name in order)),
-            ("mean", None, *(analysis.overall(columns[name]) for name in order)),
-        ),
-        totals=1,
+        known,
+        {"known as a whole": known, **columns},
+        ("mean", None, *map(analysis.overall, columns.values())),
     )
     return (Section("Whole objects", tables=(table,)),)
 
@@ -213,13 +206,13 @@ def underestimation(records: Sequence[TrialRecord]) -> Section:
     for record in measured:
         used[record.relation] += len(analysis.change_ratios(record))
         left_out[record.relation] += len(record.line_integrals) - len(analysis.change_ratios(record))
-    table = Table(
+    table = by_relation(
         "underestimation",
         "Ratio between the actual change of F from one subject to another and the change that W estimates on "
         f"{analysis.lm_of(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not "
         "positive are left out.",
-        ("relation", "pairs", "left out", "underestimation ratio"),
-        rows_of(alphabetical(used), used, left_out, analysis.underestimation(records)),
+        used,
+        {"pairs": used, "left out": left_out, "underestimation ratio": analysis.underestimation(records)},
         digits=3,
     )
     return Section(title, (picture_of(plot_underestimation, records),), (table,))

@@ -47,6 +47,21 @@ def rows_of(names: Iterable[str], *columns: Mapping[str, Cell]) -> tuple[Row, ..
     return tuple((name, *(column.get(name) for column in columns)) for name in names)
 
 
+def by_relation(
+    name: str,
+    caption: str,
+    relations: Iterable[str],
+    columns: Mapping[str, Mapping[str, Cell]],
+    total: Row = (),
+    digits: int = 2,
+    exact: tuple[str, ...] = (),
+) -> Table:
+    """Return a table with a row per relation, and perhaps a last one that summarizes them."""
+    rows = rows_of(alphabetical(relations), *columns.values())
+    last = (total,) if total else ()
+    return Table(name, caption, ("relation", *columns), (*rows, *last), len(last), digits, exact)
+
+
 def alphabetical(relations: Iterable[str]) -> list[str]:
     """Return relations in the order of tables."""
     return sorted(relations, key=lambda name: (name.casefold(), name))

@@ -25,15 +25,10 @@ _COUNT = re.compile(rf"({'|'.join(UNITS)})[-_=]?(\d+)", re.IGNORECASE)
 _REVISION = re.compile(r"@\D*(\d+)\D*$")
 
 
-def known(records: Sequence[TrialRecord]) -> Means:
-    """Return the fraction of the test samples that the LM knows, by relation, scored or not."""
-    return analysis.spreads((record.relation, record.known / record.tested) for record in records if record.tested)
-
-
 SCORES: dict[str, Callable[[Sequence[TrialRecord]], Means]] = {
     "faithfulness": partial(per_relation, score=analysis.faithfulness),
     "causality": partial(per_relation, score=analysis.causality),
-    "known": known,
+    "known": analysis.known,
 }
 STYLE = {**LOOKS, "known": STYLES[7]}
 
