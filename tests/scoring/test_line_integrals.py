@@ -94,6 +94,7 @@ def test_integrals_work_without_gradients_and_in_the_dtype_of_w():
 # The gradient that is integrated
 
 
+@pytest.mark.parametrize("lm", [*FAMILIES, "ctrl"], indirect=True)  # which changes its embeddings in place
 @pytest.mark.parametrize("layer", ["emb", 0, 2])
 def test_pullbacks_are_rows_of_the_jacobian_of_whole_prompts(lm, layer):
     """Prompts of four shapes, two of which share more than the context."""
