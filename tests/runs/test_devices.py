@@ -92,7 +92,7 @@ def test_every_sample_is_served_once_and_copies_have_no_weight(folder, name):
         found, train = served(stage, name)
         assert found == served(stage, f"{name[:-1]}1")[0]
         assert len(found) == len(set(found))
-        assert all(train)  # where a process has no training prompt, it has a copy
+        assert stage == "validate" or all(train)  # where a process has no training prompt, it has a copy
 
 
 @pytest.mark.slow
