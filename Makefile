@@ -15,7 +15,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test lint format types docs bench models demo-model build clean
+.PHONY: help venv setup demo test lint format types docs bench gpu models demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -75,6 +75,9 @@ docs: $(DOCS_STAMP) view ## build the site of docs/ in site/, with every link ch
 
 bench: $(STAMP) ## run every benchmark, or some: make bench SECTION="jacobian jlens"; writes benchmarks/RESULTS.md
 	"$(PY)" -m benchmarks $(SECTION)
+
+gpu: $(STAMP) ## check on a GPU what only it can show, in eight minutes; writes benchmarks/GPU.md
+	"$(PY)" -m benchmarks.gpu --output benchmarks/GPU.md
 
 models: $(STAMP) ## try every causal LM type of transformers; writes docs/models.md
 	"$(PY)" -m scripts.models

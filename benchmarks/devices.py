@@ -35,8 +35,10 @@ MEMORY = 1.2
 """The memory of a process, in those of the only one, that it is to stay below."""
 
 
-def run(root: Path, devices: int, relations: list[str] | None = None, trials: int = TRIALS) -> dict[str, float]:
-    """Fit and validate; return the seconds, and the highest peak memory of a process."""
+def run(
+    root: Path, devices: int, relations: list[str] | None = None, trials: int = TRIALS, **given: Any
+) -> dict[str, float]:
+    """Fit and validate, with other options of the Trainer if given; return the seconds, and the highest peak memory."""
     import lightning as L
 
     torch.set_num_threads(1)
@@ -48,6 +50,7 @@ def run(root: Path, devices: int, relations: list[str] | None = None, trials: in
         "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
         "num_sanity_val_steps": 0, "inference_mode": False, "accelerator": "cpu", "devices": devices,
         "strategy": "ddp_fork" if devices > 1 else "auto", "callbacks": [ResultsTable()],
+        **given,
     }  # fmt: skip
     found = {}
     for job in ("fit", "validate"):

@@ -1,12 +1,15 @@
 """The benchmarks' comparisons, on tiny models: their assertions hold, and would not if the engine were wrong."""
 
+import os
 import subprocess
+import time
+from functools import partial
 
 import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import jacobian, jlens, scoring
+from benchmarks import gpu, jacobian, jlens, kit, scoring
 from benchmarks.common import AIM, Products, aimed
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
@@ -107,3 +110,58 @@ def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):
 
 def test_the_kept_results_are_in_sections():
     assert set(program.sections(program.RESULTS.read_text())) <= set(program.NAMES)
+
+
+def fine(measured):
+    yield kit.Row.judged("first", measured, "1", measured == "1")
+
+
+def broken():
+    yield kit.Row.judged("before", "1", "1", True)
+    raise RuntimeError("no kernel image\nmore")
+
+
+def missing():
+    raise kit.Skipped("no library")
+    yield
+
+
+def killed():
+    os._exit(9)
+    yield
+
+
+def hanging():
+    subprocess.Popen(["sleep", "60"])
+    time.sleep(60)
+    yield
+
+
+def test_checks_that_fail_are_rows_and_the_others_go_on(tmp_path, capsys):
+    checks = {partial(check): 9.0 for check in (broken, missing, killed)} | {partial(hanging): 0.1}
+    assert kit.run_all({**checks, partial(fine, "1"): 9.0}, tmp_path / "table.md") == 1
+    rows = [line.split(" | ") for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| ")]
+    assert [" | ".join(row).strip("| ") for row in rows[1:]] == [
+        "before | 1 | 1 | ok",
+        "broken | RuntimeError: no kernel image | no error | missed",
+        "missing |  |  | skipped: no library",
+        "killed | the process ended with status 9 | finished | missed",
+        "hanging | not finished in 0 s | finished | missed",
+        "first | 1 | 1 | ok",
+    ]
+    assert capsys.readouterr().out.endswith("6 rows in " + str(tmp_path / "table.md") + ", 3 missed\n")
+    assert kit.run_all({partial(fine, "1"): 9.0, partial(missing): 9.0}, tmp_path / "table.md") == 0
+    assert kit.run_all({partial(fine, "2"): 9.0}, tmp_path / "table.md") == 1
+
+
+def test_the_checks_of_a_gpu_fit_into_eight_minutes_and_work(monkeypatch):
+    assert sum(gpu.CHECKS.values()) <= 8 * 60
+    tiny = gpu.Kit(torch.device("cpu"), tiny=True)
+    assert [row.result for row in gpu.attention(tiny)][:4] == ["ok"] * 4
+    right = gpu.prompt_jacobian
+
+    def wrong(lm, *arguments):
+        return right(lm, *arguments) if lm.model.config._attn_implementation == "sdpa" else right(lm, PROMPTS[0][0], 10)
+
+    monkeypatch.setattr(gpu, "prompt_jacobian", wrong)
+    assert [row.result for row in gpu.attention(tiny)][:4] == ["ok", "missed"] * 2

@@ -20,7 +20,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.training.module import LREModule
 from tests.helpers.split_devices import CPU, FAR, NEAR, SplitDevices, places, split
-from tests.helpers.tiny_models import LAYERS, PROMPTS, SUBJECTS, WAYS, WIDTH, batch_of, tiny_model
+from tests.helpers.tiny_models import FAMILIES, LAYERS, PROMPTS, SUBJECTS, WAYS, WIDTH, batch_of, tiny_model
 from tests.helpers.toy import toy_tokenizer, write_toy_model, write_toy_relations
 from tests.training.test_module import GRID, data_of, trainer_of
 
@@ -60,6 +60,15 @@ def check_same(lm, plain, expected):
     check_equal(everything(lm), expected, rtol=1e-12, atol=1e-12)
     assert lm.fingerprint == plain.fingerprint
     assert (lm.dtype, lm.vocab_size) == (plain.dtype, plain.vocab_size)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_gives_what_the_cpu_gives(family):
+    lm = LanguageModel(tiny_model(family))
+    expected = everything(lm)
+    check_equal(everything(lm.cuda(), "cuda"), expected, rtol=1e-5, atol=1e-5)
 
 
 class Saved(NamedTuple):

@@ -54,6 +54,7 @@ def test_layers_that_pass_no_gradients_on_are_refused(stop):
 
 
 QUANTIZED = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+pytestmark = pytest.mark.gpu
 WIDE = {"llama": {"hidden_size": 64, "intermediate_size": 128}, "gpt2": {"n_embd": 64}}
 
 
