@@ -1,6 +1,7 @@
 """fit and validate on the affine toy: what the numbers must be, and what is left behind."""
 
 import csv
+from collections import Counter
 from dataclasses import replace
 
 import lightning as L
@@ -16,7 +17,10 @@ from lre_lightning.lre.estimator import estimate
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.summary import COLUMNS
 from lre_lightning.relations.sources import load_relations
+from lre_lightning.runs.processes import ONE_PROCESS
+from lre_lightning.training import trial as engine
 from lre_lightning.training.module import LREModule
+from lre_lightning.training.options import Fitting
 from tests.helpers.tiny_models import STREAMS
 from tests.helpers.toy import LAYERS, WIDTH, toy_model, toy_tokenizer, write_toy_model, write_toy_relations
 
@@ -238,3 +242,28 @@ def test_lres_of_a_run_that_was_moved_are_looked_for_where_one_says(folders, tmp
     again = LREModule(folders[0], **GRID, fitting={"lre_dir": lre_dir})
     trainer_of(tmp_path / "elsewhere").validate(again, data_of(folders), checkpoint, weights_only=True)
     assert sum(record.scored for record in again.records.values()) == 4
+
+
+def test_training_prompts_of_one_group_and_shape_share_a_sweep(folders, monkeypatch):
+    """Groups are those of the samples' numbers, whatever the batch, and the LRE is that of prompts run alone."""
+    data, groups, sweep = data_of(folders, n_shot=7), [], engine.sweep
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader(0)))
+
+    def note(lm, ids, *arguments):
+        groups.append(len(ids))
+        return sweep(lm, ids, *arguments)
+
+    monkeypatch.setattr(engine, "sweep", note)
+    module, weights = LREModule(folders[0], **GRID), []
+    shapes = [(int(at), int(last)) for at, last in zip(batch.subject_position, batch.last_position, strict=True)]
+    for data.together in (1, 3):
+        run = engine.Run(module.lm, data, ONE_PROCESS, module.layers, (1.0,), None, 1.0, Fitting())
+        found = engine.FitTrial(run, data.trial(0))
+        found.train(batch)
+        found.estimate()
+        weights.append(torch.stack([lre.weight for lre in found._lres.values()]))
+    torch.testing.assert_close(*weights)
+    counted = [Counter(shapes[i] for i in group) for group in ((0, 1, 2), (3, 4, 5), (6,))]
+    assert groups == [1] * 7 + [count for group in counted for count in group.values()]
+    assert max(groups) > 1
