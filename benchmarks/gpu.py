@@ -56,17 +56,16 @@ class Kit:
 
     def model(self, shape: str, width: int, dtype: torch.dtype, **options: Any) -> Any:
         """Return four blocks of a shape with random weights, built on the device; two of width 64 if tiny."""
-        from transformers import AutoModelForCausalLM, GPTJConfig, LlamaConfig, PretrainedConfig
+        from transformers import AutoModelForCausalLM, GPTJConfig, LlamaConfig
 
         width, blocks = (64, 2) if self.tiny else (width, 4)
         common: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
         common["initializer_range"] = width**-0.5
-        config: PretrainedConfig
+        config: Any
         if shape == "GPT-J":
             heads = max(4, width // 256)
-            config = GPTJConfig(
-                n_embd=width, n_layer=blocks, n_head=heads, rotary_dim=min(64, width // heads), **common
-            )
+            sizes = {"n_embd": width, "n_layer": blocks, "n_head": heads, "rotary_dim": min(64, width // heads)}
+            config = GPTJConfig(**sizes, **common)
         else:
             sizes = {"hidden_size": width, "intermediate_size": width * 7 // 2, "num_hidden_layers": blocks}
             heads = max(4, width // 128)
@@ -168,7 +167,6 @@ def rates(kit: Kit) -> Iterator[Row]:
             what = f"Jacobians of a prompt, {lm.num_layers} blocks of {shape}, {str(dtype).removeprefix('torch.')}"
             measured = f"{seconds:.3f} s, {rate:.3g} TFLOP/s; a product of matrices {peak:.3g}"
             yield kit.speed(what, measured, "half of a product's rate", rate > peak / 2)
-            del lm
 
 
 def chunks(kit: Kit) -> Iterator[Row]:
@@ -256,29 +254,29 @@ def fit(root: str, device: str, several: bool) -> None:
     devices.run(Path(root), 1, ["country capital city"], **options)
 
 
+def started(root: Path, device: str, several: bool, index: int = 0) -> subprocess.Popen[str]:
+    """Start `fit` in a process, the first or second of two if `several`."""
+    call = f"import benchmarks.gpu as g; g.fit({str(root)!r}, {device!r}, {several})"
+    group = {"RANK": index, "GROUP_RANK": index, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29000 + os.getpid() % 1000, "TORCHELASTIC_RUN_ID": "kit"}
+    environment = {name: str(value) for name, value in group.items()} if several else {}
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", call], env={**os.environ, **environment}, **pipes)
+
+
 def processes(kit: Kit) -> Iterator[Row]:
     """Compare a fit by two processes on one device with that by one."""
     with tempfile.TemporaryDirectory() as folder:
-        port = 29000 + os.getpid() % 1000
-        roots = {several: Path(folder) / str(several) for several in (False, True)}
-
-        def start(several: bool, index: int = 0) -> subprocess.Popen[str]:
-            call = f"fit({str(roots[several])!r}, {kit.device.type!r}, {several})"
-            command = [sys.executable, "-W", "ignore", "-c", f"import benchmarks.gpu as g; g.{call}"]
-            group = {"RANK": index, "GROUP_RANK": index, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
-            group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "kit"}
-            environment = {name: str(value) for name, value in group.items()} if several else {}
-            pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-            return subprocess.Popen(command, env={**os.environ, **environment}, **pipes)
-
-        for root in roots.values():
-            root.mkdir()
-        running = [start(False), start(True, 0), start(True, 1)]
+        alone, shared = Path(folder) / "alone", Path(folder) / "shared"
+        alone.mkdir()
+        shared.mkdir()
+        place = kit.device.type
+        running = [started(alone, place, False), started(shared, place, True, 0), started(shared, place, True, 1)]
         for process in running:
             said = process.communicate()[1]
             if process.returncode:
                 raise RuntimeError(said.strip().splitlines()[-1])
-        counts = devices.assert_same(roots[False], roots[True])
+        counts = devices.assert_same(alone, shared)
     yield Row.judged("two processes on one device", f"{counts} counts", "the counts and LREs of one, bit for bit", True)
 
 
@@ -293,7 +291,7 @@ def placement(kit: Kit) -> Iterator[Row]:
         maps["auto, half on the CPU"] = {"device_map": "auto", "max_memory": {0: half, "cpu": "4GiB"}}
     for name, options in maps.items():
         placed = LanguageModel.from_pretrained("demo", **options)
-        off = error(stacked(prompt_jacobian(placed, ids, position)), expected.to(placed.device))
+        off = error(stacked(prompt_jacobian(placed, ids, position)), expected)
         yield Row.judged(f"device_map {name}", f"{off:.1e}", "below 1e-5", off < 1e-5)
 
 
@@ -301,7 +299,8 @@ def quantization(kit: Kit) -> Iterator[Row]:
     """Compare the sweep through quantized weights with autograd of the whole prompt."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise Skipped("bitsandbytes is not installed")
-    prompt = demo_prompts()[0]
+    ids, position = demo_prompts()[0]
+    prompt = ids.to(kit.device), position
     for bits in ("8bit", "4bit"):
         lm = LanguageModel.from_pretrained("demo", quantization=bits, device_map=str(kit.device))
         off = error(prompt_jacobian(lm, *prompt).jacobian[1], layer_jacobian(lm, prompt, 1, from_cache=False))

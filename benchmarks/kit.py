@@ -97,7 +97,8 @@ def run_all(checks: Mapping[Check, float], output: Path) -> int:
         found = run(check, limit)
         print(*(f"{row.result}: {row.check}: {row.measured} ({row.wanted})" for row in found), sep="\n", flush=True)
         rows += found
-        header, cells = ["check", "measured", "must hold", "result"], [list(vars(row).values()) for row in rows]
+        header = ["check", "measured", "must hold", "result"]
+        cells = [[cell.replace("|", "\\|") for cell in vars(row).values()] for row in rows]
         note = f"{len(rows)} rows in {time.monotonic() - begun:.0f} seconds."
         output.write_text(table("Checks of a machine", header, cells, [note]), encoding="utf-8")
     missed = sum(row.result == "missed" for row in rows)
