@@ -7,11 +7,11 @@ import signal
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each fork warns
 os.environ["MPLBACKEND"] = "Agg"
+# Tiny models gain nothing from threads, and lose much where the cores are shared. Not by `torch.set_num_threads`: the
+# process that hands out the tests would import torch for nothing, before those that run them are started.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
-import torch
-
-torch.set_num_threads(1)  # tiny models gain nothing from threads, and lose much where the cores are shared
 
 # A shell without job control starts background jobs with SIGINT ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -28,19 +28,11 @@ AWKWARD, ESCAPED = "odd\nname\x1b[2J\u2028end", r"odd\nname\x1b[2J\u2028end"
 SCHEDULE = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-class Clock:
-    """A clock that stands still until a test moves it."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("lre_lightning.callbacks.progress.monotonic", clock)
+    """A clock that stands still until a test moves it."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("lre_lightning.callbacks.progress.monotonic", lambda: clock.now)
     return clock
 
 

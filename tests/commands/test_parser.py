@@ -29,8 +29,7 @@ def lre(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["fitt"], "there is no subcommand fitt: choose from fit, validate, "),
-        (["fitt"], "; did you mean fit?"),
+        (["fitt"], "there is no subcommand fitt: choose from fit, validate, .*; did you mean fit?"),
         ([], "a subcommand is missing: choose from fit, validate, "),
         (["fit", "--model.layer=3"], "there is no option --model.layer; did you mean --model.layers?"),
         (["fit", "--trainer.acelerator", "cpu"], "no option --trainer.acelerator; did you mean --trainer.accelerator?"),
@@ -40,8 +39,10 @@ def lre(monkeypatch, capsys):
         (["report"], "the following arguments are required: results"),
         (["edit", "The capital of Canada is"], "the following arguments are required: target"),
         (["fit", "run"], "unrecognized arguments: run"),
-        (["fit", "--config=gptjj"], "there is no configuration 'gptjj': give a file or gpt2_xl, "),
-        (["fit", "--config=gptjj"], "; did you mean gptj?"),
+        (
+            ["fit", "--config=gptjj"],
+            "there is no configuration 'gptjj': give a file or gpt2_xl, .* did you mean gptj?",
+        ),
         (["fit", "--config=options.yaml"], "there is no option --model.layer; did you mean --model.layers?"),
         (
             ["fit", "--model.layers=[emd]"],
@@ -66,7 +67,7 @@ def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(lre, tmp
     assert (status, output) == (2, "")
     first, second = error.splitlines()
     assert first.startswith("error: ")
-    assert message in first
+    assert all(part in first for part in message.split(".*"))
     assert second == f"help: lre {args[0] + ' ' if args and args[0] in COMMANDS else ''}--help"
 
 
@@ -84,6 +85,7 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
         for option in ("--model.layers", number, "--trainer.default_root_dir", choice.split()[0]):
             assert option in short
         assert "limit_train_batches" not in short
+    if name in ("fit", "jlens"):  # the others have the parser of a fit
         section = lre(name, "--help", f"model.{group}")[1]
         assert f"--model.{group}.{choice}" in section
         assert "--model.layers" not in section

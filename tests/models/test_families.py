@@ -209,9 +209,8 @@ def test_the_options_of_a_family_change_its_tiny_model(family, change):
     ("kind", "outcome"),
     [
         ("llama4_text", "works, shared prefix"),
-        ("gemma4_text", "works, copied prefix"),
         ("minimax", "works, copied prefix"),  # with states beside the layers of its cache
-        ("xlstm", "works, whole prompts"),
+        ("rwkv", "works, whole prompts"),
         ("bert", "refused: its hidden states depend on later tokens, so it is not a decoder-only LM"),
     ],
 )

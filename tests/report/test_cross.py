@@ -14,7 +14,7 @@ from lre_lightning.report.cross import (
 from lre_lightning.report.tables import to_text
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
 from lre_lightning.scoring.derived import Derivation
-from tests.report.test_figures import check_layout
+from tests.report.artists import check_layout
 
 NAMES = ("capital", "currency", "antonym")
 FAITHFUL = {"capital": (8, 6, 0), "currency": (5, 10, 1), "antonym": (0, 2, 9)}  # of 10, by the reader in `NAMES`

@@ -5,12 +5,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.container import BarContainer
 
 from lre_lightning.grid import place_of
 from lre_lightning.report import baselines, comparison, plotting, relations, sweeps
 from lre_lightning.report.analysis import by_model
+from tests.report.artists import bars, cell, check_layout, curves, dots, labels, legend, named, points, texts_of, titles
 from tests.report.examples import MAIN, C, F, bare_of, moved, record, rows, table, unscored
 
 BY_FAITHFULNESS = ["antonym", "capital", "Colour"]
@@ -24,58 +24,6 @@ SECOND = [
     replace(r, model="b/second")
     for r in moved([record("Colour", 0, 5, 3), record("new", 0, 8, 8), unscored("other")], 1)
 ]
-
-
-def labels(axes):
-    """The names of the rows, which the panels share."""
-    return [label.get_text() for label in axes.figure.axes[0].get_yticklabels()]
-
-
-def titles(figure):
-    return [axes.get_title() for axes in figure.axes]
-
-
-def legend(figure):
-    return [label.get_text() for found in figure.legends for label in found.get_texts()]
-
-
-def named(axes):
-    """The lines with a label."""
-    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-
-
-def bars(axes):
-    """Mean and deviation of every bar, by series and the name of the row."""
-    widths = {}
-    for container in (found for found in axes.containers if isinstance(found, ErrorbarContainer)):
-        for (low, at), (high, _) in container[2][0].get_segments():
-            widths[round(at, 6)] = (high - low) / 2
-    return {
-        container.get_label().replace("_container0", ""): {
-            labels(axes)[round(at)]: cell(bar.get_width(), widths.get(round(at, 6)))
-            for bar in container
-            for at in [bar.get_y() + bar.get_height() / 2]
-        }
-        for container in axes.containers
-        if isinstance(container, BarContainer)
-    }
-
-
-def dots(axes):
-    """Mean of every dot, by series and the name of the row."""
-    return {
-        name: {labels(axes)[round(y)]: pytest.approx(x) for x, y in line.get_xydata().tolist()}
-        for name, line in named(axes).items()
-    }
-
-
-def curves(axes):
-    """Values along the axis, by series."""
-    return {name: pytest.approx(dict(line.get_xydata().tolist())) for name, line in named(axes).items()}
-
-
-def cell(mean, deviation):
-    return pytest.approx(mean), deviation if deviation is None else pytest.approx(deviation, abs=1e-9)
 
 
 def test_scores_by_relation_with_the_most_faithful_first():
@@ -264,15 +212,6 @@ def test_beta_of_the_best_correlation_and_of_the_best_faithfulness_are_marked():
     assert (min(edges), max(edges)) == pytest.approx((mean - width, mean + width))
 
 
-def points(axes):
-    """Position of every point, and whether it is filled."""
-    return {
-        (round(x, 9), round(y, 9)): bool(face[3])
-        for found in axes.collections
-        for (x, y), face in zip(found.get_offsets().tolist(), found.get_facecolors(), strict=True)
-    }
-
-
 def test_scatter_fills_the_dots_of_relations_with_many_known_facts():
     # "few" has 29.5 known samples on average over the reported trials.
     few = [record("few", 0, 5, 2, known=29), record("few", 1, 5, 2, known=30)]
@@ -380,33 +319,6 @@ def dataset(model, seed, names=NAMES, depth=29):
         else:
             records += [record(name, trial, 0, 0, **fields) for trial in (0, 1)]
     return records
-
-
-def texts_of(figure):
-    """Plot a figure and return the boxes of all its visible texts."""
-    canvas = FigureCanvasAgg(figure)
-    figure.draw_without_rendering()
-    texts = [*figure.texts, *(text for found in figure.legends for text in found.get_texts())]
-    for axes in figure.axes:
-        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-        texts += axes.get_legend().get_texts() if axes.get_legend() else []
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            ticks = axis.get_major_ticks()
-            texts += [tick.label1 for tick in ticks if tick.label1.get_visible() and low <= tick.get_loc() <= high]
-    return {text: text.get_window_extent(canvas.get_renderer()) for text in texts if text.get_text()}
-
-
-def check_layout(figure):
-    boxes = texts_of(figure)
-    assert len(boxes) > 4
-    texts = [text.get_text() for text in boxes]
-    x0, y0, x1, y1 = np.array([box.extents for box in boxes.values()]).T
-    outside = (x0 < 0) | (y0 < 0) | (x1 > figure.bbox.width) | (y1 > figure.bbox.height)
-    assert [texts[one] for one in np.flatnonzero(outside)] == []
-    across = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
-    assert [(texts[one], texts[other]) for one, other in np.argwhere(across) if one < other] == []
-    assert 7.9 < figure.get_figwidth() < 11.1
 
 
 ONE_OF_EACH_LAYOUT = (

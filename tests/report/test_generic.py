@@ -9,8 +9,8 @@ from lre_lightning.report import generic
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.baselines import baselines
 from lre_lightning.report.chapters import chapters_of
+from tests.report.artists import check_layout
 from tests.report.examples import MAIN
-from tests.report.test_figures import check_layout
 
 
 def compared(record):

@@ -6,8 +6,8 @@ import pytest
 
 from lre_lightning.records.record import MEASURES
 from lre_lightning.report.measures import measures
+from tests.report.artists import check_layout
 from tests.report.examples import MAIN
-from tests.report.test_figures import check_layout
 
 
 def measured(record):

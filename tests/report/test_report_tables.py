@@ -56,26 +56,20 @@ def test_relations_whose_objects_begin_alike_have_no_scores_by_first_token():
     found = rows("hyperparameters", alike)
     assert found["antonym"] == (25, None, None, None, None, None, 1.0)
     assert {**found, "antonym": None} == {**rows("hyperparameters", others), "antonym": None}
-    assert "Those of antonym are missing, as all objects begin with the same token." in (
-        table("hyperparameters", alike).caption
-    )
+    missing = "Those of antonym are missing, as all objects begin with the same token."
+    assert missing in table("hyperparameters", alike).caption
     assert table("categories", alike).rows[-1] == table("categories", others).rows[-1]
 
 
 def test_scores_on_whole_objects_beside_those_by_first_token():
     assert table("whole_objects", MAIN) is None
     scores = ("whole-object faithfulness", "closed-set faithfulness", "whole-object causality", "closed-set causality")
-    measured = [
-        replace(MAIN[0], whole_objects={"known": 8, "edited": 5, **dict(zip(scores, (4, 6, 1, 2), strict=True))})
-    ]
-    measured += [
-        replace(measured[0], trial=1, reported=False, known=0),
-        replace(measured[0], relation="one", first_tokens=1),
-    ]
+    first = replace(MAIN[0], whole_objects={"known": 8, "edited": 5, **dict(zip(scores, (4, 6, 1, 2), strict=True))})
+    unreported = replace(first, trial=1, reported=False, known=0)
+    measured = [first, unreported, replace(first, relation="one", first_tokens=1)]
     found = rows("whole_objects", [*measured, *MAIN[1:]])
-    assert table("whole_objects", measured).columns == (
-        *("relation", "known as a whole", "faithfulness", *scores[:2], "causality", *scores[2:]),
-    )
+    heads = ("relation", "known as a whole", "faithfulness", *scores[:2], "causality", *scores[2:])
+    assert table("whole_objects", measured).columns == heads
     whole = [(8, None), (0.5, None), (0.75, None), (0.2, None), (0.4, None)]
     assert found["capital"] == (whole[0], spread(F["capital"]), *whole[1:3], spread(C["capital"]), *whole[3:])
     assert found["one"] == (whole[0], None, *whole[1:3], None, *whole[3:])
@@ -134,9 +128,8 @@ def test_baselines_by_relation():
     names = [f"faithfulness: {method}" for method in FAITHFULNESS], [f"causality: {method}" for method in CAUSALITY]
     assert found.columns == ("relation", *names[0], *names[1])
     scores = [*FAITHFULNESS.values(), *CAUSALITY.values()]
-    assert found.rows == tuple(
-        (name, *(spread(one[name]) for one in scores)) for name in ("antonym", "capital", "Colour")
-    )
+    names = ("antonym", "capital", "Colour")
+    assert found.rows == tuple((name, *(spread(one[name]) for one in scores)) for name in names)
 
 
 def test_scores_by_layer():
@@ -166,8 +159,7 @@ def test_scores_by_rank():
 def test_scores_by_n_over_the_relations_scored_at_every_n():
     few = [replace(r, n_shot=2) for r in moved(MAIN, -2) if r.relation != "Colour"]
     found = table("n_shots", [*MAIN, *few, unscored(n_shot=1)])
-    shared = ("capital", "antonym")
-    fewer = shifted(F, -0.2)
+    shared, fewer = ("capital", "antonym"), shifted(F, -0.2)
     assert found.rows == ((2, over(fewer, shared), over(C, shared)), (4, over(F, shared), over(C, shared)))
     assert "over 2 relations." in found.caption
 
@@ -183,11 +175,8 @@ def test_scores_by_template_of_relations_with_several():
 def test_faithfulness_with_and_without_relation_specific_text():
     found = [*MAIN, *bare_of(MAIN)]
     both = over(F, ("capital", "antonym"))
-    assert rows("mode_switch", found) == {
-        "emb": (flat(0.2), flat(0.2)),
-        0: (both, both),
-        1: (flat(0.3), flat(0.8)),
-    }
+    expected = {"emb": (flat(0.2), flat(0.2)), 0: (both, both), 1: (flat(0.3), flat(0.8))}
+    assert rows("mode_switch", found) == expected
     assert "over 2 relations" in table("mode_switch", found).caption
 
 
@@ -199,7 +188,7 @@ def test_scores_by_beta_with_the_best_marked():
         1.0: (over(low), over(C), pytest.approx(pearson(low, C)), None),
         2.0: (over(F), over(C), pytest.approx(pearson(F, C)), "correlation, mean faithfulness"),
     }
-    best = rows("findings", many(uneven))["β above 1 makes faithfulness agree best with causality"]
+    best = rows("findings", many(uneven))[BETA]
     assert best[:4] == ("yes", 2.0, 1.0, "12")
 
 
@@ -282,6 +271,12 @@ def test_first_tokens_with_the_unique_relations_in_one_row():
     )
 
 
+CORRELATED = "Faithfulness is strongly correlated with causality"
+CRITERIA = "The correlation is weaker with layer and rank chosen by faithfulness"
+HIGHER = "Causality is higher than faithfulness for almost all relations"
+BETA = "β above 1 makes faithfulness agree best with causality"
+
+
 def many(records, count=4):
     """Records of as many relations as it takes to tell, with the means of the given ones."""
     return [replace(r, relation=f"{r.relation} {i}") for i in range(count) for r in records]
@@ -293,17 +288,10 @@ def test_findings_have_their_numbers_and_verdicts():
     regression = pytest.approx(fmean(map(fmean, F.values())) - 0.2)
     agreement = pytest.approx(pearson(F, C))
     assert {name: cells[:4] for name, cells in found.items()} == {
-        "Faithfulness is strongly correlated with causality": ("yes", agreement, 0.7, "15"),
-        "The correlation is weaker with layer and rank chosen by faithfulness": (
-            *("no difference", agreement, agreement, "15"),
-        ),
-        "Causality is higher than faithfulness for almost all relations": (
-            "no difference",
-            causal,
-            faithful,
-            "5 of 15",
-        ),
-        "β above 1 makes faithfulness agree best with causality": ("no", 1.0, 1.0, "15"),
+        CORRELATED: ("yes", agreement, 0.7, "15"),
+        CRITERIA: ("no difference", agreement, agreement, "15"),
+        HIGHER: ("no difference", causal, faithful, "5 of 15"),
+        BETA: ("no", 1.0, 1.0, "15"),
         "β above 1 is the most faithful": ("yes", 2.0, 1.0, "15"),
         "W underestimates how much the object changes with the subject": ("yes", 2.5, 1.0, "15 of 15"),
         "LRE is better than a random guess": ("yes", faithful, pytest.approx(0.18), "15 of 15"),
@@ -322,9 +310,6 @@ def test_findings_have_their_numbers_and_verdicts():
     assert f"it is {pearson(F, C):.2f} with those of the fit" in found[CRITERIA][4]
 
 
-CRITERIA = "The correlation is weaker with layer and rank chosen by faithfulness"
-
-
 def test_fewer_than_ten_relations_are_too_few_to_tell():
     assert {cells[0] for cells in rows("findings", many([*MAIN, *bare_of(MAIN)], 3)).values()} == {"too few to tell"}
 
@@ -332,7 +317,7 @@ def test_fewer_than_ten_relations_are_too_few_to_tell():
 def test_a_difference_within_the_noise_is_none():
     def verdict(counts):
         records = [record(str(i), 0, 80, causal, known=100, edited=100) for i, causal in enumerate(counts)]
-        return rows("findings", records)["Causality is higher than faithfulness for almost all relations"][0]
+        return rows("findings", records)[HIGHER][0]
 
     assert verdict([99] * 5 + [61] * 5 + [80]) == "no difference"
     assert verdict([99] * 10 + [61]) == "yes"
@@ -351,37 +336,25 @@ def test_a_difference_within_the_noise_is_none():
 
 
 def test_findings_that_do_not_hold_say_no():
-    worse = [
-        replace(
-            r,
-            faithful=((9, 9), (8, 7), (9, 9)),
-            causal=((8, 8), (1, 1), (8, 8)),
-            faithful_baselines={name: (0, 8, 0) for name in r.faithful_baselines},
-            causal_baselines={"oracle": (0, 2, 0), "unembedding": (0, 2, 0), "object": (0, 2, 0)},
-            line_integrals=((1.0, 2.0),),
-            range_size=1,
-            first_tokens=None,
-        )
-        for r in MAIN
-        if r.scored
-    ]
+    worse = {
+        "faithful": ((9, 9), (8, 7), (9, 9)),
+        "causal": ((8, 8), (1, 1), (8, 8)),
+        "faithful_baselines": dict.fromkeys(MAIN[0].faithful_baselines, (0, 8, 0)),
+        "causal_baselines": dict.fromkeys(MAIN[0].causal_baselines, (0, 2, 0)),
+        **{"line_integrals": ((1.0, 2.0),), "range_size": 1, "first_tokens": None},
+    }
+    records = many([replace(r, **worse) for r in MAIN if r.scored])
     # Drops at all layers but the last, where s is o itself.
     dropping = replace(MAIN[0], template="{}", template_index=None, faithful=((9, 9), (1, 1), (9, 9)))
-    found = {name: cells[0] for name, cells in rows("findings", [*many(worse), *many([dropping], 10)]).items()}
-    assert found.pop("Faithfulness is strongly correlated with causality") == "not measured"
-    assert found.pop(CRITERIA) == "not measured"
-    assert found.pop("β above 1 makes faithfulness agree best with causality") == "not measured"
+    found = {name: cells[0] for name, cells in rows("findings", [*records, *many([dropping], 10)]).items()}
+    assert {found.pop(name) for name in (CORRELATED, CRITERIA, BETA)} == {"not measured"}
     assert set(found.values()) == {"no"}
 
 
 def test_findings_without_their_measurements():
     found = rows("findings", many([minimal(r) for r in MAIN]))
-    assert {name for name, cells in found.items() if cells[0] != "not measured"} == {
-        "Faithfulness is strongly correlated with causality",
-        CRITERIA,
-        "Causality is higher than faithfulness for almost all relations",
-        "LRE is better than a random guess",
-    }
+    measured = {name for name, cells in found.items() if cells[0] != "not measured"}
+    assert measured == {CORRELATED, CRITERIA, HIGHER, "LRE is better than a random guess"}
     assert {cells[0] for cells in rows("findings", [unscored()]).values()} == {"not measured"}
 
 
@@ -419,10 +392,9 @@ def test_latex_escapes_what_it_would_read():
     )
     assert escape_latex("[é] *β\n±") == r"{[}é{]} {*}$\beta$ $\pm$"
     lines = to_latex(MIXED, "demo-").splitlines()
-    assert r"\caption{50\% of \{\} \& more}" in lines
-    assert r"\label{tab:demo-mixed}" in lines
-    assert r"\begin{tabular}{lrrr}" in lines
-    assert r"name & $\beta$ & score & n \\" in lines
-    assert r'a, "b" c & $2.25$ & $0.33 \pm 0.10$ & $3$ \\' in lines
-    assert r"d & $0.125$ & $0.50$ & --- \\" in lines
+    assert {
+        *(r"\caption{50\% of \{\} \& more}", r"\label{tab:demo-mixed}", r"\begin{tabular}{lrrr}"),
+        *(r"name & $\beta$ & score & n \\", r'a, "b" c & $2.25$ & $0.33 \pm 0.10$ & $3$ \\'),
+        r"d & $0.125$ & $0.50$ & --- \\",
+    } <= set(lines)
     assert lines[lines.index(r"all & --- & $0.75$ & $4$ \\") - 1] == r"\midrule"

@@ -13,8 +13,8 @@ from lre_lightning.report.columns import columns, plot_column, read_columns
 from lre_lightning.report.page import make_report
 from lre_lightning.report.training import plot_training, plot_training_by_relation, series_of, training
 from tests.helpers.command import lre
+from tests.report.artists import check_layout, curves, titles
 from tests.report.examples import MAIN, record, unscored
-from tests.report.test_figures import check_layout, curves, titles
 
 EARLY = [record("capital", 0, 5, 2), unscored("antonym")]
 LATE = [record("capital", 0, 8, 4), record("antonym", 0, 9, 8)]
