@@ -36,6 +36,19 @@ WHOLE_OBJECTS = {
 GENERIC = ("Jacobian lens", "Jacobian lens with b", "mixed")
 """LREs with the Jacobian lens J in place of W: without b, with b, and W mixed with J."""
 
+GRIDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "faithful": ("known", ("layers", "betas"), ()),
+    "faithful_zero_shot": ("known", ("layers", "betas"), ()),
+    "causal": ("edited", ("layers", "ranks"), ()),
+    "faithful_baselines": ("known", ("layers",), FAITHFULNESS_BASELINES),
+    "zero_shot_baselines": ("known", ("layers",), FAITHFULNESS_BASELINES),
+    "causal_baselines": ("edited", ("layers",), CAUSALITY_BASELINES),
+    "generic_faithful": ("known", ("generic_layers", "betas"), GENERIC),
+    "generic_causal": ("edited", ("generic_layers", "ranks"), GENERIC[1:]),
+    "faithful_low_rank": ("known", ("ranks",), ()),
+}
+"""The fields of counts: what they are out of, the axes of their grid, and the methods that each have such a grid."""
+
 FEW = ("generations", "generic_layers", "generic_faithful", "generic_causal", "likeness", "whole_objects", "measures")
 """What few fits measure: fields that files of records leave out where they are empty."""
 
@@ -295,33 +308,25 @@ def _check(record: TrialRecord) -> None:
             whole(getattr(record, name), name)
     whole(record.range_size, "range_size", 1)
     known = whole(record.known, "known", most=record.tested)
-    edited = whole(record.edited, "edited", most=known)
+    whole(record.edited, "edited", most=known)
     number(record.beta, "beta")
-    layers = _axis("layers", record.layers, layer_of, place_of)
-    betas = _axis("betas", record.betas, number, float)
-    ranks = _axis("ranks", record.ranks, rank_of, int)
-    _check_counts("faithful", record.faithful, known, layers, betas)
-    _check_counts("faithful_zero_shot", record.faithful_zero_shot, known, layers, betas)
-    _check_counts("faithful_low_rank", record.faithful_low_rank, known, ranks)
-    _check_counts("causal", record.causal, edited, layers, ranks)
-    generic = _axis("generic_layers", record.generic_layers, layer_of, place_of)
-    for name, methods, most, *shape in (
-        ("faithful_baselines", FAITHFULNESS_BASELINES, known, layers),
-        ("zero_shot_baselines", FAITHFULNESS_BASELINES, known, layers),
-        ("causal_baselines", CAUSALITY_BASELINES, edited, layers),
-        ("generic_faithful", GENERIC, known, generic, betas),
-        ("generic_causal", GENERIC[1:], edited, generic, ranks),
-    ):
-        for method, counts in getattr(record, name).items():
-            if method not in methods:
+    sizes = {
+        "layers": _axis("layers", record.layers, layer_of, place_of),
+        "betas": _axis("betas", record.betas, number, float),
+        "ranks": _axis("ranks", record.ranks, rank_of, int),
+        "generic_layers": _axis("generic_layers", record.generic_layers, layer_of, place_of),
+    }
+    for name, (total, axes, methods) in GRIDS.items():
+        for method, counts in getattr(record, name).items() if methods else [("", getattr(record, name))]:
+            if methods and method not in methods:
                 raise LREError(f"{name} has {shown(method)}, and the baselines are {', '.join(methods)}")
-            _check_counts(name, counts, most, *shape)
-    if len(record.likeness) != generic:
-        raise LREError(f"likeness must have {generic} entries, one per generic layer")
+            _check_counts(name, counts, getattr(record, total), *(sizes[axis] for axis in axes))
+    if len(record.likeness) != sizes["generic_layers"]:
+        raise LREError(f"likeness must have {sizes['generic_layers']} entries, one per generic layer")
     for name, sums in record.measures.items():
         if name not in MEASURES:
             raise LREError(f"measures has {shown(name)}, and the measures are {', '.join(MEASURES)}")
-        width = {"betas": betas, "ranks": ranks, "": 1}[MEASURES[name][0]]
+        layers, width = sizes["layers"], sizes.get(MEASURES[name][0], 1)
         if len(sums) != layers or any(len(row) != width for row in sums):
             raise LREError(f"the measure {name!r} must have {layers} x {width} sums")
         for found in chain.from_iterable(sums):

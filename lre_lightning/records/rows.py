@@ -7,18 +7,19 @@ from itertools import product
 from typing import Any
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.record import GENERIC, MEASURES, WHOLE_OBJECTS, Grid, TrialRecord, fraction
+from lre_lightning.grid import place_of
+from lre_lightning.records.record import GENERIC, GRIDS, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
 COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "template_index", "reported", *_NUMBERS)
 COLUMNS = (*COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "chosen", "count", "total", "score")
 
-_BASELINES = (
-    ("faithfulness", "few-shot", "faithful_baselines"),
-    ("faithfulness", "zero-shot", "zero_shot_baselines"),
-    ("causality", "few-shot", "causal_baselines"),
-)
+_SCORES = {
+    name: ("faithfulness" if total == "known" else "causality", "zero-shot" if "zero_shot" in name else "few-shot")
+    for name, (total, _, _) in GRIDS.items()
+    if name != "faithful_low_rank"
+}
+"""Metric and prompt of the fields of counts that have rows."""
 
 
 def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
@@ -43,32 +44,15 @@ def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
 
 def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
     """Yield metric, method, prompt, layer, axis and point, count, total and score of everything that was measured."""
-    known, edited = record.known, record.edited
-
-    def grid(counts: Grid, layers: Sequence[Layer], axis: str, total: int) -> Iterator[tuple[Any, ...]]:
-        for layer, at in zip(layers, counts, strict=bool(counts)):
-            for point, count in zip(getattr(record, f"{axis}s"), at, strict=True):
-                yield layer, axis, point, count, total, fraction(count, total)
-
-    yield from (
-        ("faithfulness", "LRE", "few-shot", *one) for one in grid(record.faithful, record.layers, "beta", known)
-    )
-    zero_shot = grid(record.faithful_zero_shot, record.layers, "beta", known) if record.faithful_zero_shot else ()
-    yield from (("faithfulness", "LRE", "zero-shot", *one) for one in zero_shot)
-    yield from (("causality", "LRE", "few-shot", *one) for one in grid(record.causal, record.layers, "rank", edited))
-    for metric, prompt, field in _BASELINES:
-        total = edited if metric == "causality" else known
-        for method, counts in getattr(record, field).items():
-            for layer, count in zip(record.layers, counts, strict=True):
-                yield metric, method, prompt, layer, None, None, count, total, fraction(count, total)
-    for method in GENERIC:
-        for metric, grids, axis, total in (
-            ("faithfulness", record.generic_faithful, "beta", known),
-            ("causality", record.generic_causal, "rank", edited),
-        ):
-            if method in grids:
-                generic = grid(grids[method], record.generic_layers, axis, total)
-                yield from ((metric, method, "few-shot", *one) for one in generic)
+    for name, (metric, prompt) in _SCORES.items():
+        of, (layers, *axes), methods = GRIDS[name]
+        total, found = getattr(record, of), getattr(record, name)
+        for method, counts in found.items() if methods else [("LRE", found)]:
+            for layer, at in zip(getattr(record, layers), counts, strict=bool(counts)):
+                points = zip(getattr(record, axes[0]), at, strict=True) if axes else [(None, at)]
+                for point, count in points:
+                    axis = axes[0][:-1] if axes else None
+                    yield metric, method, prompt, layer, axis, point, count, total, fraction(count, total)
     for metric, of in WHOLE_OBJECTS.items() if record.whole_objects else ():
         axis, total = "beta" if of == "known" else "rank", record.whole_objects[of]
         count = record.whole_objects[metric]
@@ -131,9 +115,10 @@ def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> Tr
         "beta": at[0][1],
         "rank": at[1][1],
     }
-    for metric, prompt, field in _BASELINES:
+    for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
+        metric, prompt = _SCORES[name]
         own = {method: cells for (m, method, p), cells in found.items() if (m, p) == (metric, prompt)}
         methods = [method for method in own if method not in ("LRE", *GENERIC)]
-        fields[field] = {method: [row for (row,) in counts(own[method], [None])] for method in methods}
+        fields[name] = {method: [row for (row,) in counts(own[method], [None])] for method in methods}
     whole = {name: int(value) for name, value in common.items() if isinstance(value, float)}
     return TrialRecord.from_plain(common | whole | fields)
