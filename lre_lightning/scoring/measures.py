@@ -5,7 +5,7 @@ They are computed from the outputs that faithfulness and causality are counted f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
-from lre_lightning.metrics.functional import distribution_scores
+from lre_lightning.metrics.functional import distribution_scores, token_ranks
 from lre_lightning.records.record import MEASURES, TrialRecord
 from lre_lightning.scoring.scores import slopes
 from lre_lightning.scoring.states import TrialStates
@@ -61,13 +61,18 @@ class Measured:
         Every output is decoded once. The scores are `(answers, rows, points, 4)`, float64, on the CPU.
         """
         found = [torch.zeros(len(answers), 0, output.shape[1], 4, dtype=torch.float64)]
-        size = max(1, self.lm.logit_rows(len(output) * output.shape[1]) // output.shape[1]) if len(output) else 1
-        for some in range(0, len(output), size):
-            rows = slice(some, some + size)
-            logits, wanted = self.lm.decode(output[rows]), self.lm.decode(reference[rows])
+        for rows, logits in self._decoded(output):
+            wanted = self.lm.decode(reference[rows])
             each = [distribution_scores(logits, tokens[rows].to(logits.device), wanted) for tokens in answers]
             found.append(torch.stack([torch.stack(scores, -1) for scores in each]).double().cpu())
         return torch.cat(found, 1)
+
+    def _decoded(self, output: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield D(output) of some rows at a time for outputs `(rows, points, hidden)`."""
+        size = max(1, self.lm.logit_rows(len(output) * output.shape[1]) // output.shape[1]) if len(output) else 1
+        for some in range(0, len(output), size):
+            rows = slice(some, some + size)
+            yield rows, self.lm.decode(output[rows])
 
     def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
         """Return the sums over all processes by the names of `MEASURES`, `(layers, points)`; a collective call."""
@@ -93,24 +98,31 @@ class Measured:
     def _truth(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> list[Tensor]:
         """Return the sums of the measures on the unknown and on all test samples, `(layers, points)` each."""
         states, known, unknown = self.states, self.states.known, ~self.states.known
-        said, output = torch.stack(self._said), states.object[unknown]
-        objects = torch.tensor([one.object_token for one in states.prompts], dtype=torch.long, device=known.device)
-        answers = states.predicted[unknown], objects[unknown]
-        scores = torch.stack(
-            [
-                self._scores(lre(states.subject[unknown, index, None], slopes(betas, lre, output)), output, *answers)
-                for index, lre in enumerate(lres.values())
-            ]
-        )
-        agreement, truth = (scores[..., 1] == 0).double().sum(2).unbind(1)
-        true = truth, *scores[:, 1, ..., :2].sum(1).unbind(-1)
-        lm = [
-            self._scores(states.object[rows][:, None], states.object[rows], objects[rows])[0, ..., :2].sum(0)
-            for rows in (unknown, known)
-        ]
-        of_unknown, of_all = ((one.T[:, None].expand(-1, len(lres), 1)) for one in (lm[0], lm[0] + lm[1]))
+        said, subject = torch.stack(self._said), states.subject[unknown]
+        outputs = (lre(subject[:, i, None], slopes(betas, lre, subject)) for i, lre in enumerate(lres.values()))
+        agreement, *true = torch.stack([self._against_truth(output, unknown) for output in outputs]).unbind(-1)
+        lm = [self._against_truth(states.object[rows][:, None], rows)[:, 2:] for rows in (unknown, known)]
+        of_unknown, of_all = (one.T[:, None].expand(-1, len(lres), 1) for one in (lm[0], lm[0] + lm[1]))
         everywhere = [one + own for one, own in zip(true, (said[..., 4], said[..., 0], said[..., 1]), strict=True)]
         return [agreement, *true, *of_unknown, *everywhere, *of_all]
+
+    def _against_truth(self, output: Tensor, chosen: Tensor) -> Tensor:
+        """Sum up what D(output) says of the chosen prompts, for outputs `(chosen, points, hidden)`.
+
+        Returns:
+            How often it is the LM's answer, and the object of the data, and that object's probability and token rank,
+            `(points, 4)`, float64, on the CPU.
+        """
+        truth = [prompt.object_token for prompt in self.states.prompts]
+        objects = torch.tensor(truth, dtype=torch.long, device=chosen.device)
+        total = torch.zeros(output.shape[1], 4, dtype=torch.float64)
+        for rows, logits in self._decoded(output):
+            object_, answer = (one[chosen][rows].to(logits.device) for one in (objects, self.states.predicted))
+            places = token_ranks(logits, object_)
+            probability = logits.float().softmax(-1)[torch.arange(len(object_)), :, object_]
+            each = logits.argmax(-1) == answer[:, None], places == 0, probability, places
+            total += torch.stack([one.cpu().double().sum(0) for one in each], -1)
+        return total
 
 
 def with_measures(record: TrialRecord, measured: Measured, lres: Mapping[Layer, LRE]) -> TrialRecord:
