@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lre_lightning.records.files import read_records
     from lre_lightning.relations.relation import Relation, Sample
     from lre_lightning.relations.sources import load_relations
+    from lre_lightning.sharing.collection import LRECollection
     from lre_lightning.training.module import LREModule
 
 _ROOMS = {
@@ -35,6 +36,7 @@ _ROOMS = {
     "JacobianLens": "jlens.lens",
     "JacobianLensModule": "jlens.module",
     "LRE": "lre.lre",
+    "LRECollection": "sharing.collection",
     "LREError": "errors",
     "LREEstimator": "lre.estimator",
     "LREModule": "training.module",
@@ -64,6 +66,7 @@ __all__ = [
     "Concepts",
     "JacobianLens",
     "JacobianLensModule",
+    "LRECollection",
     "LREError",
     "LREEstimator",
     "LREModule",

@@ -30,8 +30,10 @@ from lre_lightning.commands.edit import Edit
 from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.fit import Fit
 from lre_lightning.commands.jlens import JLens
+from lre_lightning.commands.leaderboard import Leaderboard
 from lre_lightning.commands.parser import Parser, PrintCompletion, ShortHelp, UsageError, named_configs
 from lre_lightning.commands.predict import Predict
+from lre_lightning.commands.push import Push
 from lre_lightning.commands.report import Report
 from lre_lightning.commands.resuming import SECTIONS, explicit_options
 from lre_lightning.commands.validate import Validate
@@ -46,7 +48,10 @@ from lre_lightning.runs.stopping import Stop
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
 
-KINDS = (Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Report, Data)
+KINDS = (
+    *(Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Push, Report, Leaderboard),
+    Data,
+)
 COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}
 
 DEFAULT_ROOT_DIR = "lre_runs"
@@ -191,9 +196,13 @@ class LRECommandLine(LightningCLI):
         for key, value in flat.items():
             if value is None and parser.get_default(key) is not None:
                 raise LREError(f"checkpoint {str(path)!r} has no value for {key}")
-        parser.set_defaults(flat)
-        self._parse()
+        self.take_defaults(flat)
         self.options.ckpt_path = str(path.absolute())
+
+    def take_defaults(self, values: dict[str, Any]) -> None:
+        """Take options, by their dotted names, that are not given explicitly."""
+        self._subcommand_parsers[self.config["subcommand"]].set_defaults(values)
+        self._parse()
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning's own method lets a checkpoint override explicit options."""

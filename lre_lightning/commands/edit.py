@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
-from lre_lightning.commands.resuming import add_ckpt_path
-from lre_lightning.commands.validate import FromCheckpoint
+from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lens.lens import first_trials
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.lre.editing import PromptEdit
     from lre_lightning.lre.lre import LRE
+    from lre_lightning.sharing.collection import LRECollection
     from lre_lightning.training.bank import LREStore
 
 
-class Edit(FromCheckpoint):
+class Edit(FromLREs):
     """Edit the subject of a prompt, and let the LM go on.
 
     Its continuations before and after are shown. The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so
@@ -47,20 +47,19 @@ class Edit(FromCheckpoint):
         parser.add_argument("--magnitude", type=float, default=1.0, help="a factor of the edit")
         parser.add_argument("--max_new_tokens", type=int, default=10, help="the number of tokens to generate")
         parser.add_argument("--samples", type=int, default=2, help="the number of sampled continuations")
-        add_ckpt_path(parser, "take the LRE from")
+        self.add_lres(parser, "take the LRE from")
 
     @override
     def run(self, line: LRECommandLine) -> None:
         if not line.trainer.is_global_zero:
             return
-        lm, options = self.restore(line), line.options
-        lm.tokenizer = line.datamodule.tokenizer
-        lre = find_lre(line.model.lres, options.prompt, options.relation).bind(lm)
+        options, (lm, lres, _) = line.options, self.lres_of(line)
+        lre = find_lre(lres, options.prompt, options.relation).bind(lm)
         edit = lre.edit_prompt(options.prompt, options.target, options.subject, options.layers, options.magnitude)
         print_edit(edit, lre.origin.relation, options.max_new_tokens, options.samples)
 
 
-def find_lre(lres: LREStore, prompt: str, relation: str | None) -> LRE:
+def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) -> LRE:
     """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial.
 
     Raises:

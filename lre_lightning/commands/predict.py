@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
-from lre_lightning.commands.validate import FromCheckpoint
+from lre_lightning.commands.resuming import add_weights_only, find_checkpoint
+from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.prompts.texts import Text, read_texts
 
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.lens.lens import Lens
     from lre_lightning.models.language_model import LanguageModel
+    from lre_lightning.sharing.collection import LRECollection
+    from lre_lightning.training.bank import LREStore
 
 
-class Predict(FromCheckpoint):
+class Predict(FromLREs):
     """Show what an LM knows about the subjects of texts.
 
     With --table, answers about any number of texts go to a table, beside the LM's own next token.
@@ -37,7 +39,7 @@ class Predict(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_ckpt_path(parser, "take the LREs from")
+        self.add_lres(parser, "take the LREs from")
         add_weights_only(parser)
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
         file = "file with a text per line, or a table or data set, perhaps with columns subject and relation"
@@ -81,9 +83,34 @@ class Predict(FromCheckpoint):
     def run(self, line: LRECommandLine) -> None:
         """Print the lenses, and write them as pictures, as a page and as data, or write the table."""
         if line.options.table is None:
-            show_lenses(line)
+            self.show_lenses(line)
         elif line.trainer.is_global_zero:
-            write_table(line, self.restore(line))
+            write_table(line, *self.lres_of(line))
+
+    def show_lenses(self, line: LRECommandLine) -> None:
+        """Print the lenses of all texts, and write them to files."""
+        from lre_lightning.lens.files import write_lenses
+        from lre_lightning.lens.lens import print_lenses, read_lenses, subject_token
+
+        options, tokenizer = line.options, line.datamodule.tokenizer
+        texts = list(given_texts(options))
+        if options.lres:
+            (lm, lres, names), lens = self.lres_of(line), line.model.jacobian_lens
+            grids = [read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens) for text in texts]
+        else:
+            line.datamodule.texts = [text.text for text in texts]
+            found = line.trainer.predict(
+                line.model,
+                datamodule=line.datamodule,
+                ckpt_path=options.ckpt_path,
+                weights_only=options.weights_only,
+            )
+            grids = cast("list[list[Lens]]", found)
+        folder = Path(line.trainer.default_root_dir) / "lenses"
+        places = [None if text.subject is None else subject_token(tokenizer, text.text, text.subject) for text in texts]
+        print_lenses(grids, places)
+        write_lenses(grids, folder)
+        print(f"Every layer and token: {folder / 'lenses.html'}")
 
 
 def given_texts(options: Any) -> Iterator[Text]:
@@ -97,43 +124,20 @@ def given_texts(options: Any) -> Iterator[Text]:
         yield replace(text, subject=text.subject or options.subject)
 
 
-def show_lenses(line: LRECommandLine) -> None:
-    """Print the lenses of all texts, and write them to files."""
-    from lre_lightning.lens.files import write_lenses
-    from lre_lightning.lens.lens import print_lenses, subject_token
-
-    options, tokenizer = line.options, line.datamodule.tokenizer
-    texts = list(given_texts(options))
-    line.datamodule.texts = [text.text for text in texts]
-    found = line.trainer.predict(
-        line.model,
-        datamodule=line.datamodule,
-        ckpt_path=options.ckpt_path,
-        weights_only=options.weights_only,
-    )
-    grids = cast("list[list[Lens]]", found)
-    folder = Path(line.trainer.default_root_dir) / "lenses"
-    places = [None if text.subject is None else subject_token(tokenizer, text.text, text.subject) for text in texts]
-    print_lenses(grids, places)
-    write_lenses(grids, folder)
-    print(f"Every layer and token: {folder / 'lenses.html'}")
-
-
-def write_table(line: LRECommandLine, lm: LanguageModel) -> None:
+def write_table(line: LRECommandLine, lm: LanguageModel, lres: LREStore | LRECollection, names: Sequence[str]) -> None:
     """Write the answers about all texts to the table, or continue it."""
     from lre_lightning.lens.lens import first_trials
     from lre_lightning.lens.table import AnswerTable, write_answers
     from lre_lightning.training.module import NO_LRE
 
-    options, lres, data = line.options, line.model.lres, line.datamodule
-    lm.tokenizer = data.tokenizer
-    trials = first_trials(lres)
-    keys = [(relation.name, trials[relation.name]) for relation in data.relations if relation.name in trials]
+    options, trials = line.options, first_trials(lres)
+    keys = [(name, trials[name]) for name in names if name in trials]
     if not keys:
         raise LREError(NO_LRE)
     lenses = json.dumps([lres.metadata[key] for key in keys], sort_keys=True)
     source = [options.texts, options.file, options.text_column, options.split, options.subject]
     origin = {"texts": source, "lres": hashlib.sha256(lenses.encode()).hexdigest(), "top_k": options.top_k}
     table, found = AnswerTable(Path(options.table), origin), [lres[key] for key in keys]
-    done = write_answers(lm, found, given_texts(options), table, options.top_k, data.loader.batch_size)
+    batch_size = line.datamodule.loader.batch_size
+    done = write_answers(lm, found, given_texts(options), table, options.top_k, batch_size)
     print(f"{done} texts, {len(keys)} relations: {options.table}")

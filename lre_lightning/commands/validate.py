@@ -9,7 +9,10 @@ from typing_extensions import override
 
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
+from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError
+from lre_lightning.lre.origin import check_origin
+from lre_lightning.relations.selection import plain_names
 from lre_lightning.runs.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
     from lre_lightning.commands.command_line import LRECommandLine
     from lre_lightning.models.language_model import LanguageModel
+    from lre_lightning.sharing.collection import LRECollection
+    from lre_lightning.training.bank import LREStore
 
 
 class FromCheckpoint(Command):
@@ -38,6 +43,65 @@ class FromCheckpoint(Command):
         """Load the LREs of the checkpoint into the module, and return the LM on its device."""
         line.model.load_state_dict(read_checkpoint(line.options.ckpt_path)["state_dict"])
         return line.placed_lm()
+
+
+class FromLREs(FromCheckpoint):
+    """A subcommand that uses the LREs of a checkpoint or of a collection.
+
+    With the bundled LM and no fit, they are the bundled collection's.
+    """
+
+    @staticmethod
+    def add_lres(parser: LightningArgumentParser, use: str) -> None:
+        """Add the arguments that say where LREs come from, and whose help says what they are used for."""
+        add_ckpt_path(parser, use)
+        help_ = 'a collection to use instead: a folder, a hub name, or "demo", the default before the first fit'
+        parser.add_argument("--lres", type=str | None, default=None, help=help_)
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Take the options of the checkpoint, or the LM of the collection."""
+        options, folder = line.options, Path(line.options.checkpoint.dirpath)
+        unfitted = options.ckpt_path == "last" and find_checkpoint("last", folder) is None
+        source = options.lres or (DEMO if unfitted and options.model.name_or_path == DEMO else None)
+        if source is None:
+            super().check(line)
+            return
+        from lre_lightning.sharing.collection import LRECollection
+
+        collection = LRECollection.from_pretrained(source)
+        line.take_defaults({f"model.{name}": value for name, value in collection.loading.items()})
+        line.options.lres, line.options.ckpt_path = source, None
+
+    @override
+    def check_data(self, line: LRECommandLine) -> None:
+        """Find mistakes in the data, which a collection needs none of."""
+        if not line.options.lres:
+            super().check_data(line)
+
+    def lres_of(self, line: LRECommandLine) -> tuple[LanguageModel, LREStore | LRECollection, list[str]]:
+        """Return the LM with the tokenizer of the options, its LREs, and the relations that the options choose.
+
+        Raises:
+            LREError: If a collection is of another LM, or has none of the relations.
+        """
+        options, data = line.options, line.datamodule
+        if not options.lres:
+            lm = self.restore(line)
+            lm.tokenizer = data.tokenizer
+            return lm, line.model.bank.lres, [relation.name for relation in data.relations]
+        from lre_lightning.sharing.collection import LRECollection
+
+        collection, lm = LRECollection.from_pretrained(options.lres), line.placed_lm()
+        check_origin(collection.index.origin, lm)
+        lm.tokenizer = data.tokenizer
+        chosen = plain_names(options.data.relations)
+        kinds = {entry.key[0]: entry.category for entry in collection.index.entries.values()}
+        names = [name for name, kind in kinds.items() if chosen is None or {name, kind} & set(chosen)]
+        if not names:
+            raise LREError(f"{options.lres!r} has no LRE of {', '.join(map(repr, chosen or []))}: {', '.join(kinds)}")
+        print(f"LREs of {len(names)} relations from the collection {options.lres!r}")
+        return lm, collection, names
 
 
 class Validate(FromCheckpoint):

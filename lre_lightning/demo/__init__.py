@@ -7,6 +7,8 @@ DEMO = "demo"
 
 MODEL_DIR = Path(__file__).parent / "model"
 RELATIONS_DIR = Path(__file__).parent / "relations"
+LRES_DIR = Path(__file__).parent / "lres"
+"""The collection of LREs of the bundled model."""
 
 
 def resolve(name_or_path: str) -> str:

@@ -75,6 +75,35 @@ def make_report(
     found = (record for given in map(Path, results) if given.is_dir() for record in read_concept_records(given))
     own = [column for table in columns for column in read_columns(Path(table))]
     chapters = chapters_of(models, list({record.place: record for record in found}.values()), own)
+    command = shlex.join(
+        [
+            *("lre", "report", *map(str, results)),
+            *(["--title", title] if title else []),
+            *(["--column", *map(str, columns)] if columns else []),
+        ]
+    )
+    default = f"Linear relational embeddings of {', '.join(analysis.names_of(models))}"
+    return write_page(folder, title or default, chapters, results, command)
+
+
+def write_page(
+    folder: Path, title: str, chapters: Sequence[Chapter], results: Sequence[str | Path], command: str
+) -> Path:
+    """Write a page of chapters, and its figures and tables as files next to it.
+
+    Args:
+        folder: The folder to write to.
+        title: The title of the page.
+        chapters: What it shows.
+        results: Where the records come from, as in `make_report`.
+        command: The command that writes it again.
+
+    Returns:
+        The page.
+
+    Raises:
+        LREError: If the folder is not writable.
+    """
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)
@@ -85,17 +114,11 @@ def make_report(
         "lre_lightning.report", "report.html.j2", to_text=to_text, inline=inline, anchor=anchor, path_of=path_of
     )
     page = template.render(
-        title=title or f"Linear relational embeddings of {', '.join(analysis.names_of(models))}",
+        title=title,
         chapters=chapters,
         plotted=plotted,
         runs=list(runs_of(results)),
-        command=shlex.join(
-            [
-                *("lre", "report", *map(str, results)),
-                *(["--title", title] if title else []),
-                *(["--column", *map(str, columns)] if columns else []),
-            ]
-        ),
+        command=command,
         date=newest.strftime("%Y-%m-%d %H:%M UTC"),
         versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     )

@@ -51,7 +51,7 @@ class LREStore(Mapping[TrialKey, LRE]):
         if isinstance(kept, LRE):
             return kept
         lre = LRE.load(kept)
-        if not _same(lre.metadata(), self.metadata[key]):
+        if not same_lre(lre.metadata(), self.metadata[key]):
             raise LREError(f"{str(kept)!r} is not the LRE that this run kept: another run wrote to its folder")
         return replace(lre, beta=self.metadata[key]["beta"])
 
@@ -176,9 +176,9 @@ def file_of(key: TrialKey) -> Path:
     return Path(safe_name(relation)) / f"trial{trial}.safetensors"
 
 
-def _same(metadata: dict[str, Any], other: dict[str, Any]) -> bool:
+def same_lre(metadata: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Compare two LREs except for beta, which may be tuned after the file was written."""
-    first, second = (json.dumps(one | {"beta": None}, sort_keys=True) for one in (metadata, other))
+    first, second = (json.dumps({**one, "beta": None}, sort_keys=True) for one in (metadata, other))
     return first == second
 
 
@@ -186,7 +186,7 @@ def _find(key: TrialKey, metadata: dict[str, Any], folders: Sequence[Path]) -> P
     """Return the file of this very LRE: one of another run may have the same name."""
     paths = [folder / file_of(key) for folder in folders]
     for path in paths:
-        if os.path.isfile(path) and _same(LRE.read_metadata(path), metadata):
+        if os.path.isfile(path) and same_lre(LRE.read_metadata(path), metadata):
             return path
     raise LREError(
         f"the LRE of {key[0]!r}, trial {key[1]}, is missing: a checkpoint needs the files of its LREs, and "

@@ -1,0 +1,99 @@
+"""The subcommand ``push``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from lre_lightning.commands.command import Command
+from lre_lightning.commands.resuming import explicit_options, find_checkpoint
+from lre_lightning.errors import LREError
+from lre_lightning.sharing.card import About
+from lre_lightning.sharing.smaller import Form, Scorer
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from lre_lightning.commands.command_line import LRECommandLine
+
+
+class Push(Command):
+    """Share the LREs of a run as a collection on the Hugging Face hub.
+
+    The LREs, their records, an index and a card are written to the folder --out and, if a repository is given, uploaded
+    from there: what the card names, and nothing else. With --rank or --trials mean the LM of the run is loaded, and
+    what that costs is measured on its data and written into the card. A saved collection is uploaded as it is. The
+    same command resumes what was stopped.
+    """
+
+    name = "push"
+    needs_lm = False
+    resumable = True
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("folder", type=str, help="a run's folder, or that of a collection")
+        parser.add_argument("repository", nargs="?", type=str | None, help="name on the hub, org/name")
+        out = "folder to write the collection to"
+        parser.add_argument("--out", type=str, default="lre_collection", help=out)
+        parser.add_class_arguments(Form, None, instantiate=False)
+        parser.add_class_arguments(About, None, skip={"repository"}, instantiate=False)
+        measure = "load the LM and the data of the run and score LREs whose form changes"
+        parser.add_argument("--measure", type=bool, default=True, help=measure)
+        parser.add_argument("--device", type=str, default="auto", help='device to score on; "auto" for a GPU if any')
+        parser.add_argument("--revision", type=str | None, help="branch on the hub, made if it does not exist")
+        parser.add_argument("--private", type=bool | None, help="whether a new repository is private")
+        parser.add_argument("--token", type=str | None, help="token for the hub; that of HF_TOKEN or hf auth login")
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Check the form."""
+        _of(Form, line.options)
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        from lre_lightning.sharing.collection import LRECollection
+        from lre_lightning.sharing.writing import write_collection
+
+        options = line.options
+        collection, form = LRECollection.from_pretrained(options.folder), _of(Form, options)
+        if form != Form() or not collection.index.made:
+            scorer = scorer_of(Path(options.folder), options.device) if form.measured and options.measure else None
+            about = _of(About, options)
+            collection = write_collection(collection, Path(options.out), form, scorer, about)
+            size = sum(entry.size for entry in collection.index.entries.values())
+            print(f"{len(collection)} LREs, {size / 1e6:.1f} MB: {options.out}")
+        if options.repository:
+            where = options.repository, options.revision, options.token, options.private
+            print(f"Pushed: {collection.push_to_hub(*where)}")
+
+
+def _of(kind: Any, options: Any) -> Any:
+    """Return a dataclass of options."""
+    return kind(**{field.name: options[field.name] for field in fields(kind)})
+
+
+def scorer_of(run: Path, device: str = "auto") -> Scorer:
+    """Return what scores LREs with the LM and the data of a run.
+
+    Raises:
+        LREError: If the folder has no checkpoint, or the LM or the data are not at hand.
+    """
+    import torch
+
+    from lre_lightning.datamodules import RelationDataModule
+    from lre_lightning.models.language_model import LanguageModel
+    from lre_lightning.runs.checkpoints import read_hyperparameters
+
+    checkpoint = find_checkpoint("last", run / "checkpoints")
+    if checkpoint is None:
+        raise LREError(f"{str(run)!r} has no checkpoint that names the LM and the data: give a run, or --measure false")
+    found = read_hyperparameters(checkpoint, explicit_options())
+    lm = LanguageModel.from_pretrained(found["model"]["name_or_path"], **found["model"].get("loading", {}))
+    data = RelationDataModule(**found["data"])
+    lm.tokenizer = data.tokenizer
+    gpu = "cuda" if torch.cuda.is_available() else "cpu"
+    return Scorer(lm.to(gpu if device == "auto" else device), data)

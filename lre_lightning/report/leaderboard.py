@@ -1,0 +1,143 @@
+"""The leaderboard: LMs by how linear their relations are, and relations by LM."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lre_lightning.errors import LREError
+from lre_lightning.records.files import read_records
+from lre_lightning.report import analysis, plotting
+from lre_lightning.report.analysis import SCORES, ModelResults
+from lre_lightning.report.page import write_page
+from lre_lightning.report.sections import Chapter, Section, picture_of
+from lre_lightning.report.tables import Table
+from lre_lightning.storage.files import check_writable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def make_leaderboard(
+    results: Sequence[str | Path], out: str | Path, title: str | None = None
+) -> tuple[Path, list[Table]]:
+    """Write a page that compares LMs, ``index.html``, and its tables as CSV and LaTeX next to it.
+
+    Args:
+        results: Files of records, or folders of collections or runs, of one LM or several.
+        out: The folder to write to.
+        title: Title of the page.
+
+    Returns:
+        The page, and its tables.
+
+    Raises:
+        LREError: If there are no results, they contradict each other, or `out` is not writable.
+    """
+    models = [model for model in analysis.by_model(read_records(results)) if analysis.counted(model.main)]
+    if not models:
+        raise LREError("there is no scored relation in the results: give collections, or folders of runs")
+    check_writable(Path(out))
+    ordered, tables = ranked(models), [models_table(models), *(relations_table(models, score) for score in SCORES)]
+    sections = (
+        Section("LMs", tables=(tables[0],)),
+        Section("Relations", (picture_of(plot_linearity, ordered),), tuple(tables[1:])),
+    )
+    command = shlex.join(["lre", "leaderboard", *map(str, results), *(["--title", title] if title else [])])
+    chapter = Chapter("How linear are the relations of language models?", "", sections)
+    return write_page(Path(out), title or "Leaderboard", [chapter], results, command), tables
+
+
+def shared_scores(models: Sequence[ModelResults]) -> list[list[analysis.Means]]:
+    """Return the scores of each LM by relation, both of `SCORES`, over the relations that all LMs have scores of."""
+    found = [[analysis.per_relation(model.main, score) for score in SCORES.values()] for model in models]
+    shared = set.intersection(*(set(faithful) for faithful, _ in found))
+    return [[{name: mean for name, mean in one.items() if name in shared} for one in scores] for scores in found]
+
+
+def ranked(models: Sequence[ModelResults]) -> list[ModelResults]:
+    """Return LMs by falling faithfulness over the relations that all have, then over all of their own."""
+
+    def merit(place: int) -> tuple[float, float]:
+        own = analysis.overall(analysis.per_relation(models[place].main, analysis.faithfulness)) or (0.0, None)
+        return (analysis.overall(shared[place][0]) or (0.0, None))[0], own[0]
+
+    shared = shared_scores(models)
+    return [models[place] for place in sorted(range(len(models)), key=merit, reverse=True)]
+
+
+def models_table(models: Sequence[ModelResults]) -> Table:
+    """Return a row per LM, the one with the most faithful LREs first."""
+    ordered = ranked(models)
+    shared = shared_scores(ordered)
+    rows = tuple(
+        (
+            place,
+            name,
+            model.main[0].n_shot,
+            len(analysis.per_relation(model.main, analysis.faithfulness)),
+            *map(analysis.overall, scores),
+            *analysis.both_scores(model.main),
+        )
+        for place, (name, model, scores) in enumerate(
+            zip(analysis.names_of(ordered), ordered, shared, strict=True), start=1
+        )
+    )
+    return Table(
+        "leaderboard",
+        f"LMs by the faithfulness of their LREs over the {plotting.number_of(len(shared[0][0]))} that all of them were "
+        "scored on, and both scores over all relations of each. Means and standard deviations over relations.",
+        ("place", "LM", "n", "relations scored", *(f"{name}, shared" for name in SCORES), *SCORES),
+        rows,
+    )
+
+
+def relations_table(models: Sequence[ModelResults], score: str) -> Table:
+    """Return a row per relation with a score on each LM, the relation that is the most linear on average first."""
+    ordered = ranked(models)
+    found = [analysis.per_relation(model.main, SCORES[score]) for model in ordered]
+    kinds = analysis.categories(record for model in ordered for record in analysis.counted(model.main))
+    means = {name: statistics.fmean(one[name][0] for one in found if name in one) for name in by_mean(found)}
+    return Table(
+        f"relations_{score}",
+        f"{score.capitalize()} by relation and LM, and its mean over LMs. Means and standard deviations over trials.",
+        ("relation", "category", "LMs", "mean", *analysis.names_of(ordered)),
+        tuple(
+            (name, kinds[name], sum(name in one for one in found), mean, *(one.get(name) for one in found))
+            for name, mean in means.items()
+        ),
+    )
+
+
+def by_mean(found: Sequence[analysis.Means]) -> list[str]:
+    """Return relations by falling mean over the LMs that have a score of them."""
+    means = {name: [one[name][0] for one in found if name in one] for one in found for name in one}
+    return sorted(means, key=lambda name: (-statistics.fmean(means[name]), name))
+
+
+def plot_linearity(models: Sequence[ModelResults]) -> Figure:
+    """Faithfulness and causality by relation and LM, means over trials; empty where a relation was not scored.
+
+    LMs are in the order of the leaderboard, and relations by their mean faithfulness over LMs.
+    """
+    scores = [[analysis.per_relation(model.main, score) for model in models] for score in SCORES.values()]
+    names, labels = by_mean(scores[0]), [plotting.text(name, 24) for name in analysis.names_of(models)]
+    figure = plotting.new_figure(5 + 0.9 * len(models), 2.2 + 0.24 * len(names))
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, metric, found in zip(panels, SCORES, scores, strict=True):
+        cells = np.array([[one.get(name, (np.nan, None))[0] for one in found] for name in names], dtype=float)
+        image = axes.imshow(cells, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set_title(metric, fontsize=10)
+        axes.set_xticks(range(len(models)), labels, rotation=45, ha="right", fontsize=8)
+        for row, column in zip(*np.nonzero(~np.isnan(cells)), strict=True):
+            value = cells[row, column]
+            ink = "white" if value > 0.6 else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
+    plotting.name_rows([panels[0]], [plotting.text(name, 48) for name in names], fontsize=8)
+    figure.colorbar(image, ax=list(panels), shrink=0.5, pad=0.02)
+    return figure

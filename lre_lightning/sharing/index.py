@@ -1,0 +1,268 @@
+"""The index of a collection: which LREs it has, how good they are, and what their files must be; checked before use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError, first_line
+from lre_lightning.grid import Layer, rank_of
+from lre_lightning.lre.files import checked_metadata, entries, or_none
+from lre_lightning.lre.lre import LRE
+from lre_lightning.records.files import Records, read_records
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.plain import LONGEST_NAME, check_plain, listing, mapping, number, shown, text, whole
+from lre_lightning.training.bank import TrialKey, file_of
+
+INDEX, CARD, RECORDS, FIGURE, LRES = "index.json", "README.md", "fit_results.jsonl", "relations.png", "lres"
+"""Names in a collection's folder. Records and LREs have those that they have in a run's folder."""
+
+FORMAT = "lre-lightning collection 1"
+LARGEST_INDEX, MOST_LRES = 2**26, 100_000
+
+Scores: TypeAlias = tuple[float | None, float | None]
+"""Faithfulness and causality; None where there was nothing to count."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the index says of an LRE.
+
+    Attributes:
+        metadata: `LRE.metadata`: its layer, beta, rank and origin.
+        trials: The trials that it is the mean of; its own one if it is no mean.
+        factors: The rank of W in factors; None for W in full.
+        dtype: The dtype of W or of its singular vectors, such as ``"bfloat16"``.
+        scores: Its faithfulness and causality on the test samples of its trial.
+        full: Those of W in full in the dtype of the fit, where W was cut down or rounded and both were measured.
+        size: The size of its file in bytes.
+        sha256: The digest of its file; empty for a file of a run, which is not checked against one.
+    """
+
+    metadata: Mapping[str, Any]
+    trials: tuple[int, ...] = ()
+    factors: int | None = None
+    dtype: str = "float32"
+    scores: Scores = (None, None)
+    full: Scores = (None, None)
+    size: int = 0
+    sha256: str = ""
+
+    @property
+    def key(self) -> TrialKey:
+        """The relation and the trial."""
+        return self.metadata["origin"]["relation"], self.metadata["origin"]["trial"]
+
+    @property
+    def file(self) -> str:
+        """The path of its file in the collection's folder, which follows from the key."""
+        return (Path(LRES) / file_of(self.key)).as_posix()
+
+    @property
+    def layer(self) -> Layer:
+        """The layer at which s is read."""
+        layer: Layer = self.metadata["layer"]
+        return layer
+
+    @property
+    def category(self) -> str:
+        """The category of the relation."""
+        return str(self.metadata["origin"]["category"])
+
+    @property
+    def loss(self) -> Scores:
+        """How much faithfulness and causality W in factors loses; None where it was not measured."""
+        first, second = (None if a is None or b is None else a - b for a, b in zip(self.full, self.scores, strict=True))
+        return first, second
+
+    def check(self, path: Path) -> None:
+        """Check that a file is the one that the index was written for: its size, then its digest.
+
+        Raises:
+            LREError: If it is not, or cannot be read.
+        """
+        if not self.sha256:
+            return
+        try:
+            size = path.stat().st_size if path.is_file() else -1
+            digest = digest_of(path) if size == self.size else ""
+        except OSError as error:
+            raise LREError(f"{str(path)!r} cannot be read: {first_line(error)}") from error
+        if digest != self.sha256:
+            raise LREError(
+                f"{str(path)!r} is damaged, incomplete or of another collection: it has not the size and digest that "
+                f"{INDEX} says. Get the collection again"
+            )
+
+    def of_file(self, path: Path) -> Entry:
+        """Return the entry with size and digest of a file."""
+        return replace(self, size=path.stat().st_size, sha256=digest_of(path))
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _score(value: object, what: str) -> float:
+    found = number(value, what, 1)
+    if found < 0:
+        raise LREError(f"{what} must be a number of 0 to 1, not {found}")
+    return found
+
+
+def _scores(value: object, what: str) -> Scores:
+    found = listing(value, what, 2)
+    if len(found) != 2:
+        raise LREError(f"{what} must be a faithfulness and a causality")
+    faithfulness, causality = (or_none(_score)(one, what) for one in found)
+    return faithfulness, causality
+
+
+_ENTRY: dict[str, Any] = {
+    "metadata": lambda value, _: checked_metadata(value),
+    "trials": lambda value, what: tuple(whole(trial, what) for trial in listing(value, what, 10_000)),
+    "factors": or_none(rank_of),
+    "dtype": partial(text, longest=20),
+    "scores": _scores,
+    "full": _scores,
+    "size": whole,
+    "sha256": partial(text, longest=64),
+}
+
+
+@dataclass(frozen=True)
+class Index:
+    """The LREs of a collection by relation and trial, and how it was made.
+
+    Attributes:
+        entries: What it has; all of one LM.
+        made: Plain data on how it was made: options, the fit's configuration, versions of packages, licences.
+
+    Raises:
+        LREError: If there is no LRE, or they are of several LMs.
+    """
+
+    entries: Mapping[TrialKey, Entry]
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise LREError("there is no LRE in it")
+        found = sorted({str(entry.metadata["origin"]["fingerprint"])[:12] for entry in self.entries.values()})
+        if len(found) > 1:
+            raise LREError(f"its LREs are of several LMs (fingerprints {', '.join(found[:3])}), and must be of one")
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], made: Mapping[str, Any]) -> Self:
+        """Return the index of entries, by category and relation.
+
+        Raises:
+            LREError: If two entries have the same relation and trial; see also `Index`.
+        """
+        ordered = sorted(entries, key=lambda entry: (entry.category, entry.key))
+        found = {entry.key: entry for entry in ordered}
+        if len(found) < len(ordered):
+            raise LREError("it has two LREs of the same relation and trial")
+        return cls(found, made)
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """The origin of the first LRE, whose LM is that of all."""
+        origin: Mapping[str, Any] = next(iter(self.entries.values())).metadata["origin"]
+        return origin
+
+    def write(self, folder: Path) -> None:
+        """Write the index into a folder, atomically."""
+        listed = [{"file": entry.file, **asdict(entry)} for entry in self.entries.values()]
+        plain = {"format": FORMAT, "lres": listed, "made": self.made}
+        write_whole(folder / INDEX, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read an index that `write` wrote.
+
+        Raises:
+            LREError: If the file is not an index, or names files that do not follow from its LREs.
+        """
+        try:
+            if not path.is_file() or path.stat().st_size > LARGEST_INDEX:
+                raise LREError("it is too large, or no file")
+            plain = mapping(json.loads(path.read_bytes()), "it")
+            if plain.get("format") != FORMAT:
+                raise LREError(f"its format is {shown(plain.get('format'))}, and this version reads {FORMAT!r}")
+            made = mapping(plain.get("made", {}), "made")
+            check_plain(made, "made")
+            return cls.of(map(_entry, listing(plain.get("lres"), "lres", MOST_LRES)), made)
+        except (OSError, ValueError, KeyError, RecursionError) as error:
+            raise LREError(f"{str(path)!r} is not the index of a collection: {first_line(error)}") from error
+
+
+def _entry(plain: object) -> Entry:
+    given = mapping(plain, "an LRE")
+    entry = Entry(**entries(_ENTRY, given, "an LRE"))
+    text(given["file"], "file", LONGEST_NAME)
+    if given["file"] != entry.file or len(entry.sha256) != 64:
+        raise LREError(f"the file of an LRE is {shown(given['file'])} with its SHA-256, and must be {entry.file!r}")
+    return entry
+
+
+def index_of_run(folder: Path) -> Index:
+    """Return the index of a run's folder as it is: the LREs of its scored and reported trials.
+
+    Beta is that of the records, which may have been tuned after the files were written.
+
+    Raises:
+        LREError: If there are no LREs, or a file is none.
+    """
+    found = []
+    for key, record in records_by_key(read_records(folder / RECORDS)).items():
+        path = folder / LRES / file_of(key)
+        if not (record.reported and record.scored and path.is_file()):
+            continue
+        metadata = LRE.read_metadata(path)
+        if metadata["origin"]["train"] != record.train or metadata["layer"] != record.layer:
+            raise LREError(f"{str(path)!r} is not the LRE of the record in {RECORDS}: another run wrote to its folder")
+        scores = record.chosen_scores or (None, None)
+        metadata = {**metadata, "beta": record.beta}
+        found.append(Entry(metadata, (record.trial,), scores=plain_scores(scores), size=path.stat().st_size))
+    if not found:
+        raise LREError(f"there is no LRE of the records in {str(folder / LRES)!r}: fit first")
+    return Index.of(found, {})
+
+
+def plain_scores(scores: Iterable[float | None]) -> Scores:
+    """Return two scores with None for NaN."""
+    faithfulness, causality = (None if score is None or score != score else score for score in scores)
+    return faithfulness, causality
+
+
+def records_by_key(records: Records) -> dict[TrialKey, TrialRecord]:
+    """Return records by relation and trial.
+
+    Raises:
+        LREError: If there are several of one relation and trial, of different prompts or LMs.
+    """
+    found = {(record.relation, record.trial): record for record in records}
+    if len(found) < len(records):
+        raise LREError("the records are of several LMs or prompts: give the folder of one fit")
+    return found
+
+
+def part_of(made: Any, *names: str) -> dict[str, Any]:
+    """Return a part of what an index says of how it was made; empty if it does not say it."""
+    for name in names:
+        made = made.get(name) if isinstance(made, Mapping) else None
+    return dict(made) if isinstance(made, Mapping) else {}

@@ -1,0 +1,152 @@
+"""A collection written to a folder, with its index, records and card, and uploaded from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from lre_lightning.errors import LREError
+from lre_lightning.records.files import write_records
+from lre_lightning.report.page import PACKAGES
+from lre_lightning.runs.checkpoints import read_hyperparameters
+from lre_lightning.sharing.card import About, write_card
+from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, part_of
+from lre_lightning.sharing.places import Folder, Place, upload
+from lre_lightning.sharing.smaller import Form, Scorer, kept_form, mean_lre, smaller
+from lre_lightning.storage.files import check_writable
+
+
+def write_collection(
+    collection: LRECollection,
+    folder: Path,
+    form: Form | None = None,
+    scorer: Scorer | None = None,
+    about: About | None = None,
+) -> LRECollection:
+    """Write a collection to a folder: LREs, index, records and card. The same call continues one that was stopped.
+
+    Args:
+        collection: The LREs, such as those of a run's folder.
+        folder: The folder to write to, not that of the run.
+        form: The form in which LREs are kept; the default form if None.
+        scorer: Scores LREs whose form changes; None leaves these scores out.
+        about: What the card says beside that. Of an LM's folder without a name on the hub, the last part is kept.
+
+    Returns:
+        The collection in the folder.
+
+    Raises:
+        LREError: If the folder has a run or cannot be written to, rank ``"auto"`` has no scorer, or an LRE or its
+            trial cannot be read.
+    """
+    form = form or Form()
+    if form.rank == "auto" and scorer is None:
+        raise LREError("rank 'auto' needs the LM and the data of the fit to measure with: give a number")
+    _check_folder(folder, collection.place)
+    made = _made(collection, about) | {"form": asdict(form)}
+    name = made["about"].get("base_model")
+    kept: list[Entry] = []
+    done = _written(folder, made)
+    groups, console = form.groups(collection.index.entries), Console(stderr=True)
+    for group in track(groups, "LREs", console=console, transient=True, disable=not console.is_terminal):
+        entry = _named(replace(group[0], trials=tuple(t for one in group for t in one.trials)), name)
+        before = done.get(entry.key)
+        if before is None or _source(before) != _source(entry) or not _whole(folder, before):
+            lre = mean_lre([collection[one.key] for one in group])
+            states = scorer.states(group) if scorer is not None and form.measured else None
+            lre, entry = smaller(lre, entry, form, scorer, states)
+            lre = replace(lre, origin=replace(lre.origin, model=entry.metadata["origin"]["model"]))
+            factors, dtype = kept_form(lre)
+            before = replace(entry, metadata=lre.metadata(), factors=factors, dtype=dtype)
+            lre.save(folder / before.file)
+            before = before.of_file(folder / before.file)
+        kept.append(before)
+        Index.of(kept, made).write(folder)
+    old, new = collection.model, Index.of(kept, made).origin["model"]
+    records = [replace(record, model=record.model.replace(old, new, 1)) for record in collection.records]
+    write_records(records, folder / RECORDS)
+    write_card(folder, Index.of(kept, made), records)
+    return LRECollection.from_pretrained(folder)
+
+
+def push(
+    collection: LRECollection, name: str, revision: str | None, token: str | bool | None, private: bool | None
+) -> str:
+    """Upload a collection; see `LRECollection.push_to_hub`."""
+    if collection.card and isinstance(collection.place, Folder):
+        folder = collection.place.path
+        if Index.read(folder / INDEX).entries.keys() == collection.index.entries.keys():
+            for key in collection:
+                collection.path(key)
+            figure = [FIGURE] if f"({FIGURE})" in collection.card else []
+            files = [CARD, INDEX, RECORDS, *figure, *(entry.file for entry in collection.index.entries.values())]
+            for file in files:
+                collection.place.fetch(file)
+            return upload(folder, files, name, revision, token, private)
+    with tempfile.TemporaryDirectory() as place:  # the same bytes each time, so that an upload can be resumed
+        saved = write_collection(collection, Path(place), about=About(repository=name))
+        return push(saved, name, revision, token, private)
+
+
+def _check_folder(folder: Path, source: Place) -> None:
+    """Refuse to write over the LREs of a run, or over those that are read."""
+    own = isinstance(source, Folder) and source.path.resolve() == folder.resolve()
+    if own or ((folder / RECORDS).exists() and not (folder / INDEX).exists()):
+        raise LREError(f"{str(folder)!r} has the LREs of a run, or those to be saved: give another folder")
+    check_writable(folder)
+
+
+def _made(collection: LRECollection, about: About | None) -> dict[str, Any]:
+    """Return how the LREs were made: the fit's configuration and the versions of packages, and what is said of them."""
+    before = collection.index.made
+    said = {**part_of(before, "about"), **{name: value for name, value in asdict(about or About()).items() if value}}
+    if before:
+        return {**before, "about": said}
+    checkpoint = Path(str(collection.place)) / "checkpoints" / "last.ckpt"
+    config = _without_folders(read_hyperparameters(checkpoint)) if checkpoint.is_file() else {}
+    return {"about": said, "config": config, "versions": {name: metadata.version(name) for name in PACKAGES}}
+
+
+def _without_folders(value: Any) -> Any:
+    """Return options that are given, with the last part of absolute paths, which are of this machine alone."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(one) for name, one in value.items() if one is not None and one != []}
+    if isinstance(value, list | tuple):
+        return [_without_folders(one) for one in value]
+    return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def _named(entry: Entry, model: str | None) -> Entry:
+    """Return an entry with the name of the LM that others load it by."""
+    origin = entry.metadata["origin"]
+    name = model or _without_folders(origin["model"])
+    return replace(entry, metadata={**entry.metadata, "origin": {**origin, "model": name}})
+
+
+def _source(entry: Entry) -> Any:
+    """Return what an LRE was made from, in the form in which an index keeps it."""
+    return {**entry.metadata, "rank": None}, entry.trials
+
+
+def _written(folder: Path, made: Mapping[str, Any]) -> Mapping[Any, Entry]:
+    """Return the LREs that the same call has written before it was stopped."""
+    index = Index.read(folder / INDEX) if (folder / INDEX).exists() else None
+    return index.entries if index is not None and index.made == json.loads(json.dumps(made)) else {}
+
+
+def _whole(folder: Path, entry: Entry) -> bool:
+    try:
+        entry.check(folder / entry.file)
+    except LREError:
+        return False
+    return True
