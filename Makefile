@@ -15,7 +15,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test lint format types docs bench gpu models demo-model build clean
+.PHONY: help venv setup demo test lint format types docs bench gpu models demo-lres demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -81,6 +81,9 @@ gpu: $(STAMP) ## check on a GPU what only it can show, in eight minutes; writes 
 
 models: $(STAMP) ## try every causal LM type of transformers; writes docs/models.md
 	"$(PY)" -m scripts.models
+
+demo-lres: demo ## fit the demo and bundle its LREs again
+	"$(PY)" -m scripts.demo_lres
 
 demo-model: $(STAMP) ## train the bundled demo model again
 	"$(PY)" -m scripts.demo_model

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.demo import MODEL_DIR
+from lre_lightning.demo import LRES_DIR, MODEL_DIR
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.relations.sources import load_relations
 from lre_lightning.scoring.states import PromptStates
+from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.sharing.smaller import Scorer
 from lre_lightning.training.module import LREModule
 
 LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object superclass"], "company CEO"
@@ -124,3 +127,15 @@ def test_make_demo_replaces_its_own_fit_and_refuses_to_replace_another(tmp_path)
     config.write_text("model:\n  name_or_path: demo\ndata:\n  source: demo.csv\n")
     refused = make()
     assert (refused.returncode, "error: lre_runs has another fit" in refused.stderr) == (2, True)
+
+
+def test_the_bundled_lres_are_those_of_the_bundled_model_and_relations():
+    lm, relations = LanguageModel.from_pretrained("demo"), load_relations(None, "demo")
+    lres = LRECollection.from_pretrained("demo")
+    assert {relation for relation, _ in lres} == {relation.name for relation in relations}
+    assert sum(path.stat().st_size for path in LRES_DIR.rglob("*") if path.is_file()) <= 800_000
+    assert [lre.origin.relation for lre in lres.for_text(lm, "The capital of Peru is")] == ["country capital city"]
+    data = RelationDataModule("demo", "word sentiment", "demo", trials=1)
+    scorer, (entry,) = Scorer(lm, data), [one for one in lres.index.entries.values() if one.key[0] == "word sentiment"]
+    assert scorer.scores(scorer.states([entry]), lres["word sentiment"]) == pytest.approx(entry.scores)
+    assert max(loss for one in lres.index.entries.values() for loss in one.loss) <= 0.01

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lre_lightning.demo import DEMO, LRES_DIR
-from lre_lightning.errors import LREError, first_line
+from lre_lightning.errors import LREError
 from lre_lightning.sharing.index import INDEX, LRES
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -134,4 +134,4 @@ def hub_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of the hub, of the network
-        raise LREError(f"{what}: {first_line(error)}") from error
+        raise LREError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error

@@ -141,7 +141,8 @@ def _source(entry: Entry) -> Any:
 def _written(folder: Path, made: Mapping[str, Any]) -> Mapping[Any, Entry]:
     """Return the LREs that the same call has written before it was stopped."""
     index = Index.read(folder / INDEX) if (folder / INDEX).exists() else None
-    return index.entries if index is not None and index.made == json.loads(json.dumps(made)) else {}
+    options = [{**one, "about": {}} for one in (index.made if index else {}, json.loads(json.dumps(made)))]
+    return index.entries if index is not None and options[0] == options[1] else {}
 
 
 def _whole(folder: Path, entry: Entry) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,10 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import read_lenses
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import token_text
+from lre_lightning.prompts.prompt import tokenize_text
+from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_beta_tuning import trainer_of
 from tests.helpers.command import QUIET, lre
@@ -110,9 +115,39 @@ def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message
     assert message in capsys.readouterr().err
 
 
-def test_a_run_that_does_not_exist(tmp_path, capsys):
-    assert lre("predict", *QUIET, f"--trainer.default_root_dir={tmp_path}", "Miles Davis") == 2
-    assert "run fit first, or give its path" in capsys.readouterr().err
+def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("lre_lightning.lens.files.plot_lenses", lambda lenses: None)
+    monkeypatch.setattr("lre_lightning.lens.files.to_pixels", lambda picture: np.zeros((1, 1, 3), np.uint8))
+    run = [*QUIET, f"--trainer.default_root_dir={tmp_path}", "--data.source=relations/that/are/not/needed"]
+    chosen = "--data.relations=[country capital city, linguistic]"
+    assert lre("predict", *run, chosen, "The capital of Peru is", "--subject=Peru") == 0
+    printed = capsys.readouterr().out
+    assert "LREs of 5 relations from the collection 'demo'" in printed
+    lm = LanguageModel.from_pretrained("demo")
+    capital = LRECollection.from_pretrained("demo")["country capital city"]
+    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")])
+    best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
+    (row,) = (line for line in printed.splitlines() if "country capital city" in line)
+    assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
+    assert (tmp_path / "lenses" / "lenses.html").exists()
+    assert lre("edit", *run, "The capital of Canada is", "--target=Peru", "--samples=0") == 0
+    assert re.search(r"greedy +Ottawa.* Lima", capsys.readouterr().out)
+    for options, message in (
+        (["--data.relations=[none]"], "'demo' has no LRE of 'none': "),
+        (["--lres=nowhere"], "there is no collection 'nowhere': give a folder"),
+        (["--ckpt_path=last", "--model.name_or_path=nowhere/lm"], "run fit first, or give its path"),
+    ):
+        assert lre("predict", *run, "Peru", *options) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_lres_of_another_run_come_with_its_lm(fitted, tmp_path, capsys):
+    options = [*QUIET, f"--trainer.default_root_dir={tmp_path}", f"--lres={fitted / 'run'}", "thing6"]
+    assert lre("predict", *options, f"--table={tmp_path / 'a.csv'}") == 0
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert [row["answer_1"] for row in csv.DictReader(file)] == [OBJECTS[6 % 4]] * 2
+    assert lre("predict", *options, "--model.name_or_path=demo") == 2
+    assert "the LRE of 'half colour' was estimated from" in capsys.readouterr().err
 
 
 def test_from_python_predictions_are_the_lenses(fitted, tmp_path):

@@ -1,0 +1,65 @@
+"""The leaderboard: LMs in the order of their linearity over shared relations, and relations by LM."""
+
+import csv
+
+import pytest
+
+from lre_lightning.errors import LREError
+from lre_lightning.records.files import write_records
+from lre_lightning.report.leaderboard import make_leaderboard
+from tests.helpers.page import Page
+from tests.helpers.records import full_record, unscored_record
+
+FAITHFUL = {  # out of 10 known, by LM and relation, over trials
+    "org/good": {"a": (8, 10), "b": (6,), "only": (0,)},
+    "org/better": {"a": (9,), "b": (8, 8)},
+    "org/fair": {"a": (7,), "b": (1,), "c": (10,)},
+}
+
+
+def record(model, relation, trial, count):
+    return full_record(
+        trial, relation, model=model, template_index=0, reported=True, faithful=((0, 0), (0, 0), (0, count))
+    )
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder per LM with its records."""
+    for model, relations in FAITHFUL.items():
+        found = [record(model, name, i, n) for name, counts in relations.items() for i, n in enumerate(counts)]
+        write_records(found, tmp_path / model / "fit_results.jsonl")
+    return [tmp_path / model for model in FAITHFUL]
+
+
+def rows_of(folder, name):
+    with (folder / "tables" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_lms_are_ranked_over_the_relations_that_all_have(results, tmp_path):
+    page, tables = make_leaderboard(results, tmp_path / "out")
+    rows = rows_of(tmp_path / "out", "leaderboard")
+    assert [(row["place"], row["LM"], row["relations scored"]) for row in rows] == [
+        ("1", "better", "2"),
+        ("2", "good", "3"),
+        ("3", "fair", "3"),
+    ]
+    assert [float(row["faithfulness, shared"]) for row in rows] == pytest.approx([0.85, 0.75, 0.4])
+    assert [float(row["faithfulness"]) for row in rows] == pytest.approx([0.85, 0.5, 0.6])
+    relations = rows_of(tmp_path / "out", "relations_faithfulness")
+    assert [row["relation"] for row in relations] == ["c", "a", "b", "only"]
+    assert float(relations[1]["mean"]) == pytest.approx((0.9 + 0.9 + 0.7) / 3)
+    assert [relations[1][name] for name in ("LMs", "better", "good", "fair")] == ["3", "0.9", "0.9", "0.7"]
+    assert [relations[3][name] for name in ("LMs", "better", "good", "fair")] == ["1", "", "0.0", ""]
+    found = Page(page.read_text())
+    assert found.texts("h3")[:2] == ["LMs", "Relations"]
+    assert (tmp_path / "out" / "figures" / "linearity.svg").exists()
+    assert {table.name for table in tables} == {"leaderboard", "relations_faithfulness", "relations_causality"}
+
+
+def test_without_scored_relations_there_is_no_leaderboard(tmp_path):
+    write_records([unscored_record()], tmp_path / "fit_results.jsonl")
+    with pytest.raises(LREError, match="there is no scored relation in the results"):
+        make_leaderboard([tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,39 @@
+"""A run of the toy with random affine blocks, whose LREs lose something when they are cut down, and a hub."""
+
+import pytest
+
+from lre_lightning.callbacks import ResultsTable
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.sharing.smaller import Scorer
+from lre_lightning.training.module import LREModule
+from tests.helpers.hub import hub  # noqa: F401
+from tests.helpers.toy import WIDTH, toy_tokenizer
+from tests.training.test_module import trainer_of
+
+
+@pytest.fixture(scope="package")
+def fit(random_toy, toy_relations, tmp_path_factory):
+    """The module, the data and the folder of a fit with three trials."""
+    root = tmp_path_factory.mktemp("shared")
+    random_toy.name = "toys/affine"
+    data = RelationDataModule(toy_tokenizer(), source=toy_relations, n_shot=3, trials=3)
+    module = LREModule(random_toy, layers=[0], betas=[1.0], ranks=[2, WIDTH])
+    trainer = trainer_of(root, [ResultsTable()])
+    trainer.fit(module, datamodule=data)
+    (root / "checkpoints").mkdir()
+    trainer.save_checkpoint(root / "checkpoints" / "last.ckpt")
+    return module, data, root
+
+
+@pytest.fixture(scope="package")
+def scorer(fit):
+    module, data, _ = fit
+    return Scorer(module.lm, data)
+
+
+@pytest.fixture
+def run(fit, monkeypatch):
+    """The run's folder as a collection; cards come without the figure, which takes longer than all else."""
+    monkeypatch.setattr("lre_lightning.sharing.card.plot", lambda picture: ("", b"a picture"))
+    return LRECollection.from_pretrained(fit[2])
