@@ -121,23 +121,29 @@ def by_mean(found: Sequence[analysis.Means]) -> list[str]:
 
 
 def plot_linearity(models: Sequence[ModelResults]) -> Figure:
-    """Faithfulness and causality by relation and LM, means over trials; empty where a relation was not scored.
+    """Faithfulness and causality by relation and LM, means over trials; grey where a relation was not scored.
 
     LMs are in the order of the leaderboard, and relations by their mean faithfulness over LMs.
     """
+    from matplotlib import colormaps
+
     scores = [[analysis.per_relation(model.main, score) for model in models] for score in SCORES.values()]
     names, labels = by_mean(scores[0]), [plotting.text(name, 24) for name in analysis.names_of(models)]
     figure = plotting.new_figure(5 + 0.9 * len(models), 2.2 + 0.24 * len(names))
     panels = figure.subplots(1, 2, sharey=True)
+    blues = colormaps["Blues"].with_extremes(bad="#CCCCCC")
     for axes, metric, found in zip(panels, SCORES, scores, strict=True):
         cells = np.array([[one.get(name, (np.nan, None))[0] for one in found] for name in names], dtype=float)
-        image = axes.imshow(cells, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        image = axes.imshow(cells, cmap=blues, vmin=0, vmax=1, aspect="auto")
         axes.set_title(metric, fontsize=10)
         axes.set_xticks(range(len(models)), labels, rotation=45, ha="right", fontsize=8)
         for row, column in zip(*np.nonzero(~np.isnan(cells)), strict=True):
             value = cells[row, column]
-            ink = "white" if value > 0.6 else "black"
+            ink = (
+                "white" if value > 0.6 else "#111111"
+            )  # black would be the colour of the page's text, also in the dark
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
-    plotting.name_rows([panels[0]], [plotting.text(name, 48) for name in names], fontsize=8)
+    plotting.name_rows(list(panels), [plotting.text(name, 48) for name in names], fontsize=8)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
     figure.colorbar(image, ax=list(panels), shrink=0.5, pad=0.02)
     return figure
