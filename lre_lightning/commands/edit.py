@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Edit(FromLREs):
     """Edit the subject of a prompt, and let the LM go on.
 
-    Its continuations before and after are shown. The LRE of a fit adds W^+ (o' - o) to the subject's hidden state, so
-    that the LM answers for another subject (the paper's table "causal-generations").
+    Its continuations before and after are shown. An LRE adds W^+ (o' - o) to the subject's hidden state, so that the LM
+    answers for another subject (table "causal-generations").
     """
 
     name = "edit"
@@ -39,9 +39,7 @@ class Edit(FromLREs):
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("prompt", type=str, help='the prompt, such as "The capital of Canada is"')
         parser.add_argument("--target", type=str, required=True, help="the subject to answer for instead")
-        parser.add_argument(
-            "--relation", type=str | None, help="the relation whose LRE edits; found by its template if not given"
-        )
+        parser.add_argument("--relation", type=str | None, help="the relation whose LRE edits; found by its template")
         parser.add_argument("--subject", type=str | None, help="the subject in the prompt; found by the template")
         parser.add_argument("--layers", type=list[Layer] | None, help="the layers to edit; the LRE's own if not given")
         parser.add_argument("--magnitude", type=float, default=1.0, help="a factor of the edit")

@@ -46,11 +46,11 @@ class Predict(FromLREs):
         parser.add_argument("--file", type=str | None, default=None, help=file)
         parser.add_argument("--text_column", type=str, default="text", help="column of texts in a table or data set")
         parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
-        subject = "print what is read at this part of each text; by default where the relation's lens is most certain"
+        subject = "print what is read here in each text, not where a lens is most certain"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
         jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
-        table = "write the answers to this .csv or .jsonl file; the same command continues it"
+        table = "write the answers to this .csv or .jsonl file, or continue it"
         parser.add_argument("--table", type=str | None, default=None, help=table)
         parser.add_argument("--top_k", type=int, default=5, help="number of answers in a row of the table")
 

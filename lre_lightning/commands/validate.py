@@ -55,7 +55,7 @@ class FromLREs(FromCheckpoint):
     def add_lres(parser: LightningArgumentParser, use: str) -> None:
         """Add the arguments that say where LREs come from, and whose help says what they are used for."""
         add_ckpt_path(parser, use)
-        help_ = 'a collection to use instead: a folder, a hub name, or "demo", the default before the first fit'
+        help_ = 'collection to use instead: folder, hub name or "demo"'
         parser.add_argument("--lres", type=str | None, default=None, help=help_)
 
     @override
