@@ -24,9 +24,9 @@ class Push(Command):
     """Share the LREs of a run on the Hugging Face hub.
 
     A collection of them, their records, an index and a card is written to the folder --out and, if a repository is
-    given, uploaded from there: what the card names, and nothing else. With --rank or --trials mean the LM of the run is loaded, and
-    what that costs is measured on its data and written into the card. A saved collection is uploaded as it is. The
-    same command resumes what was stopped.
+    given, uploaded from there: what the card names, and nothing else. With --rank or --trials mean the LM of the run is
+    loaded, and what that costs is measured on its data and written into the card. A saved collection is uploaded as it
+    is. The same command resumes what was stopped.
     """
 
     name = "push"
