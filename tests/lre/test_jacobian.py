@@ -1,29 +1,44 @@
-"""Jacobians element by element against the plain computation: whole prompt, no cache, layer by layer."""
+"""Jacobians element by element against the plain computation: whole prompt, no cache, row by row."""
+
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.jacobian import prompt_jacobian, prompts_in_a_sweep, sweep
+from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.prefix import Prefix
-from tests.helpers.tiny_models import FAMILIES, STREAMS, UNSHARED, VOCAB, WIDTH, plain_output, tiny_model, widen_casts
+from tests.helpers.tiny_models import FAMILIES, STREAMS, UNSHARED, VOCAB, WIDTH, tiny_model, widen_casts
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 DTYPES = [(family, torch.float64) for family in [*FAMILIES, *UNSHARED, *STREAMS]]
 
 
-def plain_jacobian(lm, ids, position, layer, *target):
-    """Jacobian of o with respect to s by `torch.autograd.functional.jacobian` of the whole prompt."""
+def plain_jacobians(lm, ids, position, object_layer=None, tokens=1):
+    """o of the whole prompt, and by layer s and the Jacobian of o with respect to it, whose rows are gradients."""
+    found, target = {}, lm.num_layers - 1 if object_layer is None else object_layer
 
-    with torch.no_grad():
-        subject = lm.hidden_states(ids[None], [layer])[layer][0, position]
+    def keep(hidden, layer):
+        found[layer] = hidden if found else hidden.detach().requires_grad_()
+        return found[layer].clone()  # blocks may change it in place
 
-    def run(value):
-        return plain_output(lm, ids, position, layer, value, *target)
-
-    return torch.autograd.functional.jacobian(run, subject), subject, run(subject)
+    with ExitStack() as stack:
+        for layer in lm.layers:
+            stack.enter_context(replace(lm.module_at(layer), partial(keep, layer=layer)))
+        states = lm.hidden_states(ids[None], [target])[target][0]
+    output = sum(states[-1 - i] for i in range(tokens)) / tokens
+    below = {layer: found[layer] for layer in lm.layers[: lm.layers.index(target) + 1]}
+    rows = [
+        torch.autograd.grad(number, below.values(), retain_graph=True, allow_unused=True, materialize_grads=True)
+        for number in output
+    ]
+    jacobians = [torch.stack([gradient[0, position] for gradient in column]) for column in zip(*rows, strict=True)]
+    subjects = [hidden[0, position].detach() for hidden in below.values()]
+    return output.detach(), dict(zip(below, zip(jacobians, subjects, strict=True), strict=True))
 
 
 def relative_error(found, expected):
@@ -37,10 +52,9 @@ def test_every_element_at_every_layer(monkeypatch, family, dtype):
     lm = LanguageModel(tiny_model(family, dtype), chunk_size=6)  # does not divide the width
     # In the middle, at the end, and with no token before it.
     for position in (9, 13, 0) if family in ("gpt2", "llama", "bloom") else (9, 13):
-        result = prompt_jacobian(lm, PROMPT, position)
-        nonzero = []
-        for layer in lm.layers:
-            expected, subject, output = plain_jacobian(lm, PROMPT, position, layer)
+        result, nonzero = prompt_jacobian(lm, PROMPT, position), []
+        output, plain = plain_jacobians(lm, PROMPT, position)
+        for layer, (expected, subject) in plain.items():
             nonzero += [layer] if expected.any() else []
             assert relative_error(result.jacobian[layer], expected) < TOLERANCE[dtype], (position, layer)
             assert relative_error(result.subject[layer], subject) < TOLERANCE[dtype]
@@ -59,8 +73,8 @@ def test_object_at_another_layer_and_over_several_tokens(monkeypatch, family):
         object_layer, tokens = target
         result = prompt_jacobian(lm, PROMPT, 9, object_layer=object_layer, object_tokens=tokens)
         assert lm.layers[: lm.layers.index(object_layer) + 1] == tuple(result.jacobian)
-        for layer in result.jacobian:
-            expected, _, output = plain_jacobian(lm, PROMPT, 9, layer, *target)
+        output, plain = plain_jacobians(lm, PROMPT, 9, *target)
+        for layer, (expected, _) in plain.items():
             assert expected.any() == (object_layer != layer or tokens == 5)
             assert relative_error(result.jacobian[layer], expected) < TOLERANCE[torch.float64], (target, layer)
             assert relative_error(result.object, output) < TOLERANCE[torch.float64]
@@ -79,18 +93,19 @@ def test_chunks_and_layers_do_not_change_the_result():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "mixtral", "openai", "mamba", "qwen3_next"])
-@pytest.mark.parametrize("chunk_size", [1, 18, 100])
-def test_prompts_of_one_shape_share_a_sweep(monkeypatch, family, chunk_size):
+def test_prompts_of_one_shape_share_a_sweep(monkeypatch, family):
     widen_casts(monkeypatch, family)
-    lm = LanguageModel(tiny_model(family, torch.float64), chunk_size=chunk_size)
+    lm = LanguageModel(tiny_model(family, torch.float64))
     prompts = torch.stack([PROMPT, (PROMPT + 5) % 97, PROMPT.flip(0)])
-    found = sweep(lm, prompts, range(9, 10), range(13, 14), ["emb", 1])
-    for ids, example in zip(prompts, found, strict=True):
-        alone = prompt_jacobian(lm, ids, 9, ["emb", 1])
-        for layer in ("emb", 1):
-            assert relative_error(example.jacobian[layer], alone.jacobian[layer]) < TOLERANCE[torch.float64]
-            assert relative_error(example.bias(layer), alone.bias(layer)) < TOLERANCE[torch.float64]
-    assert relative_error(found[0].jacobian[1], found[1].jacobian[1]) > 1e-3
+    alone = [prompt_jacobian(lm, ids, 9, ["emb", 1]) for ids in prompts]
+    for chunk_size in (1, 18, 100):
+        lm.chunk_size = chunk_size
+        found = sweep(lm, prompts, range(9, 10), range(13, 14), ["emb", 1])
+        for example, one in zip(found, alone, strict=True):
+            for layer in ("emb", 1):
+                assert relative_error(example.jacobian[layer], one.jacobian[layer]) < TOLERANCE[torch.float64]
+                assert relative_error(example.bias(layer), one.bias(layer)) < TOLERANCE[torch.float64]
+        assert relative_error(found[0].jacobian[1], found[1].jacobian[1]) > 1e-3
 
 
 def test_prompts_that_keep_a_device_busy_do_not_share_sweeps():
