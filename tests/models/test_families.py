@@ -73,10 +73,10 @@ def test_hidden_states_and_logits_are_those_of_transformers(lm):
 
 
 @torch.no_grad()
-def check_suffix(lm, prefix, suffix, prompts):
-    """Compare a suffix run after a prefix with whole prompts, twice: the first run must not change the prefix."""
+def check_suffix(lm, suffix, prompts, *prefixes):
+    """Compare a suffix run after prefixes with whole prompts, twice: the first run must not change the prefix."""
     expected = lm.hidden_states(prompts, lm.layers)
-    for _ in range(2):
+    for prefix in prefixes * 2:
         found = lm.hidden_states(suffix, lm.layers, prefix)
         for layer in lm.layers:
             torch.testing.assert_close(found[layer], expected[layer][:, -suffix.shape[1] :], **TOLERANCE)
@@ -85,7 +85,7 @@ def check_suffix(lm, prefix, suffix, prompts):
 
 @shared
 def test_a_suffix_on_one_shared_prefix_equals_whole_prompts(lm, joins):
-    check_suffix(lm, lm.prefix(CONTEXT[None]), SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+    check_suffix(lm, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1), lm.prefix(CONTEXT[None]))
     joins = [joined for joined in joins if joined.shape[0] == 4]
     assert bool(joins) == (lm.name == "bloom")  # which calls baddbmm
 
@@ -96,7 +96,7 @@ def test_eager_attention_does_not_compute_the_join_either(monkeypatch, family, j
     lm = LanguageModel(tiny_model(family, attn_implementation="eager"))
     assert lm.model.config._attn_implementation == "eager"
     context, joins[:] = lm.prefix(CONTEXT[None]), []
-    check_suffix(lm, context, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+    check_suffix(lm, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1), context)
     assert not joins
 
 
@@ -108,10 +108,9 @@ def test_prefixes_that_grow_equal_whole_prompts(lm):
     prompts = torch.cat([longer.repeat_interleave(2, 0), SUFFIX], 1)
     grown = lm.prefix(MORE, context)
     twice = lm.prefix(MORE[:, 1:], lm.prefix(MORE[:, :1], context))
-    for prefix in (grown, twice, lm.prefix(longer)):
-        check_suffix(lm, prefix, SUFFIX, prompts)
-    check_suffix(lm, grown.select(slice(1, 2)), SUFFIX[2:], prompts[2:])
-    check_suffix(lm, context.select(slice(1, 2)), SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1))
+    check_suffix(lm, SUFFIX, prompts, grown, twice, lm.prefix(longer))
+    check_suffix(lm, SUFFIX[2:], prompts[2:], grown.select(slice(1, 2)))
+    check_suffix(lm, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1), context.select(slice(1, 2)))
     assert (grown.count, grown.length, context.length) == (2, 12, 9)
 
 
@@ -120,6 +119,7 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
     new = torch.randn(3, 2, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = batch_of(lm)
     subject, output = batch.hidden_states(lm.layers)
+    whole = [lm.hidden_states(torch.tensor([prompt]), lm.layers) for prompt in PROMPTS]
     for column, layer in enumerate(lm.layers):
         lm.chunk_size = (2, 64)[column % 2]
         patched = batch.patched(layer, new)
@@ -127,10 +127,8 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
         torch.testing.assert_close(chosen, patched[[2, 0]], **TOLERANCE)
         torch.testing.assert_close(batch.patched(layer, subject[:, column, None])[:, 0], output, **TOLERANCE)
         for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
-            states = lm.hidden_states(torch.tensor([prompt]), [layer, LAYERS - 1])
-            torch.testing.assert_close(subject[row, column], states[layer][0, position], **TOLERANCE)
-            torch.testing.assert_close(output[row], states[LAYERS - 1][0, -1], **TOLERANCE)
-
+            torch.testing.assert_close(subject[row, column], whole[row][layer][0, position], **TOLERANCE)
+            torch.testing.assert_close(output[row], whole[row][LAYERS - 1][0, -1], **TOLERANCE)
             expected = torch.stack([plain_output(lm, prompt, position, layer, value) for value in new[row]])
             torch.testing.assert_close(patched[row], expected, **TOLERANCE)
             # At the last block only the last token reaches o, which is not the subject's. Keys may be older.
