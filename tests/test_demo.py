@@ -11,6 +11,7 @@ import torch
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.demo import LRES_DIR, MODEL_DIR
+from lre_lightning.lre.operators import Factors
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.scoring.states import PromptStates
@@ -59,10 +60,14 @@ def test_the_lm_knows_its_facts():
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     """Records of one trial of three linear relations and the one that is not, on a small grid."""
-    data = RelationDataModule("demo", [*LINEAR, NOT_LINEAR], "demo", trials=1, selection={"max_samples": 30})
-    module = LREModule("demo", layers=["emb", 1, 3, 5], betas=[2.25], ranks=[16])
+    return records_of(fit(tmp_path_factory.mktemp("demo"), [*LINEAR, NOT_LINEAR], layers=["emb", 1, 3, 5]))
+
+
+def fit(folder, relations, **options):
+    data = RelationDataModule("demo", relations, "demo", trials=1, selection={"max_samples": 30})
+    module = LREModule("demo", betas=[2.25], ranks=[16], **options)
     trainer = L.Trainer(
-        default_root_dir=tmp_path_factory.mktemp("demo"),
+        default_root_dir=folder,
         accelerator="cpu",
         max_epochs=-1,
         logger=False,
@@ -74,7 +79,22 @@ def records(tmp_path_factory):
         inference_mode=False,
     )
     trainer.fit(module, data)
+    return module
+
+
+def records_of(module):
     return {name: record for (name, _), record in module.records.items()}
+
+
+def test_without_w_a_fit_has_the_same_counts(records, tmp_path):
+    module = fit(tmp_path, LINEAR[:2], layers=[1], fitting={"method": "matrix_free"})
+    for name, record in records_of(module).items():
+        place = records[name].layers.index(1)
+        assert record.faithful == records[name].faithful[place : place + 1]
+        assert record.causal == records[name].causal[place : place + 1]
+        lre = module.lres[name, 0]
+        assert isinstance(lre.weight, Factors)
+        assert lre.rank == 16 < lre.operator.rank <= 64
 
 
 @pytest.mark.parametrize("name", LINEAR)

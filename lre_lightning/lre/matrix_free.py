@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lre.operators import Operator, wide_dtype
-from lre_lightning.lre.triplets import Accuracy, leading_triplets_of_products
+from lre_lightning.lre.operators import Dense, Factors, Operator, wide_dtype
+from lre_lightning.lre.triplets import Accuracy, triplets_of_products
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.products import Product, pull, push, push_twice
@@ -26,6 +26,9 @@ class MatrixFree(Operator):
     each of its rows. Sums over prompts have more precision than the LM, as in `LREEstimator`. Results are on the device
     of their arguments.
 
+    If its singular values fall too slowly for few products to give the triplets, the matrix is computed, and used from
+    then on.
+
     On several processes each holds all prompts. `apply` and `transposed` are computed by each for itself; the products
     that singular triplets take are split, so `triplets` is a collective call unless it is for a rank that has been
     factorized before.
@@ -38,7 +41,8 @@ class MatrixFree(Operator):
 
     Attributes:
         products: Number of vectors that W has been multiplied by in this process, from either side.
-        accuracy: Of the singular triplets, once they have been computed.
+        accuracy: Of the singular triplets, once they have been computed from products.
+        matrix: W, if it had to be computed.
     """
 
     def __init__(
@@ -50,14 +54,20 @@ class MatrixFree(Operator):
         self.dtype, self.device = torch.promote_types(lm.dtype, torch.float32), lm.device
         self.products = 0
         self.accuracy: Accuracy | None = None
-        self._triplets: tuple[Tensor, Tensor, Tensor] | None = None
+        self.matrix: Dense | None = None
+        self._factors: Factors | None = None
+        self._factorized = 0
 
     def apply(self, states: Tensor) -> Tensor:
         """Return W s, in forward mode."""
+        if self.matrix is not None:
+            return self.matrix.apply(states.to(self.device)).to(states.device)
         return self._mean(states, self._pushed)
 
     def transposed(self, states: Tensor) -> Tensor:
         """Return W^T o, in reverse mode."""
+        if self.matrix is not None:
+            return self.matrix.transposed(states.to(self.device)).to(states.device)
         return self._mean(states, pull)
 
     def bias(self) -> Tensor:
@@ -70,19 +80,31 @@ class MatrixFree(Operator):
     def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the leading singular triplets, from as few products as their accuracy takes."""
         self._check_rank(count)
-        if self._triplets is None or len(self._triplets[1]) < count:
-            *found, self.accuracy = leading_triplets_of_products(
-                self._split(self.apply),
-                self._split(self.transposed),
-                torch.empty(self.width, 0, dtype=self.dtype, device=self.device),
-                count,
-                torch.finfo(self.runs.lm.dtype).eps,
-                self._all_agree,
-            )
-            left, values, right = found
-            self._triplets = left, values, right
-        left, values, right = self._triplets
-        return left[:, :count], values[:count], right[:, :count]
+        if self.matrix is None and self._factorized < count:
+            self._factorize(count)
+        return (self.matrix or self.factors).triplets(count)
+
+    @property
+    def factors(self) -> Factors:
+        """All triplets that the last factorization found, more than it was asked for; only the first are exact.
+
+        Raises:
+            LREError: If there has been none, or it took the matrix.
+        """
+        if self._factors is None:
+            raise LREError("W has no factors yet: ask for its triplets first")
+        return self._factors
+
+    def _factorize(self, count: int) -> None:
+        pushed, pulled = self._split(self.apply), self._split(self.transposed)
+        nothing = torch.empty(self.width, 0, dtype=self.dtype, device=self.device)
+        rounding = torch.finfo(self.runs.lm.dtype).eps
+        found = triplets_of_products(pushed, pulled, nothing, count, rounding, self._all_agree)
+        if found is None:
+            self.matrix = Dense(pulled(torch.eye(self.width, dtype=self.dtype, device=self.device)).T.contiguous())
+            return
+        *factors, self.accuracy = found
+        self._factors, self._factorized = Factors(*factors), count
 
     def tensors(self) -> dict[str, Tensor]:
         """Return nothing: it has no elements."""
@@ -137,7 +159,7 @@ def prompts_to_run(lm: LanguageModel, prompts: Sequence[Prompt]) -> PromptBatch:
 
 
 def forward_product(runs: PromptBatch) -> Product:
-    """Find the cheapest product F'(s) v that the LM has, and agrees with F'(s)^T v, by trying one of each.
+    """Find the cheapest product F'(s) v that the LM has and that agrees with F'(s)^T v, by trying each once.
 
     Raises:
         LREError: If there is none.

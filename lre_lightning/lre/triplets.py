@@ -57,27 +57,27 @@ class Accuracy:
 
     Attributes:
         residual: The largest norm of A^T u_i - s_i v_i, divided by the smallest of the s_i: about the relative error
-            of the pseudo-inverse. 0 if all elements of A had to be computed.
-        left_out: The norm of A - U S V^T beside that of A (Frobenius), estimated from probes.
+            of the pseudo-inverse.
+        left_out: The norm of A - U S V^T beside that of A (Frobenius), with all triplets that were found, estimated
+            from probes.
     """
 
     residual: float
     left_out: float
 
 
-def leading_triplets_of_products(
+def triplets_of_products(
     multiply: Callable[[Tensor], Tensor],
     multiply_transposed: Callable[[Tensor], Tensor],
     empty: Tensor,
     count: int,
     rounding: float,
     agreed: Callable[[bool], bool] = bool,
-) -> tuple[Tensor, Tensor, Tensor, Accuracy]:
+) -> tuple[Tensor, Tensor, Tensor, Accuracy] | None:
     """Compute the largest singular values of a square matrix A and their vectors from products with it.
 
     A block Krylov space of A^T A is grown as in `leading_singular_triplets`, but in small steps, and only until the
-    residuals are at most `TOLERANCE` of the smallest wanted value or what rounding leaves. If the space would need more
-    than half of all directions, all elements of A are computed.
+    residuals are at most `TOLERANCE` of the smallest wanted value or what rounding leaves.
 
     Args:
         multiply: Returns A X for X `(n, columns)`.
@@ -88,18 +88,17 @@ def leading_triplets_of_products(
         agreed: Called with each decision, which the processes must take together.
 
     Returns:
-        U `(n, count)`, S `(count,)`, largest first, V `(n, count)`, and how exact they are.
+        U `(n, found)`, S `(found,)`, largest first, V `(n, found)`, and how exact the first `count` of them are. The
+        others are those that the space has beside them. None if the space would need more than half of all directions,
+        so that all elements of A are cheaper.
     """
     size, wanted, generator = len(empty), 2 * count + FEW, torch.Generator().manual_seed(0)
+    if wanted > size // 2:
+        return None
     probes = torch.randn(size, 2 * FEW, generator=generator, dtype=empty.dtype).to(empty)
     probed = multiply_transposed(probes)
     basis = images = returned = empty
-    block, residual = probed[:, :FEW], 0.0
-
-    def found(left: Tensor, values: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Accuracy]:
-        tail = probed[:, FEW:] - (right * values) @ (left.T @ probes[:, FEW:])
-        return left, values, right, Accuracy(residual, float(tail.norm() / probed[:, FEW:].norm()))
-
+    block = probed[:, :FEW]
     while wanted <= size // 2:
         while basis.shape[1] < wanted:
             block = _orthogonal(block, basis)
@@ -108,16 +107,15 @@ def leading_triplets_of_products(
             block = multiply_transposed(image)
             returned = torch.cat([returned, block], 1)
         left, values, coefficients = torch.linalg.svd(images, full_matrices=False)
-        left, values, coefficients = left[:, :count], values[:count], coefficients[:count].T
-        right = basis @ coefficients
-        kept = values[values > torch.finfo(values.dtype).eps * size * values[0]]  # the others are zero
-        errors = (returned @ coefficients - right * values**2).norm(dim=0)[: len(kept)] / kept
+        right = basis @ coefficients.T
+        kept = values[:count][values[:count] > torch.finfo(values.dtype).eps * size * values[0]]  # the others are zero
+        errors = (returned @ coefficients.T - right * values**2).norm(dim=0)[: len(kept)] / kept
         residual, noise = (float(one.max() / kept.min()) if len(kept) else 0.0 for one in (errors, 2 * rounding * kept))
         if agreed(residual <= max(TOLERANCE, noise)):
-            return found(left, values, right)
+            tail = probed[:, FEW:] - (right * values) @ (left.T @ probes[:, FEW:])
+            return left, values, right, Accuracy(residual, float(tail.norm() / probed[:, FEW:].norm()))
         wanted += max(FEW, count // 4)
-    residual, matrix = 0.0, multiply_transposed(torch.eye(size).to(empty)).T
-    return found(*leading_singular_triplets(matrix.contiguous(), count))
+    return None
 
 
 def _orthogonal(block: Tensor, basis: Tensor) -> Tensor:

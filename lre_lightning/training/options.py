@@ -11,6 +11,7 @@ from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks
 from lre_lightning.options import option
 from lre_lightning.records.selection import Criterion
+from lre_lightning.training.method import Method
 
 if TYPE_CHECKING:
     from lre_lightning.models.language_model import LanguageModel
@@ -51,6 +52,10 @@ class Fitting:
         measures: Measure more than the argmax as well, on the whole grid: probabilities, token ranks, divergences,
             cosines, and answers about what the LM does not know. Means then differ in their last digits between
             numbers of processes.
+        method: How W is used: ``"dense"`` computes all elements of W at all layers in one sweep, ``"matrix_free"`` only
+            products with it for the test subjects, and with few directions for the inverse. Counts are the same up to
+            rounding; the LRE that is kept has W in factors. ``"auto"`` takes the one with fewer products: for few given
+            layers of a wide LM the second.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
 
     Raises:
@@ -66,10 +71,16 @@ class Fitting:
     jacobian_lens: str | None = option(None)
     whole_objects: bool = option(False)
     measures: bool = option(False)
+    method: Method = option("auto")
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:
         check_choice("select_by", self.select_by, get_args(Criterion))
+        check_choice("method", self.method, get_args(Method))
+        if self.method == "matrix_free" and self.jacobian_lens is not None:
+            raise LREError(
+                "the Jacobian lens is mixed with all elements of W: leave method matrix_free out, or the lens"
+            )
         check_number("selection_trials", self.selection_trials, 0)
         check_number("line_integrals", self.line_integrals, 0)
         check_number("generations", self.generations, 0)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.jacobian import sweep
+from lre_lightning.lre.jacobian import PromptJacobian, sweep
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
+from lre_lightning.lre.operators import Operator
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch
+from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose_after
 from lre_lightning.runs.processes import Processes
@@ -27,11 +34,14 @@ from lre_lightning.scoring.measures import Measured, with_measures
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
 from lre_lightning.scoring.states import PromptStates, TrialStates
 from lre_lightning.scoring.whole_objects import with_whole_objects
+from lre_lightning.training.method import choose_method
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
     from lre_lightning.training.options import Fitting
+
+LOGGER = logging.getLogger("lre_lightning")
 
 
 @dataclass(frozen=True)
@@ -153,6 +163,9 @@ class FitTrial(TestedTrial):
         """Add the Jacobian and bias of each prompt in a batch."""
         if self.unscored is not None:
             return
+        if self._operators:
+            self._keep_examples(batch)
+            return
         batch = batch.padded("right")
         groups: dict[tuple[int, ...], list[int]] = {}  # rows of one shape that are in one batch on any processes
         for row in batch.weight.nonzero().flatten().tolist():
@@ -165,15 +178,50 @@ class FitTrial(TestedTrial):
                 self._estimator.update(example)
                 self._examples.add(int(batch.sample[row]), example)
 
+    def _keep_examples(self, batch: RelationBatch) -> None:
+        """Keep s and o of training prompts for the baselines, which without Jacobians nothing else needs."""
+        if self.run.fitting.baselines:
+            states = PromptStates.run(self.run.lm, batch, self.layers)
+            for sample, subject, output in zip(states.samples, states.subject, states.object, strict=True):
+                self._examples.add(sample, PromptJacobian({}, dict(zip(self.layers, subject, strict=True)), output))
+
+    @cached_property
+    def _operators(self) -> dict[Layer, MatrixFree]:
+        """W at each layer if it is matrix-free; nothing if it is dense."""
+        lm, fitting = self.run.lm, self.run.fitting
+        method, why = choose_method(lm, self.trial, self.layers, self._ranks()[-1], fitting)
+        operators: dict[Layer, MatrixFree] = {}
+        if method == "matrix_free":
+            # Every process has all prompts, not only those that it is served.
+            runs = prompts_to_run(lm, train_prompts(self.trial, lm.tokenizer, options=self.run.data.prompts))
+            try:
+                product = forward_product(runs)
+            except LREError as error:
+                if fitting.method != "auto":
+                    raise
+                method, why = "dense", str(error)
+            else:
+                operators = {layer: MatrixFree(runs, layer, product, self.run.processes) for layer in self.layers}
+        if why:
+            self._log(f"W is {method.replace('_', '-')}: {why}")
+        return operators
+
+    def _log(self, text: str) -> None:
+        if self.run.processes.index == 0:
+            LOGGER.info("%s, trial %d: %s", self.trial.relation.name, self.trial.number, text)
+
     def estimate(self) -> None:
-        """Add up the Jacobians of all processes and make an LRE at each layer."""
+        """Add up the Jacobians of all processes, unless W is matrix-free, and make an LRE at each layer."""
         if self.unscored is not None:
             return
-        self._estimator.add_up(self.run.processes, self.run.lm)
+        means: Iterable[tuple[Layer, Tensor | Operator, Tensor]]
+        if self._operators:
+            means = ((layer, operator, operator.bias()) for layer, operator in self._operators.items())
+        else:
+            self._estimator.add_up(self.run.processes, self.run.lm)
+            means = self._estimator.means()
         origin = Origin.of(self.run.lm, self.trial, self.run.data.prompts)
-        self._lres = {
-            layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in self._estimator.means()
-        }
+        self._lres = {layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in means}
 
     def _run_prompts(self, batch: RelationBatch) -> PromptStates:
         """Run the prompts of a batch, unless `skip_if_unknown` has done that."""
@@ -211,7 +259,23 @@ class FitTrial(TestedTrial):
         if self.run.fitting.generations:
             record = with_generations(record, states, lre.bind(self.run.lm), self.run.fitting.generations)
         record = self._with_whole_objects(record, states, lre)
-        return record, replace(lre.to("cpu"), lm=None) if record.reported else None
+        return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
+
+    def _with_elements(self, lre: LRE) -> LRE:
+        """Return the LRE with W that can be kept: if it is matrix-free, in all factors that were found."""
+        operator = self._operators.get(lre.layer)
+        if operator is None:
+            return lre
+        done = f"{operator.products} products with W at layer {lre.layer}"
+        if operator.matrix is not None:
+            self._log(f"{done}, whose singular values fall so slowly that all elements were needed")
+            return replace(lre, weight=operator.matrix.weight)
+        assert operator.accuracy is not None
+        exact, left_out = operator.accuracy.residual, operator.accuracy.left_out
+        self._log(
+            f"{done}; its inverse is exact to {exact:.0e}, and the factors that are kept leave out {left_out:.1%}"
+        )
+        return replace(lre, weight=operator.factors)
 
     def _with_grid(self, record: TrialRecord, states: TrialStates) -> TrialRecord:
         grid = self._lres, self.run.betas, self._ranks()

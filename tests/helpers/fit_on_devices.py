@@ -46,13 +46,17 @@ class Served(Callback):
 
 
 def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
-    """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`."""
+    """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`.
+
+    Four processes compute products of the toy's W, and, since all its singular values are 1, all elements from them.
+    """
     root, toy = Path(root), Path(toy)
     fitting = {"baselines": True, "line_integrals": 2, "whole_objects": True}
     if lm == "demo":
         module = LREModule("demo", layers=[1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting)
         data = RelationDataModule(**DEMO)
     else:
+        fitting["method"] = "matrix_free" if devices == 4 else "dense"
         module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting=fitting)
         data = RelationDataModule(str(toy / "model"), source=str(toy / "relations"), **TOY)
     root.mkdir(parents=True, exist_ok=True)
