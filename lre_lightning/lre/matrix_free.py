@@ -123,9 +123,9 @@ class MatrixFree(Operator):
         """Return the means over prompts of their products with vectors, `(prompts, vectors, width)`, in wide dtype."""
         self.products += vectors.shape[1]
         wide, lm = wide_dtype(self.runs.lm.dtype, self.device), self.runs.lm
-        # Products are linear, so that vectors can be scaled to what 16 bits represent best.
-        scale = vectors.to(self.dtype).abs().amax(-1, keepdim=True)
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        # Products are linear, so vectors can be scaled to what 16 bits represent best; powers of two round nothing.
+        exponent = torch.frexp(vectors.to(self.dtype).abs().amax(-1, keepdim=True)).exponent
+        scale = torch.ldexp(torch.ones_like(exponent, dtype=self.dtype), exponent)
         found = self.runs.products(self.layer, vectors / scale, product)
         if not torch.isfinite(found).all():
             raise LREError(

@@ -45,7 +45,7 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
 
 
 FEW = 8
-"""Number of directions that a step adds where products are dear, and of probes."""
+"""Number of probes, and least number of directions that a step adds where products are dear."""
 
 TOLERANCE = 1e-3
 """Largest residual of singular triplets beside the smallest of their values, where products are dear."""
@@ -95,10 +95,11 @@ def triplets_of_products(
     size, wanted, generator = len(empty), 2 * count + FEW, torch.Generator().manual_seed(0)
     if wanted > size // 2:
         return None
-    probes = torch.randn(size, 2 * FEW, generator=generator, dtype=empty.dtype).to(empty)
+    step = min(BLOCK, max(FEW, count // 4))  # small ones take fewer products, and large ones less time for each
+    probes = torch.randn(size, FEW + step, generator=generator, dtype=empty.dtype).to(empty)
     probed = multiply_transposed(probes)
     basis = images = returned = empty
-    block = probed[:, :FEW]
+    block, probes, probed = probed[:, FEW:], probes[:, :FEW], probed[:, :FEW]
     while wanted <= size // 2:
         while basis.shape[1] < wanted:
             block = _orthogonal(block, basis)
@@ -112,9 +113,9 @@ def triplets_of_products(
         errors = (returned @ coefficients.T - right * values**2).norm(dim=0)[: len(kept)] / kept
         residual, noise = (float(one.max() / kept.min()) if len(kept) else 0.0 for one in (errors, 2 * rounding * kept))
         if agreed(residual <= max(TOLERANCE, noise)):
-            tail = probed[:, FEW:] - (right * values) @ (left.T @ probes[:, FEW:])
-            return left, values, right, Accuracy(residual, float(tail.norm() / probed[:, FEW:].norm()))
-        wanted += max(FEW, count // 4)
+            tail = probed - (right * values) @ (left.T @ probes)
+            return left, values, right, Accuracy(residual, float(tail.norm() / probed.norm()))
+        wanted += step
     return None
 
 
