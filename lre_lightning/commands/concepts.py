@@ -50,17 +50,13 @@ class Concepts(Command):
         if not line.trainer.is_global_zero:
             return
         root = Path(line.trainer.default_root_dir)
-        lock = FolderLock(root, "concepts")
-        lock.acquire()
-        try:
+        with FolderLock(root, "concepts"):
             lm = line.placed_lm()
             lm.tokenizer = line.datamodule.tokenizer
             records = evaluate_relations(lm, line.datamodule, _options(line), root / "concepts")
             show_tables(concept_tables(records), root / "concepts")
             if unscored(records):
                 print(unscored(records))
-        finally:
-            lock.release()
 
 
 def _options(line: LRECommandLine) -> ConceptOptions:

@@ -43,13 +43,9 @@ class Dataset(Command):
         if not line.trainer.is_global_zero:
             return
         root = Path(line.trainer.default_root_dir)
-        lock = FolderLock(root, "dataset")
-        lock.acquire()
-        try:
+        with FolderLock(root, "dataset"):
             models = by_model(count_known(line.placed_lm(), line.datamodule, root / "dataset_results.jsonl"))
             show_tables(dataset_tables(models), root / "dataset")
-        finally:
-            lock.release()
 
 
 def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None = None) -> list[TrialRecord]:

@@ -141,13 +141,9 @@ def remove_fit(root: Path) -> None:
     """
     if process_index() != 0:
         return
-    lock = FolderLock(root)
-    lock.acquire()
-    try:
+    with FolderLock(root):
         for path in [path for pattern in WRITTEN for path in sorted(root.glob(pattern))]:
             path.unlink()
             for folder in path.relative_to(root).parents:
                 if folder.name and not any((root / folder).iterdir()):
                     (root / folder).rmdir()
-    finally:
-        lock.release()

@@ -26,13 +26,11 @@ class FolderLock:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     lock = FolderLock(Path(folder))
-    ...     lock.acquire()
-    ...     try:
-    ...         FolderLock(Path(folder)).acquire()
-    ...     except LREError as error:
-    ...         print("is in use by process" in str(error))
-    ...     lock.release()
+    ...     with FolderLock(Path(folder)):
+    ...         try:
+    ...             FolderLock(Path(folder)).acquire()
+    ...         except LREError as error:
+    ...             print("is in use by process" in str(error))
     True
     """
 
@@ -51,6 +49,14 @@ class FolderLock:
         self._lock = self._taken()
         now = datetime.now().isoformat(" ", "minutes")
         write_whole(self._owner, f"process {os.getpid()} on {socket.gethostname()} since {now}")
+
+    def __enter__(self) -> None:
+        """Lock the folder for a ``with`` block."""
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Unlock the folder."""
+        self.release()
 
     def look(self) -> None:
         """Check that no other process has locked the folder, without locking or making it."""
