@@ -37,7 +37,7 @@ class DistributionScores(Metric):
     def update(self, predictions: Tensor, targets: Tensor, reference: Tensor, mask: Tensor | None = None) -> None:
         """Add one batch."""
         rows = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
-        scores = distribution_scores(predictions[rows], targets[rows], reference[rows])[:3]
+        scores = distribution_scores(predictions[rows], targets[rows], reference[rows])
         self.sums = self.sums + torch.stack([score.double().sum() for score in scores])
         self.total = self.total + rows.sum()
 

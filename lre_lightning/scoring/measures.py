@@ -33,39 +33,57 @@ class Measured:
         self._said: list[Tensor] = []  # by layer, (betas, 5): four measures, and how often the LM's answer is said
         self._edited: list[Tensor] = []  # by layer, (ranks, 3)
 
-    def look(self, output: Tensor) -> None:
-        """Measure the outputs of the next layer's LRE for known samples, `(known, betas, hidden)`."""
+    def read(self, output: Tensor) -> Tensor:
+        """Measure the outputs of the next layer's LRE for known samples, `(known, betas, hidden)`.
+
+        Returns:
+            Its answers, argmax D(output), `(known, betas)`, int64.
+        """
         own, answers = self.states.object[self.states.known], self.states.predicted[self.states.known]
-        scores = self._scores(output, own, answers)[0, ..., :3]
+        said, scores = self._scores(output, own, answers)
         cosine = cosine_similarity(output, own[:, None].to(output), -1)
         each = torch.cat([scores, cosine[..., None].to(scores), (scores[..., 1:2] == 0).to(scores)], -1)
         self._said.append(each.sum(0))
+        return said
 
-    def look_at_edits(self, output: Tensor) -> None:
-        """Measure the LM's outputs after the edits by the next layer's LRE, `(edits, ranks, hidden)`."""
+    def read_edits(self, output: Tensor) -> Tensor:
+        """Measure the LM's outputs after the edits by the next layer's LRE, `(edits, ranks, hidden)`.
+
+        Returns:
+            The LM's answers, `(edits, ranks)`, int64.
+        """
         states = self.states
-        answers = states.wanted, states.predicted[states.edited]
-        after, original = self._scores(output, states.target_objects, *answers)
-        moved, odds = after[..., 0] - self._before[..., 0], after[..., 3] - original[..., 3]
-        self._edited.append(torch.stack([moved.sum(0), odds.sum(0), after[..., 2].sum(0)], 1))
+        said, scores = self._scores(output, states.target_objects, states.wanted, states.predicted[states.edited])
+        moved = scores[..., 0] - self._before
+        self._edited.append(torch.stack([moved.sum(0), scores[..., 3].sum(0), scores[..., 2].sum(0)], 1))
+        return said
 
     @cached_property
     def _before(self) -> Tensor:
-        """The scores of the targets' objects before the edits, `(edits, 1, 4)`, the same for all layers."""
+        """The probability of the targets' objects before the edits, `(edits, 1)`, the same for all layers."""
         states = self.states
-        return self._scores(states.object[states.edited][:, None], states.target_objects, states.wanted)[0]
+        return self._scores(states.object[states.edited][:, None], states.target_objects, states.wanted)[1][..., 0]
 
-    def _scores(self, output: Tensor, reference: Tensor, *answers: Tensor) -> Tensor:
-        """Return the scores of D(output) for outputs `(rows, points, hidden)` and each of several answers `(rows,)`.
+    def _scores(
+        self, output: Tensor, reference: Tensor, answers: Tensor, others: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Decode outputs `(rows, points, hidden)` once, and compare them with the LM's own, `(rows, hidden)`.
 
-        Every output is decoded once. The scores are `(answers, rows, points, 4)`, float64, on the CPU.
+        Returns:
+            argmax D(output), `(rows, points)`, int64; and the `distribution_scores` of answers `(rows,)`, with their
+            log-odds against other ones if there are some, `(rows, points, 3 or 4)`, float64, on the CPU.
         """
-        found = [torch.zeros(len(answers), 0, output.shape[1], 4, dtype=torch.float64)]
+        said = [torch.zeros(output.shape[:2], dtype=torch.long, device=output.device)[:0]]
+        found = [torch.zeros(0, output.shape[1], 3 if others is None else 4, dtype=torch.float64)]
         for rows, logits in self._decoded(output):
-            wanted = self.lm.decode(reference[rows])
-            each = [distribution_scores(logits, tokens[rows].to(logits.device), wanted) for tokens in answers]
-            found.append(torch.stack([torch.stack(scores, -1) for scores in each]).double().cpu())
-        return torch.cat(found, 1)
+            tokens = answers[rows].to(logits.device)
+            each = distribution_scores(logits, tokens, self.lm.decode(reference[rows]))
+            if others is not None:
+                lines = torch.arange(len(tokens), device=logits.device)
+                each = *each, logits[lines, :, tokens] - logits[lines, :, others[rows].to(logits.device)]
+            said.append(logits.argmax(-1).to(output.device))
+            found.append(torch.stack([score.cpu().double() for score in each], -1))
+        return torch.cat(said), torch.cat(found)
 
     def _decoded(self, output: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield D(output) of some rows at a time for outputs `(rows, points, hidden)`."""

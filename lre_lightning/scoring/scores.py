@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from lre_lightning.prompts.trials import Trial
 
 
-Look: TypeAlias = Callable[[Tensor], None]
-"""Is given the outputs of a layer, `(samples, points, hidden)`, before they are forgotten."""
+Read: TypeAlias = Callable[[Tensor], Tensor]
+"""Returns the answers, argmax D(o), to the outputs of a layer, `(samples, points, hidden)`, as `lm.predict` does."""
 
 
 def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
@@ -60,18 +60,18 @@ def with_grid(
     lres: Mapping[Layer, LRE],
     betas: Sequence[float],
     ranks: Sequence[int],
-    look: Look | None = None,
-    look_at_edits: Look | None = None,
+    read: Read | None = None,
+    read_edits: Read | None = None,
 ) -> TrialRecord:
     """Return the record with faithfulness and causality on the grid of LREs, betas and ranks.
 
     Figures "sweep" and "rank-sweep" of the paper. `states` must have s at the layers of `lres`, in their order. At each
-    layer `look` is given the LREs' outputs for known samples, and `look_at_edits` the LM's after edits.
+    layer `read` is given the LREs' outputs for known samples, and `read_edits` the LM's after edits.
     """
     operators = list(lres.values())
-    said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas, look)
+    said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas, read)
     subject, difference = states.subject[states.edited], states.target_objects - states.object[states.edited]
-    edited = causality_predictions(states.edited_runs, operators, subject, difference, ranks, look_at_edits)
+    edited = causality_predictions(states.edited_runs, operators, subject, difference, ranks, read_edits)
     return replace(
         record,
         layers=tuple(lres),
@@ -92,7 +92,7 @@ def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRe
 
 
 def faithfulness_predictions(
-    lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float], look: Look | None = None
+    lm: LanguageModel, lres: Sequence[LRE], subject: Tensor, betas: Sequence[float], read: Read | None = None
 ) -> Tensor:
     """Decode the answers of one LRE per layer, argmax D(beta W s + b), for s at their layers `(batch, layers, hidden)`.
 
@@ -102,9 +102,7 @@ def faithfulness_predictions(
     columns = []
     for index, lre in enumerate(lres):
         output = lre(subject[:, index, None], slopes(betas, lre, subject))
-        columns.append(lm.predict(output))
-        if look is not None:
-            look(output)
+        columns.append((read or lm.predict)(output))
     return torch.stack(columns, dim=1)
 
 
@@ -119,7 +117,7 @@ def causality_predictions(
     subject: Tensor,
     difference: Tensor,
     ranks: Sequence[int],
-    look: Look | None = None,
+    read: Read | None = None,
 ) -> Tensor:
     """Run the LM after edits s := s + W^+ (o' - o), at beta = 1, by one LRE per layer and at every rank.
 
@@ -132,10 +130,7 @@ def causality_predictions(
     for index, lre in enumerate(lres):
         delta = LowRankInverse(lre.operator, max(ranks)).apply(difference.to(lre.bias), ranks)
         edited = subject[:, index, None].to(delta) + delta
-        output = runs.patched(lre.layer, edited)
-        columns.append(runs.lm.predict(output))
-        if look is not None:
-            look(output)
+        columns.append((read or runs.lm.predict)(runs.patched(lre.layer, edited)))
     return torch.stack(columns, dim=1)
 
 

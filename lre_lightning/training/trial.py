@@ -282,9 +282,7 @@ class FitTrial(TestedTrial):
         if not self.run.fitting.measures:
             return with_grid(record, states, *grid)
         measured = Measured(states)
-        return with_measures(
-            with_grid(record, states, *grid, measured.look, measured.look_at_edits), measured, self._lres
-        )
+        return with_measures(with_grid(record, states, *grid, measured.read, measured.read_edits), measured, self._lres)
 
     def _ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""

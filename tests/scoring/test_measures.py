@@ -148,7 +148,7 @@ def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
     weight = torch.eye(toy.WIDTH) + 0.1 * torch.randn(toy.WIDTH, toy.WIDTH, generator=torch.Generator().manual_seed(0))
     lres = {1: LRE(weight, torch.zeros(toy.WIDTH), 1, Origin.of(lm, trial))}
     measured, record = Measured(states), new_record(trial, data, len(states.prompts), states.all_known)
-    record = with_grid(record, states, lres, [1.0], [2], measured.look, measured.look_at_edits)
+    record = with_grid(record, states, lres, [1.0], [2], measured.read, measured.read_edits)
     record = with_measures(record, measured, lres)
     expected = {name: 0.0 for name in MEASURES}
     shown = [one for sample in trial.train for one in turns(sample)]
