@@ -220,8 +220,8 @@ def memory(kit: Kit) -> Iterator[Row]:
 
 def inverse(kit: Kit) -> Iterator[Row]:
     """Compare the low-rank inverse with the full SVD."""
-    weight = flat()[:128, :128] if kit.tiny else flat()
-    weight, rank = weight.to(kit.device), 16 if kit.tiny else 256
+    weight = flat()[:512, :512] if kit.tiny else flat()
+    weight, rank = weight.to(kit.device), 8 if kit.tiny else 256
     seconds = kit.seconds(leading_singular_triplets, weight, rank)
     left, values, right = leading_singular_triplets(weight, rank)
     full, (u, s, v) = timed(torch.linalg.svd, weight)
