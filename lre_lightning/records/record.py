@@ -214,22 +214,22 @@ class TrialRecord:
         counts = self.faithful_zero_shot if zero_shot else self.faithful
         return fraction(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
 
-    def low_rank_faithfulness(self, rank: int) -> float:
-        """Return the faithfulness at the chosen layer and beta with W reduced to `rank`."""
-        return fraction(self.faithful_low_rank[self.ranks.index(rank)], self.known)
-
     def causality(self, layer: Layer, rank: int) -> float:
         """Return the fraction of edits at `layer` and `rank` after which the LM answers o'; NaN if there is none."""
         return fraction(self.causal[self.layers.index(layer)][self.ranks.index(rank)], self.edited)
 
-    def faithfulness_baseline(self, name: str, layer: Layer, zero_shot: bool = False) -> float:
-        """Return the faithfulness of one of `FAITHFULNESS_BASELINES` at `layer`."""
-        counts = self.zero_shot_baselines if zero_shot else self.faithful_baselines
-        return fraction(counts[name][self.layers.index(layer)], self.known)
+    def score(self, name: str, *point: Layer | float | None, method: str = "") -> float:
+        """Return the score that a field of `GRIDS` counts, at a point of its axes; NaN where it was not measured.
 
-    def causality_baseline(self, name: str, layer: Layer) -> float:
-        """Return the causality of one of `CAUSALITY_BASELINES` at `layer`."""
-        return fraction(self.causal_baselines[name][self.layers.index(layer)], self.edited)
+        `method` is one of the field's methods, if it has several.
+        """
+        total, axes, methods = GRIDS[name]
+        counts: Any = getattr(self, name).get(method) if methods else getattr(self, name)
+        for axis, place in zip(axes, point, strict=True):
+            if not counts or place not in getattr(self, axis):
+                return float("nan")
+            counts = counts[getattr(self, axis).index(place)]
+        return fraction(counts, getattr(self, total))
 
     def on_whole_objects(self, name: str) -> float:
         """Return one of the scores of `WHOLE_OBJECTS`; NaN if there is nothing that it counts."""
@@ -245,16 +245,6 @@ class TrialRecord:
         axis, over = MEASURES[name]
         column = getattr(self, axis).index(point) if axis else 0
         return fraction(self.measures[name][self.layers.index(layer)][column], getattr(self, over))
-
-    def generic_faithfulness(self, name: str, layer: Layer, beta: float) -> float:
-        """Return the faithfulness of one of `GENERIC`."""
-        counts = self.generic_faithful[name][self.generic_layers.index(layer)]
-        return fraction(counts[self.betas.index(beta)], self.known)
-
-    def generic_causality(self, name: str, layer: Layer, rank: int) -> float:
-        """Return the causality of one of `GENERIC` with b."""
-        counts = self.generic_causal[name][self.generic_layers.index(layer)]
-        return fraction(counts[self.ranks.index(rank)], self.edited)
 
     @property
     def chosen_scores(self) -> tuple[float, float] | None:

@@ -113,18 +113,12 @@ def faithfulness(
 
     Layer and beta are the chosen ones if None. With `zero_shot`, s is read in a prompt of the subject alone.
     """
-    at = record.layer if layer is None else layer
-    if at is None or at not in record.layers:
-        return math.nan
-    scale = record.beta if beta is None else beta
+    at, scale = record.layer if layer is None else layer, record.beta if beta is None else beta
     if method in GENERIC:
-        measured = method in record.generic_faithful and at in record.generic_layers
-        return record.generic_faithfulness(method, at, scale) if measured else math.nan
+        return record.score("generic_faithful", at, scale, method=method)
     if method != "LRE":
-        measured = method in (record.zero_shot_baselines if zero_shot else record.faithful_baselines)
-        return record.faithfulness_baseline(method, at, zero_shot) if measured else math.nan
-    measured = scale in record.betas and bool(record.faithful_zero_shot if zero_shot else record.faithful)
-    return record.faithfulness(at, scale, zero_shot) if measured else math.nan
+        return record.score("zero_shot_baselines" if zero_shot else "faithful_baselines", at, method=method)
+    return record.score("faithful_zero_shot" if zero_shot else "faithful", at, scale)
 
 
 def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None = None, method: str = "LRE") -> float:
@@ -133,14 +127,11 @@ def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None 
     Layer and rank are the chosen ones if None.
     """
     at, used = record.layer if layer is None else layer, record.rank if rank is None else rank
-    if at is None or at not in record.layers:
-        return math.nan
     if method in GENERIC:
-        measured = method in record.generic_causal and at in record.generic_layers and used in record.ranks
-        return record.generic_causality(method, at, used) if measured and used is not None else math.nan
+        return record.score("generic_causal", at, used, method=method)
     if method != "LRE":
-        return record.causality_baseline(method, at) if method in record.causal_baselines else math.nan
-    return record.causality(at, used) if used is not None and used in record.ranks else math.nan
+        return record.score("causal_baselines", at, method=method)
+    return record.score("causal", at, used)
 
 
 SCORES: dict[str, Score] = {"faithfulness": faithfulness, "causality": causality}
@@ -148,8 +139,7 @@ SCORES: dict[str, Score] = {"faithfulness": faithfulness, "causality": causality
 
 def low_rank_faithfulness(record: TrialRecord, rank: int) -> float:
     """Return the faithfulness at the chosen layer and beta with W truncated to a rank, NaN where not measured."""
-    measured = bool(record.faithful_low_rank) and rank in record.ranks
-    return record.low_rank_faithfulness(rank) if measured else math.nan
+    return record.score("faithful_low_rank", rank)
 
 
 def random_guess(record: TrialRecord) -> float:

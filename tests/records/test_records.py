@@ -42,10 +42,11 @@ def test_scores_are_fractions_of_the_counts():
     assert (record.faithfulness("emb", 2.25), record.faithfulness(3, 1.0)) == (0.1, 0.4)
     assert (record.faithfulness("emb", 2.25, zero_shot=True), record.faithfulness(3, 1.0, zero_shot=True)) == (0.8, 0.5)
     assert (record.causality(0, 8), record.causality(3, 4)) == (5 / 8, 1.0)
-    assert (record.low_rank_faithfulness(4), record.low_rank_faithfulness(32)) == (0.2, 0.5)
-    assert record.faithfulness_baseline("translation", 3) == 0.6
-    assert record.faithfulness_baseline("translation", 3, zero_shot=True) == 0.4
-    assert record.causality_baseline("oracle", 0) == 7 / 8
+    assert (record.score("faithful_low_rank", 4), record.score("faithful_low_rank", 32)) == (0.2, 0.5)
+    assert record.score("faithful_baselines", 3, method="translation") == 0.6
+    assert record.score("zero_shot_baselines", 3, method="translation") == 0.4
+    assert record.score("causal_baselines", 0, method="oracle") == 7 / 8
+    assert record.score("generic_causal", 3, 8, method="mixed") == 3 / 8
     assert record.chosen_scores == (0.5, 1.0)
     assert BARE.chosen_scores is None
     assert full_record(first_tokens=1).chosen_scores is None
@@ -56,9 +57,14 @@ def test_scores_over_a_total_of_zero_are_nan():
     scores = [
         record.faithfulness(0, 1.0),
         record.causality(0, 8),
-        record.low_rank_faithfulness(4),
-        record.faithfulness_baseline("identity", 0),
-        record.causality_baseline("object", 0),
+        record.score("faithful_low_rank", 4),
+        record.score("faithful_baselines", 0, method="identity"),
+        record.score("causal_baselines", 0, method="object"),
+        # Not on the grid, not chosen, or not measured.
+        record.score("faithful", 7, 1.0),
+        record.score("causal", None, 8),
+        record.score("generic_faithful", "emb", 1.0, method="mixed"),
+        BARE.score("faithful_baselines", 0, method="identity"),
         *(row["score"] for row in rows([record])),
     ]
     assert all(math.isnan(score) for score in scores)
@@ -252,12 +258,13 @@ def expected_score(record, row):
     if row["method"] == "LRE":
         return record.causality(layer, row["rank"])
     if row["method"] in GENERIC and row["metric"] == "faithfulness":
-        return record.generic_faithfulness(row["method"], layer, row["beta"])
+        return record.score("generic_faithful", layer, row["beta"], method=row["method"])
     if row["method"] in GENERIC:
-        return record.generic_causality(row["method"], layer, row["rank"])
+        return record.score("generic_causal", layer, row["rank"], method=row["method"])
     if row["metric"] == "faithfulness":
-        return record.faithfulness_baseline(row["method"], layer, zero_shot=not few_shot)
-    return record.causality_baseline(row["method"], layer)
+        name = "faithful_baselines" if few_shot else "zero_shot_baselines"
+        return record.score(name, layer, method=row["method"])
+    return record.score("causal_baselines", layer, method=row["method"])
 
 
 def test_rows_hold_every_count_once_with_the_score_of_the_record():

@@ -126,7 +126,7 @@ def test_a_fit_of_an_lm_with_several_residual_streams(folders, tmp_path):
     for layer in record.layers:
         assert (record.faithfulness(layer, 1.0), record.causality(layer, 2 * WIDTH)) == (1, 1)
         for name in ("oracle", "object", "unembedding"):  # a row of the unembedding is repeated for both streams
-            assert record.causality_baseline(name, layer) == 1
+            assert record.score("causal_baselines", layer, method=name) == 1
 
 
 def test_relations_that_the_lm_does_not_know_are_not_scored(fitted):
