@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,12 @@ class Push(Command):
         from lre_lightning.sharing.writing import write_collection
 
         options = line.options
-        collection, form = LRECollection.from_pretrained(options.folder), _of(Form, options)
-        if form != Form() or not collection.index.made:
+        collection, form, about = LRECollection.from_pretrained(options.folder), _of(Form, options), _of(About, options)
+        saved, said = bool(collection.index.made), any(vars(replace(about, repository=None)).values())
+        if form != Form() or said or not saved:
             scorer = scorer_of(Path(options.folder), options.device) if form.measured and options.measure else None
-            about = _of(About, options)
-            collection = write_collection(collection, Path(options.out), form, scorer, about)
+            given = None if saved and form == Form() else form
+            collection = write_collection(collection, Path(options.out), given, scorer, about)
             size = sum(entry.size for entry in collection.index.entries.values())
             print(f"{len(collection)} LREs, {size / 1e6:.1f} MB: {options.out}")
         if options.repository:

@@ -16,8 +16,7 @@ from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import Layer, rank_of
 from lre_lightning.lre.files import checked_metadata, entries, or_none
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.files import Records, read_records
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.files import read_records
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, listing, mapping, number, shown, text, whole
 from lre_lightning.training.bank import TrialKey, file_of
@@ -227,9 +226,11 @@ def index_of_run(folder: Path) -> Index:
     Raises:
         LREError: If there are no LREs, or a file is none.
     """
-    found = []
-    for key, record in records_by_key(read_records(folder / RECORDS)).items():
-        path = folder / LRES / file_of(key)
+    found, records = [], read_records(folder / RECORDS)
+    if len({(record.relation, record.trial) for record in records}) < len(records):
+        raise LREError(f"{str(folder / RECORDS)!r} has records of several LMs or prompts: give the folder of one fit")
+    for record in records:
+        path = folder / LRES / file_of((record.relation, record.trial))
         if not (record.reported and record.scored and path.is_file()):
             continue
         metadata = LRE.read_metadata(path)
@@ -247,18 +248,6 @@ def plain_scores(scores: Iterable[float | None]) -> Scores:
     """Return two scores with None for NaN."""
     faithfulness, causality = (None if score is None or score != score else score for score in scores)
     return faithfulness, causality
-
-
-def records_by_key(records: Records) -> dict[TrialKey, TrialRecord]:
-    """Return records by relation and trial.
-
-    Raises:
-        LREError: If there are several of one relation and trial, of different prompts or LMs.
-    """
-    found = {(record.relation, record.trial): record for record in records}
-    if len(found) < len(records):
-        raise LREError("the records are of several LMs or prompts: give the folder of one fit")
-    return found
 
 
 def part_of(made: Any, *names: str) -> dict[str, Any]:

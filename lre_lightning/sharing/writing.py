@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lre_lightning.errors import LREError
+from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import write_records
 from lre_lightning.report.page import PACKAGES
 from lre_lightning.runs.checkpoints import read_hyperparameters
@@ -38,7 +39,7 @@ def write_collection(
     Args:
         collection: The LREs, such as those of a run's folder.
         folder: The folder to write to, not that of the run.
-        form: The form in which LREs are kept; the default form if None.
+        form: The form in which LREs are kept. If None, a collection stays as it is, and a run's has the default form.
         scorer: Scores LREs whose form changes; None leaves these scores out.
         about: What the card says beside that. Of an LM's folder without a name on the hub, the last part is kept.
 
@@ -49,27 +50,21 @@ def write_collection(
         LREError: If the folder has a run or cannot be written to, rank ``"auto"`` has no scorer, or an LRE or its
             trial cannot be read.
     """
-    form = form or Form()
+    made = _made(collection, form, about)
+    form = form or (Form(trials="all") if collection.index.made else Form())
     if form.rank == "auto" and scorer is None:
         raise LREError("rank 'auto' needs the LM and the data of the fit to measure with: give a number")
     _check_folder(folder, collection.place)
-    made = _made(collection, about) | {"form": asdict(form)}
-    name = made["about"].get("base_model")
     kept: list[Entry] = []
     done = _written(folder, made)
     groups, console = form.groups(collection.index.entries), Console(stderr=True)
     for group in track(groups, "LREs", console=console, transient=True, disable=not console.is_terminal):
-        entry = _named(replace(group[0], trials=tuple(t for one in group for t in one.trials)), name)
+        entry = _named(replace(group[0], trials=tuple(t for one in group for t in one.trials)), made)
         before = done.get(entry.key)
         if before is None or _source(before) != _source(entry) or not _whole(folder, before):
             lre = mean_lre([collection[one.key] for one in group])
             states = scorer.states(group) if scorer is not None and form.measured else None
-            lre, entry = smaller(lre, entry, form, scorer, states)
-            lre = replace(lre, origin=replace(lre.origin, model=entry.metadata["origin"]["model"]))
-            factors, dtype = kept_form(lre)
-            before = replace(entry, metadata=lre.metadata(), factors=factors, dtype=dtype)
-            lre.save(folder / before.file)
-            before = before.of_file(folder / before.file)
+            before = _write(folder, *smaller(lre, entry, form, scorer, states))
         kept.append(before)
         Index.of(kept, made).write(folder)
     old, new = collection.model, Index.of(kept, made).origin["model"]
@@ -77,6 +72,14 @@ def write_collection(
     write_records(records, folder / RECORDS)
     write_card(folder, Index.of(kept, made), records)
     return LRECollection.from_pretrained(folder)
+
+
+def _write(folder: Path, lre: LRE, entry: Entry) -> Entry:
+    """Write the file of an LRE, and return its entry."""
+    named = replace(lre, origin=replace(lre.origin, model=entry.metadata["origin"]["model"]))
+    factors, dtype = kept_form(lre)
+    named.save(folder / entry.file)
+    return replace(entry, metadata=named.metadata(), factors=factors, dtype=dtype).of_file(folder / entry.file)
 
 
 def push(
@@ -106,15 +109,16 @@ def _check_folder(folder: Path, source: Place) -> None:
     check_writable(folder)
 
 
-def _made(collection: LRECollection, about: About | None) -> dict[str, Any]:
-    """Return how the LREs were made: the fit's configuration and the versions of packages, and what is said of them."""
-    before = collection.index.made
-    said = {**part_of(before, "about"), **{name: value for name, value in asdict(about or About()).items() if value}}
-    if before:
-        return {**before, "about": said}
-    checkpoint = Path(str(collection.place)) / "checkpoints" / "last.ckpt"
-    config = _without_folders(read_hyperparameters(checkpoint)) if checkpoint.is_file() else {}
-    return {"about": said, "config": config, "versions": {name: metadata.version(name) for name in PACKAGES}}
+def _made(collection: LRECollection, form: Form | None, about: About | None) -> dict[str, Any]:
+    """Return how the LREs were made: their form, the fit's configuration, versions of packages, and what is said."""
+    made = dict(collection.index.made)
+    if not made:
+        checkpoint = Path(str(collection.place)) / "checkpoints" / "last.ckpt"
+        config = _without_folders(read_hyperparameters(checkpoint)) if checkpoint.is_file() else {}
+        made = {"config": config, "versions": {name: metadata.version(name) for name in PACKAGES}}
+    said = {name: value for name, value in asdict(about or About()).items() if value}
+    given = asdict(form) if form else part_of(made, "form") or asdict(Form())
+    return {**made, "about": {**part_of(made, "about"), **said}, "form": given}
 
 
 def _without_folders(value: Any) -> Any:
@@ -126,10 +130,10 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
 
 
-def _named(entry: Entry, model: str | None) -> Entry:
+def _named(entry: Entry, made: Mapping[str, Any]) -> Entry:
     """Return an entry with the name of the LM that others load it by."""
     origin = entry.metadata["origin"]
-    name = model or _without_folders(origin["model"])
+    name = made["about"].get("base_model") or _without_folders(origin["model"])
     return replace(entry, metadata={**entry.metadata, "origin": {**origin, "model": name}})
 
 

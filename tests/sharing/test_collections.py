@@ -178,6 +178,16 @@ def test_writing_that_was_stopped_goes_on(run, scorer, tmp_path, monkeypatch):
     assert begun[1:] == [(HALF, 0), (COLOUR, 0)]
 
 
+def test_a_collection_that_is_saved_again_stays_as_it_is(run, scorer, tmp_path):
+    for form in (Form("all", 2, "float16"), Form("mean", "auto")):
+        once = write_collection(run, tmp_path / form.trials, form, scorer, About(license="mit"))
+        again = write_collection(once, tmp_path / "again" / form.trials, about=About(data_license="CC0"))
+        assert (again.index.entries, again.records) == (once.index.entries, once.records)
+        assert again.index.made == once.index.made | {"about": {"license": "mit", "data_license": "CC0"}}
+    first = once.select(category="bias").save(tmp_path / "one")
+    assert first.index.entries == {key: entry for key, entry in once.index.entries.items() if key == (HALF, 0)}
+
+
 def test_the_card_says_what_the_hub_filters_by_and_its_example_runs(fit, run, scorer, tmp_path, monkeypatch, capsys):
     about = About("toys/base", "mit", "CC0", str(tmp_path))
     collection = write_collection(run, tmp_path, Form(rank=2, dtype="float16"), scorer, about)
