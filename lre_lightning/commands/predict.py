@@ -94,6 +94,8 @@ class Predict(FromLREs):
 
         options, tokenizer = line.options, line.datamodule.tokenizer
         texts = list(given_texts(options))
+        if options.lres and not line.trainer.is_global_zero:
+            return
         if options.lres:
             (lm, lres, names), lens = self.lres_of(line), line.model.jacobian_lens
             grids = [read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens) for text in texts]

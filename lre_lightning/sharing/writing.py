@@ -22,7 +22,7 @@ from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About, write_card
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, part_of
-from lre_lightning.sharing.places import Folder, Place, upload
+from lre_lightning.sharing.places import Folder, upload
 from lre_lightning.sharing.smaller import Form, Scorer, kept_form, mean_lre, smaller
 from lre_lightning.storage.files import check_writable
 
@@ -54,7 +54,7 @@ def write_collection(
     form = form or (Form(trials="all") if collection.index.made else Form())
     if form.rank == "auto" and scorer is None:
         raise LREError("rank 'auto' needs the LM and the data of the fit to measure with: give a number")
-    _check_folder(folder, collection.place)
+    _check_folder(folder, collection)
     kept: list[Entry] = []
     done = _written(folder, made)
     groups, console = form.groups(collection.index.entries), Console(stderr=True)
@@ -101,11 +101,14 @@ def push(
         return push(saved, name, revision, token, private)
 
 
-def _check_folder(folder: Path, source: Place) -> None:
-    """Refuse to write over the LREs of a run, or over those that are read."""
+def _check_folder(folder: Path, collection: LRECollection) -> None:
+    """Refuse to write over the LREs of a run, those that are read, and those of another LM."""
+    source, index = collection.place, folder / INDEX
     own = isinstance(source, Folder) and source.path.resolve() == folder.resolve()
-    if own or ((folder / RECORDS).exists() and not (folder / INDEX).exists()):
+    if own or ((folder / RECORDS).exists() and not index.exists()):
         raise LREError(f"{str(folder)!r} has the LREs of a run, or those to be saved: give another folder")
+    if index.exists() and Index.read(index).origin["fingerprint"] != collection.fingerprint:
+        raise LREError(f"{str(folder)!r} has a collection of another LM: give another folder")
     check_writable(folder)
 
 
