@@ -138,13 +138,13 @@ def smaller(lre: LRE, entry: Entry, form: Form, scorer: Scorer | None, states: T
     """
     if not form.measured:
         return lre, entry
-    if scorer is None or states is None:
-        full: Scores = entry.scores if len(entry.trials) == 1 else (None, None)
-    else:
-        full = scorer.scores(states, lre)
-    width, dtype = len(lre.bias), DTYPES[form.dtype]
+    given: Scores = (None, None) if scorer is None or states is None else scorer.scores(states, lre)
     if form.rank is None:
-        return lre, replace(entry, scores=full)
+        return lre, replace(entry, scores=given, full=(None, None))
+    full = entry.scores if scorer is None and len(entry.trials) == 1 else given
+    if entry.factors is not None:  # W in full is no longer there
+        full = entry.full
+    width, dtype = len(lre.bias), DTYPES[form.dtype]
     ranks = default_ranks(width) if form.rank == "auto" else check_ranks([form.rank], width)
     ranks = [rank for rank in ranks if rank <= lre.operator.rank] or [lre.operator.rank]
     largest = lre.low_rank(ranks[-1])
@@ -154,7 +154,7 @@ def smaller(lre: LRE, entry: Entry, form: Form, scorer: Scorer | None, states: T
         found = replace(entry, factors=rank, dtype=form.dtype, scores=scores, full=full)
         if form.rank != "auto" or max(loss or 0.0 for loss in found.loss) <= TOLERANCE + 1e-9:
             return cut, found
-    return lre, replace(entry, scores=full)
+    return lre, replace(entry, scores=given)
 
 
 def kept_form(lre: LRE) -> tuple[int | None, str]:
