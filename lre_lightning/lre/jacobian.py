@@ -10,7 +10,7 @@ element with the plain computation over the whole prompt):
   backward pass through that one graph gives as many rows of every layer's Jacobian as there are lanes. Where a prompt
   of a small LM leaves a device idle, prompts of one shape share a sweep.
 * Work that equal lanes have in common is not repeated: they attend to one prefix, which no backward pass enters
-  (`caches.py`), and share the slopes of activations (`activations.py`).
+  (`caches.py`), and share the slopes of activations and the forward pass of linear layers (`activations.py`).
 """
 
 from __future__ import annotations
@@ -262,7 +262,8 @@ def _suffix_graph(
     ids = suffixes.repeat_interleave(lanes, 0)
     with torch.enable_grad(), ExitStack() as stack:
         stack.enter_context(slim_graph(lm.offloaded, note))
-        stack.enter_context(one_slope_for_all_lanes(lm, lanes, *pieces(ids, prefix)[0].shape))
+        batch, positions = pieces(ids, prefix)[0].shape
+        stack.enter_context(one_slope_for_all_lanes(lm, lanes, batch, positions, linear=not lm.offloaded))
         stack.enter_context(replace(lm.module_at(layers[0]), start_graph))
         found = lm.states_by_piece(ids, [*layers[1:], object_layer], prefix)
     nodes |= {layer: found[layer][0] for layer in layers[1:]}

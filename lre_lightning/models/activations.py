@@ -2,8 +2,8 @@
 
 An activation such as GPT-2's, a polynomial within a tanh, takes ten passes over memory in a backward pass, as much time
 as the model's matrix products. If the lanes of a prompt are equal, its slope is computed once, on one lane, and a
-backward pass is one product with it. Where few vectors are multiplied by a Jacobian, outputs of linear layers on all
-lanes would take as much time as the products themselves.
+backward pass is one product with it. The outputs of linear layers on all lanes would take as much time as their part in
+a backward pass.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _SharedLinear(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, function: Callable[[Tensor], Tensor], module: nn.Module, lanes: int) -> Any:
         weight: Any = module.weight
         ctx.weight = weight if isinstance(module, nn.Linear) else weight.T  # (outputs, inputs)
-        return _on_all(function(inputs[::lanes]), lanes)
+        return _on_all(function(inputs[::lanes].contiguous()), lanes)  # Conv1D takes no view of them
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

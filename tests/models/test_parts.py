@@ -15,7 +15,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.parts import Parts
 from lre_lightning.models.patching import PromptBatch
 from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, plain_output, tiny_model
-from tests.lre.test_jacobian import PROMPT, plain_jacobian, relative_error
+from tests.lre.test_jacobian import PROMPT, plain_jacobians, relative_error
 
 SMALL = {
     "vocab_size": 50,
@@ -172,8 +172,8 @@ def check_runs(lm):
     result = prompt_jacobian(lm, PROMPT, 9)
     batch = PromptBatch(lm, PROMPT[None], torch.tensor([9]), torch.tensor([13]))
     new = torch.randn(WIDTH, dtype=torch.float64)
-    for layer in lm.layers:
-        expected, _, output = plain_jacobian(lm, PROMPT, 9, layer)
+    output, plain = plain_jacobians(lm, PROMPT, 9)
+    for layer, (expected, _) in plain.items():
         assert expected.any() == (layer != 1)
         assert relative_error(result.jacobian[layer], expected) < 1e-12
         assert relative_error(result.object, output) < 1e-12
