@@ -89,7 +89,9 @@ def find(
     path = LRES_DIR if source == DEMO else Path(source).expanduser()
     if path.is_dir():
         if not ((path / INDEX).exists() or (path / LRES).is_dir()):
-            raise LREError(f"{str(path)!r} is neither a collection of LREs nor a run: it has no {INDEX} and no {LRES}")
+            raise LREError(
+                f"{str(path)!r} is neither a collection of LREs nor one fit: it has no {INDEX} and no {LRES}"
+            )
         return Folder(path), (path / INDEX).exists()
     if not REPOSITORY.fullmatch(str(source)):
         raise LREError(f"there is no collection {str(source)!r}: give a folder, a run's folder, or a hub name org/name")

@@ -8,17 +8,18 @@ from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.smaller import Scorer
 from lre_lightning.training.module import LREModule
 from tests.helpers.hub import hub  # noqa: F401
-from tests.helpers.toy import WIDTH, toy_tokenizer
+from tests.helpers.toy import WIDTH, random_toy, toy_tokenizer
 from tests.training.test_module import trainer_of
 
 
 @pytest.fixture(scope="package")
-def fit(random_toy, toy_relations, tmp_path_factory):
+def fit(toy_relations, tmp_path_factory):
     """The module, the data and the folder of a fit with three trials."""
     root = tmp_path_factory.mktemp("shared")
-    random_toy.name = "toys/affine"
+    lm = random_toy()
+    lm.name = "toys/affine"
     data = RelationDataModule(toy_tokenizer(), source=toy_relations, n_shot=3, trials=3)
-    module = LREModule(random_toy, layers=[0], betas=[1.0], ranks=[2, WIDTH])
+    module = LREModule(lm, layers=[0], betas=[1.0], ranks=[2, WIDTH])
     trainer = trainer_of(root, [ResultsTable()])
     trainer.fit(module, datamodule=data)
     (root / "checkpoints").mkdir()

@@ -159,7 +159,7 @@ def test_a_run_that_another_run_wrote_to_is_refused(fit, tmp_path):
     with pytest.raises(LREError, match=r"is not the LRE of the record in fit_results\.jsonl: another run wrote"):
         LRECollection.from_pretrained(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "lres")
-    with pytest.raises(LREError, match="is neither a collection of LREs nor a run"):
+    with pytest.raises(LREError, match="is neither a collection of LREs nor one fit"):
         LRECollection.from_pretrained(tmp_path / "run")
 
 
