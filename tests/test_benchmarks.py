@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import gpu, jacobian, jlens, kit, scoring
+from benchmarks import gpu, jacobian, jlens, kit, matrix_free, scoring
 from benchmarks.common import AIM, Products, aimed
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.products import push
 from lre_lightning.prompts.prompt import Prompt
 from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
 
@@ -51,6 +52,19 @@ def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):
     # Seven weights a block: the prefix, one lane that is measured or the chunk itself, and one backward pass.
     assert len(forward) >= 3 * 7 * LAYERS - 1
     assert products.seconds() > 0
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_lres_without_w_are_compared_and_timed(monkeypatch, wrong):
+    case = matrix_free.Case("tiny", 64, rank=2, subjects=3)
+    if wrong:
+        monkeypatch.setattr(matrix_free.MatrixFree, "apply", lambda self, states: 1.01 * self._mean(states, push))
+        with pytest.raises(AssertionError, match="not close"):
+            matrix_free.measure(case)
+        return
+    name, width, blocks, rank, products, fewer, *_, differ = matrix_free.measure(case)
+    assert (name, width, blocks, rank, differ) == ("tiny", 64, 1, 2, "0 of 6")
+    assert float(fewer) == pytest.approx(64 / products, abs=0.05)
 
 
 @pytest.mark.parametrize("wrong", [False, True])
