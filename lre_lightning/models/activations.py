@@ -57,7 +57,7 @@ class _SharedSlope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, function: Callable[[Tensor], Tensor], _module: nn.Module, lanes: int) -> Any:
         with torch.enable_grad():
-            lane = inputs[::lanes].detach().requires_grad_(True)
+            lane = inputs[::lanes].detach().contiguous().requires_grad_(True)
             output = function(lane)
             (slope,) = torch.autograd.grad(output.sum(), lane)
         ctx.save_for_backward(slope)

@@ -193,7 +193,7 @@ class FitTrial(TestedTrial):
         operators: dict[Layer, MatrixFree] = {}
         if method == "matrix_free":
             # Every process has all prompts, not only those that it is served.
-            runs = prompts_to_run(lm, train_prompts(self.trial, lm.tokenizer, options=self.run.data.prompts))
+            runs = prompts_to_run(lm, train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts))
             try:
                 product = forward_product(runs)
             except LREError as error:

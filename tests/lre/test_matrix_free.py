@@ -13,15 +13,22 @@ from lre_lightning.lre.triplets import triplets_of_products
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.products import pull, push, push_twice
 from lre_lightning.runs.processes import Processes
-from tests.helpers.tiny_models import PROMPTS, SUBJECTS, WIDTH, batch_of, plain_output, tiny_model, widen_casts
+from tests.helpers import tiny_models
+from tests.helpers.tiny_models import SHARED, WIDTH, plain_output, tiny_model, widen_casts
 from tests.lre.test_inverse import STEPS, with_values
 
+PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 11, 30, 31]]  # two of one shape
+SUBJECTS = [*tiny_models.SUBJECTS, 7]
 PRODUCTS = {
     "ctrl": push,  # which changes its embeddings in place
     "olmo": push,  # which changes outputs of linear layers in place
     "bloom": push_twice,  # whose activation has no derivative in forward mode
     "lfm2": push,  # whose attention is fused
 }
+
+
+def batch_of(lm):
+    return tiny_models.batch_of(lm, PROMPTS, SUBJECTS)
 
 
 def mean_jacobian(lm, layer):
