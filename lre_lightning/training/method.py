@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 Method = Literal["auto", "dense", "matrix_free"]
 
-PUSHED, PULLED = 1.5, 1.25
+PUSHED, PULLED = 2.0, 1.6
 """Time of a product in forward and reverse mode beside that of one of a sweep, whose graph serves many products."""
 
 DIRECTIONS = 2.5
 """Directions of a Krylov space for each singular triplet, where singular values fall as those of relations do."""
 
-NARROWEST = 512
+NARROWEST = 1024
 """Width below which the time of products is not what LMs take."""
 
 
