@@ -139,9 +139,7 @@ def plot_linearity(models: Sequence[ModelResults]) -> Figure:
         axes.set_xticks(range(len(models)), labels, rotation=45, ha="right", fontsize=8)
         for row, column in zip(*np.nonzero(~np.isnan(cells)), strict=True):
             value = cells[row, column]
-            ink = (
-                "white" if value > 0.6 else "#111111"
-            )  # black would be the colour of the page's text, also in the dark
+            ink = "white" if value > 0.6 else "#111111"  # black would turn light with the page's text in the dark
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
     plotting.name_rows(list(panels), [plotting.text(name, 48) for name in names], fontsize=8)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
