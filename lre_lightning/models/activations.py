@@ -48,7 +48,7 @@ def one_slope_for_all_lanes(
 
 def _on_all(states: Tensor, lanes: int) -> Tensor:
     """Copy the states of the first lane of each prompt to all of its lanes; the copy is no view."""
-    return states[torch.arange(len(states) * lanes, device=states.device) // lanes]
+    return states.index_select(0, torch.arange(len(states) * lanes, device=states.device) // lanes)
 
 
 class _SharedSlope(torch.autograd.Function):
