@@ -195,7 +195,8 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     outputs, states = returned[:-1], kept[:-1]
     shapes = [tuple(hidden.shape) for hidden in states]
     if len({*shapes[1:]}) > 1 or {shape[:2] for shape in shapes} != {tuple(ids.shape)}:
-        raise _unsupported(name, f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}")
+        found = f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}"
+        raise _unsupported(name, f"{found}, for token ids of the shape {tuple(ids.shape)}")
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     items = None if isinstance(outputs[-1], Tensor) else len(outputs[-1])
