@@ -89,8 +89,10 @@ def find(
     path = LRES_DIR if source == DEMO else Path(source).expanduser()
     if path.is_dir():
         if not ((path / INDEX).exists() or (path / LRES).is_dir()):
+            main = path / "main"
+            hint = f"; the main fit of this evaluation is {str(main)!r}" if (main / LRES).is_dir() else ""
             raise LREError(
-                f"{str(path)!r} is neither a collection of LREs nor one fit: it has no {INDEX} and no {LRES}"
+                f"{str(path)!r} is neither a collection of LREs nor one fit: it has no {INDEX} and no {LRES}{hint}"
             )
         return Folder(path), (path / INDEX).exists()
     if not REPOSITORY.fullmatch(str(source)):

@@ -159,7 +159,10 @@ def test_a_run_that_another_run_wrote_to_is_refused(fit, tmp_path):
     with pytest.raises(LREError, match=r"is not the LRE of the record in fit_results\.jsonl: another run wrote"):
         LRECollection.from_pretrained(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "lres")
-    with pytest.raises(LREError, match="is neither a collection of LREs nor one fit"):
+    with pytest.raises(LREError, match=r"is neither a collection of LREs nor one fit: .* no lres\Z"):
+        LRECollection.from_pretrained(tmp_path / "run")
+    (tmp_path / "run" / "main" / "lres").mkdir(parents=True)
+    with pytest.raises(LREError, match=r"the main fit of this evaluation is '.*/run/main'"):
         LRECollection.from_pretrained(tmp_path / "run")
 
 
