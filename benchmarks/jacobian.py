@@ -72,6 +72,18 @@ def assert_equal(found: Tensor, expected: Tensor, layer: Layer) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * scale, msg=lambda text: f"layer {layer}: {text}")
 
 
+def other_ways(lm: LanguageModel, prompt: Prompt, expected: PromptJacobian) -> dict[Way, float]:
+    """Return the seconds of the engine as it runs LMs whose prompts cannot share a prefix; check its Jacobians."""
+    behaviour, found = lm._behaviour, {}
+    for way in OTHER_WAYS:
+        lm._behaviour = change(behaviour, way=way)
+        found[way], other = timed(prompt_jacobian, lm, *prompt)
+        for layer in lm.layers:
+            assert_equal(other.jacobian[layer], expected.jacobian[layer], layer)
+    lm._behaviour = behaviour
+    return found
+
+
 def compare(
     lm: LanguageModel, prompts: list[Prompt], published: int, plain_layers: list[Layer], plain: int
 ) -> list[list[str]]:
@@ -83,16 +95,11 @@ def compare(
         jacobians(lm, first)
     floor = sum(products.seconds() for _ in range(FLOOR_RUNS)) / FLOOR_RUNS * len(prompts) / len(first)
     alone = timed(lambda: [prompt_jacobian(lm, *prompt) for prompt in prompts])[0] if len(first) > 1 else None
-    cached, whole, behaviour, unshared = 0.0, 0.0, lm._behaviour, dict.fromkeys(OTHER_WAYS, 0.0)
+    cached, whole, unshared = 0.0, 0.0, dict.fromkeys(OTHER_WAYS, 0.0)
     for index, (prompt, found) in enumerate(zip(prompts, examples, strict=True)):
         if index < published:
-            for way in OTHER_WAYS:
-                lm._behaviour = change(behaviour, way=way)
-                seconds, other = timed(prompt_jacobian, lm, *prompt)
+            for way, seconds in other_ways(lm, prompt, found).items():
                 unshared[way] += seconds * len(prompts) / published
-                for layer in lm.layers:
-                    assert_equal(found.jacobian[layer], other.jacobian[layer], layer)
-            lm._behaviour = behaviour
             for layer in lm.layers:
                 seconds, expected = timed(layer_jacobian, lm, prompt, layer, from_cache=True)
                 cached += seconds * len(prompts) / published

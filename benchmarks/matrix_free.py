@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
+from benchmarks import common
 from benchmarks.common import CONTEXT, SUFFIX, aimed, random_prompts, table
 from lre_lightning.commands.parser import CONFIGS
 from lre_lightning.grid import Layer, place_of
@@ -34,15 +35,8 @@ FAITHFULNESS, CAUSALITY = 50, 10
 """How many times fewer products are aimed at: for faithfulness alone, and with ranks up to 256, at width 4096."""
 HEADER = ["case", "width", "blocks above", "rank", "products", "fewer", "faster", "predicted", "answers differ"]
 
-
-T = TypeVar("T")
-
-
-def timed(work: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[float, T]:
-    """Return the seconds that the processor spends on `work`, whatever else the machine does, and its result."""
-    start = time.process_time()
-    result = work(*args, **kwargs)
-    return time.process_time() - start, result
+timed = partial(common.timed, clock=time.process_time)
+"""Measures the seconds that the processor spends, whatever else the machine does."""
 
 
 @dataclasses.dataclass(frozen=True)

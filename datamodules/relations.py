@@ -297,11 +297,9 @@ class RelationDataModule(LightningDataModule):
         Raises:
             LREError: The Trainer would serve the prompts of one trial in every epoch.
         """
-        portions: list[Portion] = []
-        for i in self._trials_of_epoch(default=[0]) if index is None else [index]:
-            portions += split_train(
-                i, len(self.trial(i).train_asked), self.loader.batch_size, *self._process, self.together
-            )
+        indices = self._trials_of_epoch(default=[0]) if index is None else [index]
+        how = self.loader.batch_size, *self._process, self.together
+        portions = [one for i in indices for one in split_train(i, len(self.trial(i).train_asked), *how)]
         shuffled = index is None and self.loader.epoch == "all"
         return self._load(portions, "train", self.seed if shuffled else None)
 

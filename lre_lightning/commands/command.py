@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Callback
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
 
     from lre_lightning.commands.command_line import LRECommandLine
+
+T = TypeVar("T")
+
+
+def given(kind: type[T], options: Any) -> T:
+    """Return options of a subcommand as the dataclass whose fields they are."""
+    return kind(**{field.name: options[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 class Command:

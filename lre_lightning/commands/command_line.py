@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -47,6 +47,9 @@ from lre_lightning.runs.processes import on_rank_zero, process_index
 from lre_lightning.runs.stopping import Stop
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
+
+if TYPE_CHECKING:
+    from lre_lightning.sharing.collection import LRECollection
 
 KINDS = (
     *(Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Push, Report, Leaderboard),
@@ -93,7 +96,12 @@ class LRECommandLine(LightningCLI):
     The LM is named once. With ``--ckpt_path`` every option of the model and the data that is not given explicitly, on
     the command line or in a configuration file, is taken from the checkpoint: explicit options override it. A fit can
     only be resumed with the options that it was begun with.
+
+    Attributes:
+        collection: The collection that the LREs are taken from, if any.
     """
+
+    collection: LRECollection | None = None
 
     def __init__(self, args: ArgsType = None, stop: Stop | None = None) -> None:
         self.stop = stop or Stop()

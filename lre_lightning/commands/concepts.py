@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from lre_lightning.commands.command import Command
+from lre_lightning.commands.command import Command, given
 from lre_lightning.concepts.probes import check_installed
 from lre_lightning.concepts.record import ConceptOptions
 from lre_lightning.storage.locks import FolderLock
@@ -39,7 +38,7 @@ class Concepts(Command):
     def check(self, line: LRECommandLine) -> None:
         """Check the options and that probes can be fitted."""
         check_installed()
-        _options(line)
+        given(ConceptOptions, line.options)
 
     @override
     def run(self, line: LRECommandLine) -> None:
@@ -53,11 +52,7 @@ class Concepts(Command):
         with FolderLock(root, "concepts"):
             lm = line.placed_lm()
             lm.tokenizer = line.datamodule.tokenizer
-            records = evaluate_relations(lm, line.datamodule, _options(line), root / "concepts")
+            records = evaluate_relations(lm, line.datamodule, given(ConceptOptions, line.options), root / "concepts")
             show_tables(concept_tables(records), root / "concepts")
             if unscored(records):
                 print(unscored(records))
-
-
-def _options(line: LRECommandLine) -> ConceptOptions:
-    return ConceptOptions(**{field.name: line.options[field.name] for field in fields(ConceptOptions)})

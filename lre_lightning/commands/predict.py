@@ -94,9 +94,9 @@ class Predict(FromLREs):
 
         options, tokenizer = line.options, line.datamodule.tokenizer
         texts = list(given_texts(options))
-        if options.lres and not line.trainer.is_global_zero:
+        if line.collection is not None and not line.trainer.is_global_zero:
             return
-        if options.lres:
+        if line.collection is not None:
             (lm, lres, names), lens = self.lres_of(line), line.model.jacobian_lens
             grids = [read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens) for text in texts]
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from lre_lightning.commands.command import Command
+from lre_lightning.commands.command import Command, given
 from lre_lightning.commands.resuming import explicit_options, find_checkpoint
 from lre_lightning.errors import LREError
 from lre_lightning.sharing.card import About
@@ -51,7 +51,7 @@ class Push(Command):
     @override
     def check(self, line: LRECommandLine) -> None:
         """Check the form."""
-        _of(Form, line.options)
+        given(Form, line.options)
 
     @override
     def run(self, line: LRECommandLine) -> None:
@@ -59,22 +59,18 @@ class Push(Command):
         from lre_lightning.sharing.writing import write_collection
 
         options = line.options
-        collection, form, about = LRECollection.from_pretrained(options.folder), _of(Form, options), _of(About, options)
+        collection = LRECollection.from_pretrained(options.folder)
+        form, about = given(Form, options), given(About, options)
         saved, said = bool(collection.index.made), any(vars(replace(about, repository=None)).values())
         if form != Form() or said or not saved:
             scorer = scorer_of(Path(options.folder), options.device) if form.measured and options.measure else None
-            given = None if saved and form == Form() else form
-            collection = write_collection(collection, Path(options.out), given, scorer, about)
+            kept = None if saved and form == Form() else form
+            collection = write_collection(collection, Path(options.out), kept, scorer, about)
             size = sum(entry.size for entry in collection.index.entries.values())
             print(f"{len(collection)} LREs, {size / 1e6:.1f} MB: {options.out}")
         if options.repository:
             where = options.repository, options.revision, options.token, options.private
             print(f"Pushed: {collection.push_to_hub(*where)}")
-
-
-def _of(kind: Any, options: Any) -> Any:
-    """Return a dataclass of options."""
-    return kind(**{field.name: options[field.name] for field in fields(kind)})
 
 
 def scorer_of(run: Path, device: str = "auto") -> Scorer:

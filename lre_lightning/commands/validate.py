@@ -72,11 +72,12 @@ class FromLREs(FromCheckpoint):
         collection = LRECollection.from_pretrained(source)
         line.take_defaults({f"model.{name}": value for name, value in collection.loading.items()})
         line.options.lres, line.options.ckpt_path = source, None
+        line.collection = collection
 
     @override
     def check_data(self, line: LRECommandLine) -> None:
         """Find mistakes in the data, which a collection needs none of."""
-        if not line.options.lres:
+        if line.collection is None:
             super().check_data(line)
 
     def lres_of(self, line: LRECommandLine) -> tuple[LanguageModel, LREStore | LRECollection, list[str]]:
@@ -85,14 +86,12 @@ class FromLREs(FromCheckpoint):
         Raises:
             LREError: If a collection is of another LM, or has none of the relations.
         """
-        options, data = line.options, line.datamodule
-        if not options.lres:
+        options, data, collection = line.options, line.datamodule, line.collection
+        if collection is None:
             lm = self.restore(line)
             lm.tokenizer = data.tokenizer
             return lm, line.model.bank.lres, [relation.name for relation in data.relations]
-        from lre_lightning.sharing.collection import LRECollection
-
-        collection, lm = LRECollection.from_pretrained(options.lres), line.placed_lm()
+        lm = line.placed_lm()
         check_origin(collection.index.origin, lm)
         lm.tokenizer = data.tokenizer
         chosen = plain_names(options.data.relations)

@@ -25,10 +25,9 @@ from lre_lightning.concepts.record import (
 )
 from lre_lightning.concepts.states import KnownStates, known_states
 from lre_lightning.grid import Layer
+from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.patching import PromptBatch
-from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
@@ -149,8 +148,7 @@ def _count_causal(
     """Count by method how often the LM answers the target after `vectors`, `(objects, hidden)`, have steered to it."""
     if not len(edited):
         return dict.fromkeys(vectors, 0)
-    batch = collate(edited.prompts, 0, 0, range(len(edited)))
-    runs = PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
+    runs = prompts_to_run(lm, edited.prompts)
     states, sources = edited.subject, edited.labels(train.objects)
     changed = [states + steering(found, states, sources, targets, magnitude) for found in vectors.values()]
     answers = lm.predict(runs.patched(layer, torch.stack(changed, 1)))

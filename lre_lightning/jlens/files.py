@@ -20,7 +20,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError, check_choice, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Targets
-from lre_lightning.lre.files import check_dtype, check_tensor, entries, opened, or_none
+from lre_lightning.lre.files import FLOATS, check_dtype, check_tensor, entries, opened, or_none
 from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, text, whole
@@ -29,7 +29,6 @@ OWN, PUBLISHED = "jacobian_lens.safetensors", "lens.pt"
 """Names of files in folders."""
 
 HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>.+))?")
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _name = partial(text, longest=LONGEST_NAME)
 

@@ -35,19 +35,29 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
     """
     if not lenses:
         raise LREError("a page of lenses needs at least one")
-    functions = {"visible": visible, "sentence": sentence, "title_of": title_of, "step": step_of, "data": _data}
+    functions: dict[str, Any] = {
+        "visible": visible,
+        "sentence": sentence,
+        "title_of": title_of,
+        "step": step_of,
+        "data": _data,
+    }
     sections = [(text, list(group)) for text, group in groupby(lenses, lambda lens: lens.text)]
     return load_template("lre_lightning.lens", "lens.html.j2", **functions).render(
         title=title, sections=sections, inks=inks_of(COLOURS), dark_inks=inks_of(DARK_COLOURS)
     )
 
 
-def load_template(package: str, name: str, **functions: Any) -> Template:
-    """Load an HTML template of a package; it escapes values, can call `functions`, and undefined names are errors."""
+def load_template(package: str, name: str, html: bool = True, **functions: Any) -> Template:
+    """Load a template of a package, which escapes values if it is HTML.
+
+    It can call `functions`, and use them as filters. Undefined names are errors.
+    """
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=html, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(functions)
+    environment.filters.update(functions)
     return environment.from_string(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 

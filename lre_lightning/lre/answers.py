@@ -8,6 +8,7 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.html import html_table
+from lre_lightning.lre.jacobian import check_finite
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 
@@ -66,9 +67,7 @@ def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, 
     best, probabilities = [], []
     for states in flat.split(lm.logit_rows(len(flat))):
         logits = lm.decode(states).float()
-        if not torch.isfinite(logits).all():
-            dtype = str(lm.dtype).removeprefix("torch.")
-            raise LREError(f"the logits of {lm.name} are not finite in {dtype}: load the LM in bfloat16 or float32")
+        check_finite(lm, logits, f"the logits of {lm.name} are")
         found = logits.softmax(-1).topk(top_k)
         best.append(found.indices.cpu())
         probabilities.append(found.values.cpu())

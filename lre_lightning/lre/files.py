@@ -104,7 +104,7 @@ def check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
 WIDE = (torch.float32, torch.float64)
 """Dtypes of W, singular values and b."""
 FLOATS = (*WIDE, torch.float16, torch.bfloat16)
-"""Dtypes of singular vectors."""
+"""Dtypes of singular vectors, and of Jacobians in files of others."""
 _IN_FILES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 

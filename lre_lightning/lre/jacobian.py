@@ -144,11 +144,7 @@ def sweep(
             lambda lanes: _compute(lm, suffixes, lanes, source, target, prefix, chosen, above),
         )
     for layer, jacobians in result.jacobian.items():
-        if not torch.isfinite(jacobians).all():
-            raise LREError(
-                f"the Jacobian at layer {layer} of {lm.name} is not finite in {str(lm.dtype).removeprefix('torch.')}: "
-                "load the LM in bfloat16 or float32"
-            )
+        check_finite(lm, jacobians, f"the Jacobian at layer {layer} of {lm.name} is")
     return [
         PromptJacobian(
             {layer: jacobians[row] for layer, jacobians in result.jacobian.items()},
@@ -157,6 +153,17 @@ def sweep(
         )
         for row, output in enumerate(result.object)
     ]
+
+
+def check_finite(lm: LanguageModel, numbers: Tensor, what: str) -> None:
+    """Check numbers that an LM has computed; `what` begins the error, such as "the logits of gpt2 are".
+
+    Raises:
+        LREError: If one is not finite.
+    """
+    if not torch.isfinite(numbers).all():
+        dtype = str(lm.dtype).removeprefix("torch.")
+        raise LREError(f"{what} not finite in {dtype}: load the LM in bfloat16 or float32")
 
 
 def prompts_in_a_sweep(lm: LanguageModel) -> int:

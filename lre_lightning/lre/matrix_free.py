@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
+from lre_lightning.lre.jacobian import check_finite
 from lre_lightning.lre.operators import Dense, Factors, Operator, wide_dtype
 from lre_lightning.lre.triplets import Accuracy, triplets_of_products
 from lre_lightning.models.language_model import LanguageModel
@@ -122,17 +123,13 @@ class MatrixFree(Operator):
     def _means(self, vectors: Tensor, product: Product) -> Tensor:
         """Return the means over prompts of their products with vectors, `(prompts, vectors, width)`, in wide dtype."""
         self.products += vectors.shape[1]
-        wide, lm = wide_dtype(self.runs.lm.dtype, self.device), self.runs.lm
+        lm = self.runs.lm
         # Products are linear, so vectors can be scaled to what 16 bits represent best; powers of two round nothing.
         exponent = torch.frexp(vectors.to(self.dtype).abs().amax(-1, keepdim=True)).exponent
         scale = torch.ldexp(torch.ones_like(exponent, dtype=self.dtype), exponent)
         found = self.runs.products(self.layer, vectors / scale, product)
-        if not torch.isfinite(found).all():
-            raise LREError(
-                f"a product with the Jacobian at layer {self.layer} of {lm.name} is not finite in "
-                f"{str(lm.dtype).removeprefix('torch.')}: load the LM in bfloat16 or float32"
-            )
-        return (found.to(wide) * scale).mean(0)
+        check_finite(lm, found, f"a product with the Jacobian at layer {self.layer} of {lm.name} is")
+        return (found.to(wide_dtype(lm.dtype, self.device)) * scale).mean(0)
 
     def _split(self, multiply: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return the product with a matrix of columns, computed for a part of them in each process."""

@@ -11,6 +11,8 @@ from torch import Tensor
 BLOCK = 32
 """Number of directions that a step of the partial factorization adds."""
 
+_Multiply = Callable[[Tensor], Tensor]
+
 
 def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the largest singular values of a square matrix and their vectors, as exact as a full decomposition.
@@ -26,16 +28,11 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
     tolerance = 16 * torch.finfo(matrix.dtype).eps
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(size, BLOCK, generator=generator, dtype=matrix.dtype).to(matrix.device)
-    basis = images = torch.empty_like(matrix[:, :0])
-    block = matrix.T @ start
+    space = _Krylov(lambda block: matrix @ block, lambda block: matrix.T @ block, matrix.T @ start)
     while dimension <= size // 2:
-        while basis.shape[1] < dimension:
-            block = _orthogonal(block, basis)
-            image = matrix @ block
-            basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
-            block = matrix.T @ image
-        left, values, coefficients = torch.linalg.svd(images, full_matrices=False)
-        left, right = left[:, :count], basis @ coefficients[:count].T
+        space.grow(dimension)
+        left, values, coefficients = torch.linalg.svd(space.images, full_matrices=False)
+        left, right = left[:, :count], space.basis @ coefficients[:count].T
         residual = (matrix.T @ left - right * values[:count]).norm(dim=0).max()
         if residual < tolerance * values[0]:
             return left, values[:count], right
@@ -67,8 +64,8 @@ class Accuracy:
 
 
 def triplets_of_products(
-    multiply: Callable[[Tensor], Tensor],
-    multiply_transposed: Callable[[Tensor], Tensor],
+    multiply: _Multiply,
+    multiply_transposed: _Multiply,
     empty: Tensor,
     count: int,
     rounding: float,
@@ -98,19 +95,13 @@ def triplets_of_products(
     step = min(BLOCK, max(FEW, count // 4))  # small ones take fewer products, and large ones less time for each
     probes = torch.randn(size, FEW + step, generator=generator, dtype=empty.dtype).to(empty)
     probed = multiply_transposed(probes)
-    basis = images = returned = empty
-    block, probes, probed = probed[:, FEW:], probes[:, :FEW], probed[:, :FEW]
+    space, probes, probed = _Krylov(multiply, multiply_transposed, probed[:, FEW:]), probes[:, :FEW], probed[:, :FEW]
     while wanted <= size // 2:
-        while basis.shape[1] < wanted:
-            block = _orthogonal(block, basis)
-            image = multiply(block)
-            basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
-            block = multiply_transposed(image)
-            returned = torch.cat([returned, block], 1)
-        left, values, coefficients = torch.linalg.svd(images, full_matrices=False)
-        right = basis @ coefficients.T
+        space.grow(wanted)
+        left, values, coefficients = torch.linalg.svd(space.images, full_matrices=False)
+        right = space.basis @ coefficients.T
         kept = values[:count][values[:count] > torch.finfo(values.dtype).eps * size * values[0]]  # the others are zero
-        errors = (returned @ coefficients.T - right * values**2).norm(dim=0)[: len(kept)] / kept
+        errors = (space.returned @ coefficients.T - right * values**2).norm(dim=0)[: len(kept)] / kept
         residual, noise = (float(one.max() / kept.min()) if len(kept) else 0.0 for one in (errors, 2 * rounding * kept))
         if agreed(residual <= max(TOLERANCE, noise)):
             tail = probed - (right * values) @ (left.T @ probes)
@@ -119,8 +110,31 @@ def triplets_of_products(
     return None
 
 
-def _orthogonal(block: Tensor, basis: Tensor) -> Tensor:
-    """Return an orthonormal basis of what columns add to a space."""
-    for _ in range(2):  # once is not enough if little of the block is new
-        block = torch.linalg.qr(block - basis @ (basis.T @ block)).Q
-    return block
+class _Krylov:
+    """A block Krylov space of A^T A, which grows by the columns of a block at a time.
+
+    Args:
+        multiply: Returns A X for X `(n, columns)`.
+        multiply_transposed: Returns A^T X.
+        block: What it begins with, `(n, columns)`.
+
+    Attributes:
+        basis: An orthonormal basis Q of the space, `(n, directions)`.
+        images: A Q.
+        returned: A^T A Q.
+    """
+
+    def __init__(self, multiply: _Multiply, multiply_transposed: _Multiply, block: Tensor) -> None:
+        self._multiply, self._multiply_transposed, self._block = multiply, multiply_transposed, block
+        self.basis = self.images = self.returned = block[:, :0]
+
+    def grow(self, directions: int) -> None:
+        """Grow to at least so many directions."""
+        while self.basis.shape[1] < directions:
+            block = self._block
+            for _ in range(2):  # once is not enough if little of the block is new
+                block = torch.linalg.qr(block - self.basis @ (self.basis.T @ block)).Q
+            image = self._multiply(block)
+            self._block = self._multiply_transposed(image)
+            self.basis, self.images = torch.cat([self.basis, block], 1), torch.cat([self.images, image], 1)
+            self.returned = torch.cat([self.returned, self._block], 1)

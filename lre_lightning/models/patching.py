@@ -19,7 +19,7 @@ from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
 from lre_lightning.models.prefix import Prefix, pieces
-from lre_lightning.models.products import Product
+from lre_lightning.models.products import Product, pull
 
 NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
 """Numbers (patched prompts times width of the hidden states) that keep a device busy."""
@@ -194,11 +194,10 @@ class PromptBatch:
         def work(chunk_size: int) -> Tensor:
             gradient = torch.empty_like(subject)
             for rows, variants, run in self._chunks(layer, subject, chunk_size):
-                values = subject[rows, variants].detach().requires_grad_(True)
-                with torch.enable_grad(), slim_graph(self.lm.offloaded):
-                    found = run(values)
-                    u = cotangent[rows.to(cotangent.device), None].to(found)
-                    (gradient[rows, variants],) = torch.autograd.grad(found, values, u.expand_as(found))
+                values = subject[rows, variants]
+                u = cotangent[rows.to(cotangent.device), None].expand(values.shape)
+                with slim_graph(self.lm.offloaded):
+                    gradient[rows, variants] = pull(run, values, u)
             return gradient
 
         return self._run(subject[..., 0].numel(), work)
@@ -224,7 +223,7 @@ class PromptBatch:
             for group, prompts, variants in self._slices(vectors.shape[1], chunk_size):
                 rows = group.rows[prompts]
                 chosen = vectors[rows.to(vectors.device), variants].to(found)
-                states = group.states[layer][prompts, group.position, None].expand_as(chosen).clone()
+                states = group.states[layer][prompts, group.position, None].expand(chosen.shape).clone()
                 run = partial(self._run_patched, layer, group, prompts)
                 with self._sharing_between_lanes(group, *chosen.shape[:2]), slim_graph(self.lm.offloaded):
                     found[rows, variants] = product(run, states.to(found.device), chosen)

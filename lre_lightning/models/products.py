@@ -19,7 +19,8 @@ def pull(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     """Return F'(x)^T v, in reverse mode."""
     with torch.enable_grad():
         given = states.detach().requires_grad_(True)
-        (found,) = torch.autograd.grad(function(given), given, vectors, materialize_grads=True)
+        output = function(given)
+        (found,) = torch.autograd.grad(output, given, vectors.to(output), materialize_grads=True)
     return found
 
 

@@ -39,14 +39,15 @@ def make_leaderboard(
     Raises:
         LREError: If there are no results, they contradict each other, or `out` is not writable.
     """
-    models = [model for model in analysis.by_model(read_records(results)) if analysis.counted(model.main)]
-    if not models:
+    found = [model for model in analysis.by_model(read_records(results)) if analysis.counted(model.main)]
+    if not found:
         raise LREError("there is no scored relation in the results: give collections, or folders of runs")
     check_writable(Path(out))
-    ordered, tables = ranked(models), [models_table(models), *(relations_table(models, score) for score in SCORES)]
+    models = ranked(found)
+    tables = [models_table(models), *(relations_table(models, score) for score in SCORES)]
     sections = (
         Section("LMs", tables=(tables[0],)),
-        Section("Relations", (picture_of(plot_linearity, ordered),), tuple(tables[1:])),
+        Section("Relations", (picture_of(plot_linearity, models),), tuple(tables[1:])),
     )
     command = shlex.join(["lre", "leaderboard", *map(str, results), *(["--title", title] if title else [])])
     chapter = Chapter("How linear are the relations of language models?", "", sections)
@@ -72,9 +73,8 @@ def ranked(models: Sequence[ModelResults]) -> list[ModelResults]:
 
 
 def models_table(models: Sequence[ModelResults]) -> Table:
-    """Return a row per LM, the one with the most faithful LREs first."""
-    ordered = ranked(models)
-    shared = shared_scores(ordered)
+    """Return a row per LM, in the order given."""
+    shared = shared_scores(models)
     rows = tuple(
         (
             place,
@@ -85,7 +85,7 @@ def models_table(models: Sequence[ModelResults]) -> Table:
             *analysis.both_scores(model.main),
         )
         for place, (name, model, scores) in enumerate(
-            zip(analysis.names_of(ordered), ordered, shared, strict=True), start=1
+            zip(analysis.names_of(models), models, shared, strict=True), start=1
         )
     )
     return Table(
@@ -99,36 +99,35 @@ def models_table(models: Sequence[ModelResults]) -> Table:
 
 def relations_table(models: Sequence[ModelResults], score: str) -> Table:
     """Return a row per relation with a score on each LM, the relation that is the most linear on average first."""
-    ordered = ranked(models)
-    found = [analysis.per_relation(model.main, SCORES[score]) for model in ordered]
-    kinds = analysis.categories(record for model in ordered for record in analysis.counted(model.main))
-    means = {name: statistics.fmean(one[name][0] for one in found if name in one) for name in by_mean(found)}
+    found = [analysis.per_relation(model.main, SCORES[score]) for model in models]
+    kinds = analysis.categories(record for model in models for record in analysis.counted(model.main))
     return Table(
         f"relations_{score}",
         f"{score.capitalize()} by relation and LM, and its mean over LMs. Means and standard deviations over trials.",
-        ("relation", "category", "LMs", "mean", *analysis.names_of(ordered)),
+        ("relation", "category", "LMs", "mean", *analysis.names_of(models)),
         tuple(
             (name, kinds[name], sum(name in one for one in found), mean, *(one.get(name) for one in found))
-            for name, mean in means.items()
+            for name, mean in by_mean(found).items()
         ),
     )
 
 
-def by_mean(found: Sequence[analysis.Means]) -> list[str]:
-    """Return relations by falling mean over the LMs that have a score of them."""
-    means = {name: [one[name][0] for one in found if name in one] for one in found for name in one}
-    return sorted(means, key=lambda name: (-statistics.fmean(means[name]), name))
+def by_mean(found: Sequence[analysis.Means]) -> dict[str, float]:
+    """Return the mean of each relation over the LMs that have a score of it, the highest first."""
+    names = {name for one in found for name in one}
+    means = {name: statistics.fmean(one[name][0] for one in found if name in one) for name in names}
+    return dict(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def plot_linearity(models: Sequence[ModelResults]) -> Figure:
     """Faithfulness and causality by relation and LM, means over trials; grey where a relation was not scored.
 
-    LMs are in the order of the leaderboard, and relations by their mean faithfulness over LMs.
+    LMs are in the order given, and relations by their mean faithfulness over LMs.
     """
     from matplotlib import colormaps
 
     scores = [[analysis.per_relation(model.main, score) for model in models] for score in SCORES.values()]
-    names, labels = by_mean(scores[0]), [plotting.text(name, 24) for name in analysis.names_of(models)]
+    names, labels = list(by_mean(scores[0])), [plotting.text(name, 24) for name in analysis.names_of(models)]
     figure = plotting.new_figure(5 + 0.9 * len(models), 2.2 + 0.24 * len(names))
     panels = figure.subplots(1, 2, sharey=True)
     blues = colormaps["Blues"].with_extremes(bad="#CCCCCC")

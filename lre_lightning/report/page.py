@@ -38,6 +38,11 @@ SVG_STYLE = "color-scheme: light dark; color: CanvasText; fill: currentColor; st
 """Style of a figure, which is light or dark as its reader prefers."""
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES`."""
+    return {name: metadata.version(name) for name in PACKAGES}
+
+
 @dataclass(frozen=True)
 class Run:
     """A file of results or the folder of an evaluation, the path and text of its configuration, and what repeats it."""
@@ -120,7 +125,7 @@ def write_page(
         runs=list(runs_of(results)),
         command=command,
         date=newest.strftime("%Y-%m-%d %H:%M UTC"),
-        versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        versions={"python": platform.python_version(), **versions()},
     )
     for path, (svg, png) in plotted.items():
         write_whole(folder / "figures" / f"{path}.svg", svg)

@@ -20,7 +20,7 @@ from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Sample
 from lre_lightning.scoring.derived import Derivation, derivations, derived_lres
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
-from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.states import TrialStates, run_trial
 
 CONTROLS = ("W without b", "b alone", "shuffled examples")
 """Changes of a relation's own LRE: W s, b, and W and b from examples whose objects are exchanged."""
@@ -114,8 +114,7 @@ def _scores_of_trial(
         shuffled(lm, data, trial, own),
     )
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
-    batches = [PromptStates.run(lm, batch.to(lm.device), layers) for batch in data.val_dataloader([index])]
-    states = TrialStates.join(batches, trial)
+    states = run_trial(lm, data, index, layers)
     derived = derived_lres(lm, data, trial, readers, found)
     for name, lre in chain(readers.items(), zip(CONTROLS, controls, strict=True), derived):
         faithful, causal = counts(states, lre, layers.index(lre.layer))

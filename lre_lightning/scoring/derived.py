@@ -17,9 +17,8 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.patching import PromptBatch
-from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.relations.relation import Relation, Sample
@@ -98,9 +97,7 @@ def derived_lres(
     if not own:
         return
     layers = sorted({lre.layer for lre in lres.values()}, key=place_of)
-    prompts = train_prompts(trial, data.tokenizer, options=data.prompts)
-    batch = collate(prompts, 0, trial.number, range(len(prompts)))
-    runs = PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
+    runs = prompts_to_run(lm, train_prompts(trial, data.tokenizer, options=data.prompts))
     subject, output = runs.hidden_states(layers)
     examples = dict(zip(layers, subject.unbind(1), strict=True))
     every = {one.label: one for wanted in own for one in (wanted, *wanted.controls(lres, own))}

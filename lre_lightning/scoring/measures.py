@@ -124,6 +124,12 @@ class Measured:
         everywhere = [one + own for one, own in zip(true, (said[..., 4], said[..., 0], said[..., 1]), strict=True)]
         return [agreement, *true, *of_unknown, *everywhere, *of_all]
 
+    @cached_property
+    def _objects(self) -> Tensor:
+        """The first tokens of the data's objects, int64 `(prompts,)`."""
+        tokens = [prompt.object_token for prompt in self.states.prompts]
+        return torch.tensor(tokens, dtype=torch.long, device=self.states.known.device)
+
     def _against_truth(self, output: Tensor, chosen: Tensor) -> Tensor:
         """Sum up what D(output) says of the chosen prompts, for outputs `(chosen, points, hidden)`.
 
@@ -131,11 +137,9 @@ class Measured:
             How often it is the LM's answer, and the object of the data, and that object's probability and token rank,
             `(points, 4)`, float64, on the CPU.
         """
-        truth = [prompt.object_token for prompt in self.states.prompts]
-        objects = torch.tensor(truth, dtype=torch.long, device=chosen.device)
         total = torch.zeros(output.shape[1], 4, dtype=torch.float64)
         for rows, logits in self._decoded(output):
-            object_, answer = (one[chosen][rows].to(logits.device) for one in (objects, self.states.predicted))
+            object_, answer = (one[chosen][rows].to(logits.device) for one in (self._objects, self.states.predicted))
             places = token_ranks(logits, object_)
             probability = logits.float().softmax(-1)[torch.arange(len(object_)), :, object_]
             each = logits.argmax(-1) == answer[:, None], places == 0, probability, places

@@ -21,6 +21,7 @@ from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.batch import RelationBatch
+    from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
     from lre_lightning.relations.relation import Sample
 
@@ -207,6 +208,12 @@ class TrialStates(PromptStates):
         metric.to(answers.device).update(answers, wanted, torch.zeros_like(wanted))
         (total,) = self.processes.sum(metric.correct[0].cpu())
         return total
+
+
+def run_trial(lm: LanguageModel, data: PromptSource, index: int, layers: Sequence[Layer]) -> TrialStates:
+    """Run all test prompts of the trial of an index in the schedule, in one process, and keep s at `layers`."""
+    batches = [PromptStates.run(lm, batch.to(lm.device), layers) for batch in data.val_dataloader([index])]
+    return TrialStates.join(batches, data.trial(index))
 
 
 def draw_key(trial: Trial) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lre_lightning.lens.page import load_template
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
@@ -56,15 +56,17 @@ def write_card(folder: Path, index: Index, records: Sequence[TrialRecord]) -> No
 
 def card_of(index: Index, figure: bool) -> str:
     """Return the text of a card: metadata in YAML, then Markdown."""
-    from jinja2 import Environment, StrictUndefined
-
-    functions = {"cell": cell, "literal": literal, "form": form_of, "number": cell_text, "plain_yaml": plain_yaml}
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
-    environment.filters.update(functions)
-    template = resources.files("lre_lightning.sharing").joinpath("card.md.j2").read_text(encoding="utf-8")
+    functions: dict[str, Any] = {
+        "cell": cell,
+        "literal": literal,
+        "form": form_of,
+        "number": cell_text,
+        "plain_yaml": plain_yaml,
+    }
+    template = load_template("lre_lightning.sharing", "card.md.j2", html=False, **functions)
     made, said = index.made, part_of(index.made, "about")
     best = max(index.entries.values(), key=lambda one: (one.category == "factual", one.scores[0] or 0.0))
-    return environment.from_string(template).render(
+    return template.render(
         metadata=metadata_of(index),
         title=short_name(str(index.origin["model"])),
         origin=index.origin,

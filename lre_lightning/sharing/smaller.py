@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.records.record import fraction
 from lre_lightning.scoring.cross import counts
-from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.states import TrialStates, run_trial
 from lre_lightning.sharing.index import Entry, Scores, plain_scores
 from lre_lightning.training.bank import TrialKey
 
@@ -99,10 +99,7 @@ class Scorer:
         trial = self.data.trial(index)
         if tuple((sample.subject, sample.object) for sample in trial.train) != group[0].metadata["origin"]["train"]:
             raise LREError(f"the data draw other samples for trial {key[1]} of {key[0]!r} than the fit did")
-        batches = [
-            PromptStates.run(self.lm, batch.to(self.lm.device), [layer]) for batch in self.data.val_dataloader([index])
-        ]
-        states = TrialStates.join(batches, trial)
+        states = run_trial(self.lm, self.data, index, [layer])
         seen = {subject for entry in group[1:] for subject, _ in entry.metadata["origin"]["train"]}
         own = torch.tensor([trial.test_asked[sample].subject not in seen for sample in states.samples])
         return states if own.all() else states.answered(states.predicted, states.known & own.to(states.known.device))
@@ -131,17 +128,19 @@ def mean_lre(lres: Sequence[LRE]) -> LRE:
     return replace(first, weight=weight, bias=torch.stack([lre.bias for lre in lres]).mean(0))
 
 
-def smaller(lre: LRE, entry: Entry, form: Form, scorer: Scorer | None, states: TrialStates | None) -> tuple[LRE, Entry]:
+def smaller(lre: LRE, entry: Entry, form: Form, score: Callable[[LRE], Scores] | None) -> tuple[LRE, Entry]:
     """Return an LRE in the form in which it is kept, and its entry with the scores before and after.
 
-    Without a scorer there are no scores after, and a rank must be given.
+    Without `score`, which scores LREs on the test samples of the trial, there are no scores after, and a rank must be
+    given.
     """
     if not form.measured:
         return lre, entry
-    given: Scores = (None, None) if scorer is None or states is None else scorer.scores(states, lre)
+    unknown: Scores = (None, None)
+    given = score(lre) if score else unknown
     if form.rank is None:
-        return lre, replace(entry, scores=given, full=(None, None))
-    full = entry.scores if scorer is None and len(entry.trials) == 1 else given
+        return lre, replace(entry, scores=given, full=unknown)
+    full = entry.scores if score is None and len(entry.trials) == 1 else given
     if entry.factors is not None:  # W in full is no longer there
         full = entry.full
     width, dtype = len(lre.bias), DTYPES[form.dtype]
@@ -150,7 +149,7 @@ def smaller(lre: LRE, entry: Entry, form: Form, scorer: Scorer | None, states: T
     largest = lre.low_rank(ranks[-1])
     for rank in ranks:
         cut = largest.low_rank(rank, dtype)
-        scores: Scores = (None, None) if scorer is None or states is None else scorer.scores(states, cut)
+        scores = score(cut) if score else unknown
         found = replace(entry, factors=rank, dtype=form.dtype, scores=scores, full=full)
         if form.rank != "auto" or max(loss or 0.0 for loss in found.loss) <= TOLERANCE + 1e-9:
             return cut, found

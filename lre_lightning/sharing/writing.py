@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.progress import track
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import write_records
-from lre_lightning.report.page import PACKAGES
+from lre_lightning.report.page import versions
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About, write_card
 from lre_lightning.sharing.collection import LRECollection
@@ -63,14 +63,16 @@ def write_collection(
         before = done.get(entry.key)
         if before is None or _source(before) != _source(entry) or not _whole(folder, before):
             lre = mean_lre([collection[one.key] for one in group])
-            states = scorer.states(group) if scorer is not None and form.measured else None
-            before = _write(folder, *smaller(lre, entry, form, scorer, states))
+            score = partial(scorer.scores, scorer.states(group)) if scorer and form.measured else None
+            before = _write(folder, *smaller(lre, entry, form, score))
+            Index.of([*kept, before], made).write(folder)
         kept.append(before)
-        Index.of(kept, made).write(folder)
-    old, new = collection.model, Index.of(kept, made).origin["model"]
+    index = Index.of(kept, made)
+    index.write(folder)
+    old, new = collection.model, index.origin["model"]
     records = [replace(record, model=record.model.replace(old, new, 1)) for record in collection.records]
     write_records(records, folder / RECORDS)
-    write_card(folder, Index.of(kept, made), records)
+    write_card(folder, index, records)
     return LRECollection.from_pretrained(folder)
 
 
@@ -118,7 +120,7 @@ def _made(collection: LRECollection, form: Form | None, about: About | None) -> 
     if not made:
         checkpoint = Path(str(collection.place)) / "checkpoints" / "last.ckpt"
         config = _without_folders(read_hyperparameters(checkpoint)) if checkpoint.is_file() else {}
-        made = {"config": config, "versions": {name: metadata.version(name) for name in PACKAGES}}
+        made = {"config": config, "versions": versions()}
     said = {name: value for name, value in asdict(about or About()).items() if value}
     given = asdict(form) if form else part_of(made, "form") or asdict(Form())
     return {**made, "about": {**part_of(made, "about"), **said}, "form": given}
