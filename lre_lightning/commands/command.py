@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LightningArgumentParser
 
 from lre_lightning.callbacks import (
     AttributeLens,
@@ -20,8 +21,6 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.training.module import LREModule
 
 if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
     from lre_lightning.commands.command_line import LRECommandLine
 
 T = TypeVar("T")

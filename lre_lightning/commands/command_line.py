@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -21,22 +21,8 @@ from lre_lightning.callbacks import RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.callbacks.loggers import log_text
 from lre_lightning.commands.command import Command
-from lre_lightning.commands.concepts import Concepts
-from lre_lightning.commands.cross import Cross
-from lre_lightning.commands.data import Data
-from lre_lightning.commands.dataset import Dataset
-from lre_lightning.commands.distract import Distract
-from lre_lightning.commands.edit import Edit
-from lre_lightning.commands.evaluate import Evaluate
-from lre_lightning.commands.fit import Fit
-from lre_lightning.commands.jlens import JLens
-from lre_lightning.commands.leaderboard import Leaderboard
 from lre_lightning.commands.parser import Parser, PrintCompletion, ShortHelp, UsageError, named_configs
-from lre_lightning.commands.predict import Predict
-from lre_lightning.commands.push import Push
-from lre_lightning.commands.report import Report
 from lre_lightning.commands.resuming import SECTIONS, explicit_options
-from lre_lightning.commands.validate import Validate
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
@@ -45,17 +31,9 @@ from lre_lightning.runs.checkpoints import LRETrainer, WholeCheckpointIO, read_h
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import on_rank_zero, process_index
 from lre_lightning.runs.stopping import Stop
+from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
-
-if TYPE_CHECKING:
-    from lre_lightning.sharing.collection import LRECollection
-
-KINDS = (
-    *(Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Push, Report, Leaderboard),
-    Data,
-)
-COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}
 
 DEFAULT_ROOT_DIR = "lre_runs"
 
@@ -91,11 +69,16 @@ class ConfigFile(SaveConfigCallback):
 
 
 class LRECommandLine(LightningCLI):
-    """Lightning's command line with the subcommands of `COMMANDS`.
+    """Lightning's command line with subcommands.
 
     The LM is named once. With ``--ckpt_path`` every option of the model and the data that is not given explicitly, on
     the command line or in a configuration file, is taken from the checkpoint: explicit options override it. A fit can
     only be resumed with the options that it was begun with.
+
+    Args:
+        commands: The subcommands by their names.
+        args: The arguments of the command line.
+        stop: Ends its Trainers when the process is to stop.
 
     Attributes:
         collection: The collection that the LREs are taken from, if any.
@@ -103,9 +86,8 @@ class LRECommandLine(LightningCLI):
 
     collection: LRECollection | None = None
 
-    def __init__(self, args: ArgsType = None, stop: Stop | None = None) -> None:
-        self.stop = stop or Stop()
-        self._args = args
+    def __init__(self, commands: Mapping[str, Command], args: ArgsType, stop: Stop) -> None:
+        self.commands, self.stop, self._args = commands, stop, args
         super().__init__(
             LREModule,
             RelationDataModule,
@@ -127,7 +109,7 @@ class LRECommandLine(LightningCLI):
     @property
     def command(self) -> Command:
         """The subcommand that was given."""
-        return COMMANDS[self.config["subcommand"]]
+        return self.commands[self.config["subcommand"]]
 
     @property
     def options(self) -> Any:
@@ -136,24 +118,19 @@ class LRECommandLine(LightningCLI):
 
     # Parsers.
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Return the names of the subcommands."""
-        return {name: set() for name in COMMANDS}
-
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Add all subcommands, but the arguments of the given one only: collecting them takes as long as parsing."""
-        given = given_command(self._args)
+        given = given_command(self._args, self.commands)
         completion = "--print_completion"
         parser.add_argument(completion, action=PrintCompletion, help="Print a script that completes in a shell.")
         every = isinstance(self._args, list | None) and completion in (sys.argv if self._args is None else self._args)
         self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
         added = parser.add_subcommands()
-        for name, command in COMMANDS.items():
+        for name, command in self.commands.items():
             description = type(command).__doc__ or ""
             subparser = (self.init_parser if command.needs_lm else Parser)(description=description, add_help=False)
             self._model_class, self._datamodule_class = command.module, command.data
-            if every or name == given or (name == Fit.name and given == Evaluate.name):  # an evaluation is made of fits
+            if every or name == given or (name == "fit" and given == "evaluate"):  # an evaluation is made of fits
                 if command.needs_lm:
                     self._add_arguments(subparser)
                 command.add_arguments(subparser)
@@ -284,8 +261,8 @@ class LRECommandLine(LightningCLI):
             data: Options of the datamodule that differ, likewise.
             begin: Called on the first process before the fit begins.
         """
-        name, fit = self.subcommand, Fit.name
-        known = vars(self._subcommand_parsers[fit].get_defaults())
+        name = self.subcommand
+        known = vars(self._subcommand_parsers["fit"].get_defaults())
         config = self.options.clone()
         for key in [key for key in vars(config) if key not in known]:
             del config[key]
@@ -296,7 +273,7 @@ class LRECommandLine(LightningCLI):
         config.ckpt_path = None
         built = self.config_init[name].clone()
         built.trainer.default_root_dir, built.checkpoint = str(folder), ModelCheckpoint(**vars(config.checkpoint))
-        self.config[fit], self.config_init[fit], self.subcommand = config, built, fit
+        self.config["fit"], self.config_init["fit"], self.subcommand = config, built, "fit"
         try:
             return self.instantiate_trainer(begin)
         finally:
@@ -310,13 +287,13 @@ class LRECommandLine(LightningCLI):
     # Work.
 
     def _run_subcommand(self, subcommand: str) -> None:
-        COMMANDS[subcommand].run(self)
+        self.command.run(self)
 
 
-def given_command(args: ArgsType) -> str | None:
+def given_command(args: ArgsType, names: Iterable[str]) -> str | None:
     """Return the name of the subcommand in the arguments of the command line; None if there is none."""
     if isinstance(args, list | None):
-        return next((argument for argument in (sys.argv[1:] if args is None else args) if argument in COMMANDS), None)
+        return next((argument for argument in (sys.argv[1:] if args is None else args) if argument in names), None)
     name: str | None = args.get("subcommand")
     return name
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command, given
+from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.concepts.evaluation import evaluate_relations
 from lre_lightning.concepts.probes import check_installed
 from lre_lightning.concepts.record import ConceptOptions
+from lre_lightning.report.concepts import concept_tables, unscored
+from lre_lightning.report.console import show_tables
 from lre_lightning.storage.locks import FolderLock
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
 
 
 class Concepts(Command):
@@ -42,10 +41,6 @@ class Concepts(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.concepts.evaluation import evaluate_relations
-        from lre_lightning.report.concepts import concept_tables, unscored
-        from lre_lightning.report.console import show_tables
-
         if not line.trainer.is_global_zero:
             return
         root = Path(line.trainer.default_root_dir)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.report import page
+from lre_lightning.report.console import show_tables
+from lre_lightning.report.cross import SCORES, controls_table, derived_table, matrix_table, plot_cross
+from lre_lightning.report.sections import picture_of
+from lre_lightning.report.tables import write_table
+from lre_lightning.scoring.cross import cross_scores
+from lre_lightning.scoring.derived import derivations
+from lre_lightning.storage.files import write_whole
 
 
 class Cross(FromCheckpoint):
@@ -34,20 +38,11 @@ class Cross(FromCheckpoint):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.report.console import show_tables
-        from lre_lightning.report.cross import SCORES, controls_table, derived_table, matrix_table, plot_cross
-        from lre_lightning.report.page import plot
-        from lre_lightning.report.sections import picture_of
-        from lre_lightning.report.tables import write_table
-        from lre_lightning.scoring.cross import cross_scores
-        from lre_lightning.scoring.derived import derivations
-        from lre_lightning.storage.files import write_whole
-
         if not line.trainer.is_global_zero:
             return
         lm, folder = self.restore(line), Path(line.trainer.default_root_dir) / "cross"
         scores = cross_scores(lm, line.datamodule, line.model.lres, line.options.trials)
-        svg, png = plot(picture_of(plot_cross, scores))
+        svg, png = page.plot(picture_of(plot_cross, scores))
         write_whole(folder / "cross.svg", svg)
         write_whole(folder / "cross.png", png)
         for metric in SCORES:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from lightning.pytorch.cli import LightningArgumentParser
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
+from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import check_number
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt
 from lre_lightning.prompts.trials import test_prompts
+from lre_lightning.relations.json_files import write_relations
 from lre_lightning.relations.quality import Problem, find_problems
 from lre_lightning.relations.relation import Relation
 from lre_lightning.report.console import wide_console
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-    from transformers import PreTrainedTokenizerBase
-
-    from lre_lightning.commands.command_line import LRECommandLine
 
 BOUNDARY, LINE_END = "│", "↵"
 OPEN, CLOSE = "⟦", "⟧"
@@ -53,8 +50,6 @@ class Data(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.relations.json_files import write_relations
-
         options = line.options
         check_number("prompts", options.prompts, 0)
         given = options.data.as_dict() | ({"relations": options.relations} if options.relations else {})

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import read_records, write_records
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.report.analysis import by_model
+from lre_lightning.report.comparison import dataset_tables
+from lre_lightning.report.console import show_tables
 from lre_lightning.scoring.scores import new_record
 from lre_lightning.scoring.states import PromptStates
 from lre_lightning.storage.locks import FolderLock
-
-if TYPE_CHECKING:
-    from lre_lightning.commands.command_line import LRECommandLine
-    from lre_lightning.datamodules import RelationDataModule
 
 
 class Dataset(Command):
@@ -36,10 +36,6 @@ class Dataset(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.report.analysis import by_model
-        from lre_lightning.report.comparison import dataset_tables
-        from lre_lightning.report.console import show_tables
-
         if not line.trainer.is_global_zero:
             return
         root = Path(line.trainer.default_root_dir)

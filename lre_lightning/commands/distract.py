@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.datamodules import DistractionDataModule
+from lre_lightning.lens.distraction import latent_knowledge
+from lre_lightning.report.console import show_tables
+from lre_lightning.report.distraction import distraction_table
 
 
 class Distract(FromCheckpoint):
@@ -33,11 +34,6 @@ class Distract(FromCheckpoint):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.datamodules import DistractionDataModule
-        from lre_lightning.lens.distraction import latent_knowledge
-        from lre_lightning.report.console import show_tables
-        from lre_lightning.report.distraction import distraction_table
-
         if not line.trainer.is_global_zero:
             return
         lm, hparams, lens = self.restore(line), line.datamodule.hparams, line.model.jacobian_lens

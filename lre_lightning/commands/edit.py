@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lightning.pytorch.cli import LightningArgumentParser
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lens.lens import first_trials
+from lre_lightning.lre.editing import PromptEdit
+from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.plain import printable
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
-    from lre_lightning.lre.editing import PromptEdit
-    from lre_lightning.lre.lre import LRE
-    from lre_lightning.sharing.collection import LRECollection
-    from lre_lightning.training.bank import LREStore
+from lre_lightning.training.bank import LREStore
 
 
 class Edit(FromLREs):

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.fit import try_folders
 from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
@@ -26,15 +28,13 @@ from lre_lightning.options import vary
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
+from lre_lightning.report.analysis import short_name
+from lre_lightning.report.chapters import folders_of
+from lre_lightning.report.page import make_report
 from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.locks import FolderLock
 from lre_lightning.training.module import LREModule
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,6 @@ class Evaluate(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.report.page import make_report
-
         root, options = Path(line.trainer.default_root_dir), line.options
         settings = several(options.model.name_or_path, options.models, options.revisions)
         lock = FolderLock(root)
@@ -141,9 +139,6 @@ def several(name_or_path: str, models: Sequence[str], revisions: Sequence[str]) 
     Raises:
         LREError: If both are given, or revisions of a folder.
     """
-    from lre_lightning.report.analysis import short_name
-    from lre_lightning.report.chapters import folders_of
-
     if models and revisions:
         raise LREError("give --models or --revisions: the revisions are those of one LM, --model.name_or_path")
     if revisions and Path(locate(name_or_path)).is_dir():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, check_options, find_checkpoint
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
@@ -17,11 +18,6 @@ from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.processes import process_index
 from lre_lightning.storage.files import check_writable
 from lre_lightning.storage.locks import FolderLock
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
 
 PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"}
 """Environment variables that tell a process which something else has started its index."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import TextDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.files import OWN, PUBLISHED
@@ -15,11 +16,6 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.jlens.module import JacobianLensModule
 from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.storage.files import check_writable
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
 
 
 class JLens(Command):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.report.console import show_tables
+from lre_lightning.report.leaderboard import make_leaderboard
+from lre_lightning.sharing.index import RECORDS
+from lre_lightning.sharing.places import find
 
 
 class Leaderboard(Command):
@@ -33,11 +33,6 @@ class Leaderboard(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.report.console import show_tables
-        from lre_lightning.report.leaderboard import make_leaderboard
-        from lre_lightning.sharing.index import RECORDS
-        from lre_lightning.sharing.places import find
-
         options = line.options
         given = [one if Path(one).exists() else find(one)[0].fetch(RECORDS) for one in options.collections]
         page, tables = make_leaderboard(given, options.out, options.title)

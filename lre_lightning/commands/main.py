@@ -14,13 +14,34 @@ from lightning.pytorch.cli import ArgsType
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lre_lightning.commands.command_line import COMMANDS, LRECommandLine, given_command
+from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine, given_command
+from lre_lightning.commands.concepts import Concepts
+from lre_lightning.commands.cross import Cross
+from lre_lightning.commands.data import Data
+from lre_lightning.commands.dataset import Dataset
+from lre_lightning.commands.distract import Distract
+from lre_lightning.commands.edit import Edit
+from lre_lightning.commands.evaluate import Evaluate
+from lre_lightning.commands.fit import Fit
+from lre_lightning.commands.jlens import JLens
+from lre_lightning.commands.leaderboard import Leaderboard
 from lre_lightning.commands.parser import UsageError
+from lre_lightning.commands.predict import Predict
+from lre_lightning.commands.push import Push
+from lre_lightning.commands.report import Report
+from lre_lightning.commands.validate import Validate
 from lre_lightning.errors import LREError
 from lre_lightning.runs.processes import RankZeroError, process_index
 from lre_lightning.runs.stopping import Stop, command_line
 from lre_lightning.storage.files import NotWritten
 from lre_lightning.storage.plain import printable
+
+KINDS = (
+    *(Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Push, Report, Leaderboard),
+    Data,
+)
+COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
@@ -63,7 +84,7 @@ def main(args: ArgsType = None) -> int:
     stop = Stop(f"stopped; resume with: {command}" if command else "stopped")
     try:
         with stop:
-            LRECommandLine(args, stop)
+            LRECommandLine(COMMANDS, args, stop)
     except BaseException as error:
         stop.end_processes()
         if isinstance(error, SIGTERMException):  # Lightning's, under SLURM
@@ -84,7 +105,7 @@ def main(args: ArgsType = None) -> int:
 
 def next_command(args: ArgsType) -> str | None:
     """Return the command that resumes what was stopped; None if there is nothing to resume."""
-    name = given_command(args)
+    name = given_command(args, COMMANDS)
     if not isinstance(args, list | None) or name is None or not COMMANDS[name].resumable:
         return None
     return command_line(args, resume=name == "fit")

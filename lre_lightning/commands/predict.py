@@ -9,23 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_weights_only, find_checkpoint
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
+from lre_lightning.lens.files import write_lenses
+from lre_lightning.lens.lens import Lens, first_trials, print_lenses, read_lenses, subject_token
+from lre_lightning.lens.table import AnswerTable, check_name, write_answers
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.texts import Text, read_texts
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
-    from lre_lightning.lens.lens import Lens
-    from lre_lightning.models.language_model import LanguageModel
-    from lre_lightning.sharing.collection import LRECollection
-    from lre_lightning.training.bank import LREStore
+from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.training.bank import LREStore
+from lre_lightning.training.module import NO_LRE
 
 
 class Predict(FromLREs):
@@ -57,8 +57,6 @@ class Predict(FromLREs):
     @override
     def check(self, line: LRECommandLine) -> None:
         """Take the options of the checkpoint, read standard input if there are no texts, and read the first text."""
-        from lre_lightning.lens.table import check_name
-
         jlens, folder = line.options.jlens, Path(line.options.checkpoint.dirpath)
         if jlens is not None and line.options.ckpt_path == "last" and find_checkpoint("last", folder) is None:
             line.options.ckpt_path = None
@@ -89,9 +87,6 @@ class Predict(FromLREs):
 
     def show_lenses(self, line: LRECommandLine) -> None:
         """Print the lenses of all texts, and write them to files."""
-        from lre_lightning.lens.files import write_lenses
-        from lre_lightning.lens.lens import print_lenses, read_lenses, subject_token
-
         options, tokenizer = line.options, line.datamodule.tokenizer
         texts = list(given_texts(options))
         if line.collection is not None and not line.trainer.is_global_zero:
@@ -128,10 +123,6 @@ def given_texts(options: Any) -> Iterator[Text]:
 
 def write_table(line: LRECommandLine, lm: LanguageModel, lres: LREStore | LRECollection, names: Sequence[str]) -> None:
     """Write the answers about all texts to the table, or continue it."""
-    from lre_lightning.lens.lens import first_trials
-    from lre_lightning.lens.table import AnswerTable, write_answers
-    from lre_lightning.training.module import NO_LRE
-
     options, trials = line.options, first_trials(lres)
     keys = [(name, trials[name]) for name in names if name in trials]
     if not keys:

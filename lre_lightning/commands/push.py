@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command, given
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import explicit_options, find_checkpoint
+from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About
+from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.smaller import Form, Scorer
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.sharing.writing import write_collection
 
 
 class Push(Command):
@@ -55,9 +57,6 @@ class Push(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.sharing.collection import LRECollection
-        from lre_lightning.sharing.writing import write_collection
-
         options = line.options
         collection = LRECollection.from_pretrained(options.folder)
         form, about = given(Form, options), given(About, options)
@@ -79,12 +78,6 @@ def scorer_of(run: Path, device: str = "auto") -> Scorer:
     Raises:
         LREError: If the folder has no checkpoint, or the LM or the data are not at hand.
     """
-    import torch
-
-    from lre_lightning.datamodules import RelationDataModule
-    from lre_lightning.models.language_model import LanguageModel
-    from lre_lightning.runs.checkpoints import read_hyperparameters
-
     checkpoint = find_checkpoint("last", run / "checkpoints")
     if checkpoint is None:
         raise LREError(f"{str(run)!r} has no checkpoint that names the LM and the data: give a run, or --measure false")

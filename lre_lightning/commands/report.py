@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.report.page import make_report
 
 
 class Report(Command):
@@ -37,7 +33,5 @@ class Report(Command):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        from lre_lightning.report.page import make_report
-
         options = line.options
         print(f"Report: {make_report(options.results, options.out, options.title, options.column)}")

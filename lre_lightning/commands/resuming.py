@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.options import declared, flatten
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.training.module import LREModule
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
 
 SECTIONS: dict[str, type] = {"model": LREModule, "data": RelationDataModule}
 

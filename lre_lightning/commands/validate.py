@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError
 from lre_lightning.lre.origin import check_origin
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.relations.selection import plain_names
 from lre_lightning.runs.checkpoints import read_checkpoint
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lre_lightning.commands.command_line import LRECommandLine
-    from lre_lightning.models.language_model import LanguageModel
-    from lre_lightning.sharing.collection import LRECollection
-    from lre_lightning.training.bank import LREStore
+from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.training.bank import LREStore
 
 
 class FromCheckpoint(Command):
@@ -67,8 +63,6 @@ class FromLREs(FromCheckpoint):
         if source is None:
             super().check(line)
             return
-        from lre_lightning.sharing.collection import LRECollection
-
         collection = LRECollection.from_pretrained(source)
         line.take_defaults({f"model.{name}": value for name, value in collection.loading.items()})
         line.options.lres, line.options.ckpt_path = source, None

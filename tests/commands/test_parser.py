@@ -8,7 +8,7 @@ import pytest
 
 import lre_lightning
 from lre_lightning.cli import main
-from lre_lightning.commands.command_line import COMMANDS
+from lre_lightning.commands.main import COMMANDS
 
 
 @pytest.fixture
