@@ -1,18 +1,13 @@
 """The command line as a user meets it: the main job, and one clear error for each mistake."""
 
 import csv
-import io
 import json
 import re
 import shutil
 import sys
-import warnings
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from lre_lightning.cli import main
@@ -20,15 +15,9 @@ from lre_lightning.commands.fit import remove_fit
 from lre_lightning.records.files import read_records
 from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
-from lre_lightning.training.module import LREModule
+from tests.commands.conftest import options
 from tests.helpers.command import QUICK, without_plots
-from tests.helpers.toy import OBJECTS, relation_json, toy_tokenizer, write_toy_model, write_toy_relations
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("toy")
-    return write_toy_model(root / "model"), write_toy_relations(root / "relations")
+from tests.helpers.toy import relation_json, write_toy_model
 
 
 @pytest.fixture
@@ -50,106 +39,52 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-def options(folders, *more):
-    model, relations = folders
-    return [
-        f"--model.name_or_path={model}",
-        f"--data.source={relations}",
-        "--data.n_shot=4",
-        "--data.trials=2",
-        "--model.betas=[1.0]",
-        "--model.beta=1.0",
-        "--model.ranks=[16]",
-        *more,
-    ]
-
-
 def table_of(output):
     """The lines of the table of results that hold a relation, in one form of white space."""
     return [" ".join(line.split()) for line in output.splitlines() if line.startswith(" ") and "colour" in line]
 
 
-@pytest.fixture(scope="module")
-def fitted(folders, tmp_path_factory):
-    """Return what one fit printed, its warnings, and the trials in the checkpoint at each epoch's start."""
-    folder = tmp_path_factory.mktemp("fitted")
-    counts, start = [], LREModule.on_train_epoch_start
-
-    def count_trials(module):
-        state = torch.load(folder / "lre_runs/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        counts.append(len(state["bank._extra_state"]["records"]))
-        start(module)
-
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["lre"])
-        patch.delenv("LRE_RELATIONS_DIR", raising=False)
-        patch.setattr(LREModule, "on_train_epoch_start", count_trials)
-        output, error = io.StringIO(), io.StringIO()
-        with redirect_stdout(output), redirect_stderr(error):
-            assert main(["fit", *QUICK, *options(folders, "--ckpt_path=last")]) == 0
-    return Fitted(folder, output.getvalue(), error.getvalue(), [str(warning.message) for warning in caught], counts)
-
-
-@dataclass
-class Fitted:
-    folder: Path
-    output: str
-    error: str
-    warnings: list[str]
-    counts: list[int]
-
-
 @pytest.fixture
-def finished(fitted, run, tmp_path):
+def finished(fit, run, tmp_path):
     """Copy the finished fit to the current folder."""
-    shutil.copytree(fitted.folder / "lre_runs", tmp_path / "lre_runs")
-    return fitted
+    shutil.copytree(fit.root / "run", tmp_path / "lre_runs")
+    return fit
 
 
-def test_fit_prints_a_table_without_noise(fitted):
-    table = table_of(fitted.output)
+def test_fit_prints_a_table_without_noise(fit):
+    table = table_of(fit.output)
     assert len(table) == 3
     assert "1.00 ± 0.00" in table[0]
     assert "not scored" in table[2]
-    assert "Not scored, because the LM knows too few of their facts: wrong colour." in fitted.output
-    assert "No checkpoint in lre_runs/checkpoints yet" in fitted.output
-    printed = (fitted.output + fitted.error).splitlines()
+    assert "Not scored, because the LM knows too few of their facts: wrong colour." in fit.output
+    assert "No checkpoint in run/checkpoints yet" in fit.output
+    printed = (fit.output + fit.error).splitlines()
     assert not [line for line in printed if "arning" in line or "Tip" in line or "💡" in line]
-    assert fitted.warnings == []
+    assert fit.warnings == []
 
 
-def test_fit_writes_results_figures_lres_and_scalars(fitted):
-    run_folder = fitted.folder / "lre_runs"
+def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_every_trial(fit):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_folder = fit.root / "run"
+    assert fit.counts == [0, 1, 2, 3, 4, 5]
+    assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["last.ckpt"]
     assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 6
     assert len(rows(read_records([run_folder]))) == 4 * (2 + 1) * 2  # trials, layers, one beta and one rank
     assert {path.name for path in (run_folder / "figures").iterdir()} == {"layers.png", "relations.png"}
     assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()
     (version,) = (run_folder / "lightning_logs").iterdir()
-    config = yaml.safe_load((version / "config.yaml").read_text())
-    assert config["model"]["beta"] == 1.0
-    scalars = read_scalars(version)
-    assert scalars["faithfulness/all relations"] == [1.0, 1.0, 1.0]
-    assert scalars["causality by layer/thing colour"] == [1.0, 1.0, 1.0]
-    assert scalars["final/faithfulness"] == [1.0]
-    assert "hp_metric" not in scalars
-
-
-def read_scalars(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
+    assert yaml.safe_load((version / "config.yaml").read_text())["model"]["beta"] == 1.0
+    events = EventAccumulator(str(version))
     events.Reload()
     shown = [re.sub(r"thing\d$", "thing", tag) for tag in sorted(events.Tags()["images"])]
     assert shown == ["attribute_lens/0 thing", "attribute_lens/1 thing", "results/layers", "results/relations"]
     assert {"configuration/text_summary", "results/text_summary"} <= set(events.Tags()["tensors"])
-    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def test_a_checkpoint_is_written_after_every_trial(fitted):
-    assert fitted.counts == [0, 1, 2, 3, 4, 5]
-    assert [path.name for path in (fitted.folder / "lre_runs/checkpoints").iterdir()] == ["last.ckpt"]
+    scalars = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert scalars["faithfulness/all relations"] == [1.0, 1.0, 1.0]
+    assert scalars["causality by layer/thing colour"] == [1.0, 1.0, 1.0]
+    assert scalars["final/faithfulness"] == [1.0]
+    assert "hp_metric" not in scalars
 
 
 def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finished):
@@ -160,23 +95,15 @@ def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finis
     assert (status, table_of(output)) == (0, table_of(finished.output)), error
 
 
-def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, folders, finished):
+def test_a_finished_fit_can_be_resumed_and_only_prints_its_table(run, fitted, finished):
     results = Path("lre_runs/fit_results.csv")
     before = results.read_text()
-    status, output, error = run("fit", *options(folders, "--ckpt_path=last"))
+    status, output, error = run("fit", *options(fitted, "--ckpt_path=last"))
     assert (status, table_of(output)) == (0, table_of(finished.output)), error
     assert results.read_text() == before
 
 
-def test_explicit_options_override_those_of_the_checkpoint(run, finished):
-    status, output, _ = run("validate", "--ckpt_path=last", "--data.relations=[thing_colour]", "--data.trials=1")
-    assert status == 0
-    assert len(table_of(output)) == 1
-    assert "1.00" in table_of(output)[0]
-    assert "±" not in output
-
-
-def test_arguments_of_the_trainer_reach_it(run, finished, monkeypatch):
+def test_explicit_options_override_those_of_the_checkpoint_and_reach_the_trainer(run, finished, monkeypatch):
     given, validate = [], LRETrainer.validate
 
     def noted(trainer, *args, **kwargs):
@@ -184,8 +111,12 @@ def test_arguments_of_the_trainer_reach_it(run, finished, monkeypatch):
         return validate(trainer, *args, **kwargs)
 
     monkeypatch.setattr(LRETrainer, "validate", noted)
-    assert run("validate", "--ckpt_path=last", "--weights_only=true")[0] == 0
-    assert given == [True]
+    more = ["--data.relations=[thing_colour]", "--data.trials=1", "--weights_only=true"]
+    status, output, _ = run("validate", "--ckpt_path=last", *more)
+    assert (status, given) == (0, [True])
+    (row,) = table_of(output)
+    assert "1.00" in row
+    assert "±" not in output
 
 
 def test_checkpoints_that_do_not_fit(run, finished, tmp_path):
@@ -196,10 +127,10 @@ def test_checkpoints_that_do_not_fit(run, finished, tmp_path):
     assert_one_error(run("validate", "--ckpt_path=last"), "last.ckpt", "cannot be read")
 
 
-def test_baselines_templates_and_choices_from_the_command_line(run, folders):
+def test_baselines_templates_and_choices_from_the_command_line(run, fitted):
     choices = "--model.fitting.choices={'thing colour': {'layer': 1, 'rank': 3}}"
     more = ["--data.prompts.template={}", choices, "--model.fitting.baselines=true", "--model.fitting.line_integrals=2"]
-    status, output, error = run("fit", *options(folders, *more))
+    status, output, error = run("fit", *options(fitted, *more))
     assert status == 0, error
     found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
     chosen, searched = found["thing colour", 1], found["half colour", 1]
@@ -210,20 +141,6 @@ def test_baselines_templates_and_choices_from_the_command_line(run, folders):
     assert len(chosen.line_integrals) == 2
     status, again, error = run("validate", "--ckpt_path=last")
     assert (status, table_of(again)) == (0, table_of(output)), error
-
-
-def write_relation(folder, change):
-    data = relation_json("odd")
-    change(data)
-    folder.mkdir(exist_ok=True)
-    path = folder / "odd.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-def test_mistakes_in_a_relation_file(run, folders, tmp_path):
-    path = write_relation(tmp_path / "relations", lambda data: data.update(prompt_templates=["the colour of it is"]))
-    assert_one_error(run("fit", *options(folders, f"--data.relations=[{path}]")), "{}")
 
 
 def assert_one_error(result, *named):
@@ -240,19 +157,9 @@ def assert_one_error(result, *named):
     ("option", "named"),
     [
         ("--data.relations=[thing_color]", ["thing_color", "thing colour"]),
-        ("--model.layers=[5]", ["layer 5 is out of range", "0 to 1"]),
+        ("--data.relations=[odd.json]", ["odd.json", "exactly one {}"]),
         ("--model.ranks=[99]", ["rank 99 is out of range", "1 to 16"]),
-        ("--model.name_or_path=./nowhere", ["./nowhere", "does not exist"]),
-        ("--data.n_shot=0", ["n_shot", "0"]),
-        ("--data.source=./nowhere", ["nowhere"]),
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
-        ("--data.prompts.template=1", ["no relation has a template 1"]),
-        ("--data.prompts.template={} of {}", ["exactly one {} for the subject"]),
-        ("--model.fitting.selection_trials=2", ["2 trials that choose leave none to report"]),
-        (
-            "--model.fitting.choices={'thing colour': {'layer': 7, 'rank': 1}}",
-            ["the choice for 'thing colour'", "layer 7"],
-        ),
         ("--trainer.devices=0", ["devices='0'"]),
         ("--trainer.devices=-3", ["devices", "should be an int > 0"]),
         ("--trainer.strategy=fsdp", ["fsdp", "requires a GPU"]),
@@ -260,61 +167,36 @@ def assert_one_error(result, *named):
         ("--trainer.gradient_clip_val=1", ["gradient clipping is not supported"]),
     ],
 )
-def test_options_out_of_range(run, folders, option, named):
-    assert_one_error(run("fit", *options(folders, option)), *named)
+def test_mistakes(run, fitted, option, named):
+    Path("odd.json").write_text(json.dumps(relation_json("odd") | {"prompt_templates": ["the colour of it is"]}))
+    assert_one_error(run("fit", *options(fitted, option)), *named)
 
 
-def test_a_model_that_is_not_a_decoder_only_lm(run, folders, tmp_path):
-    import transformers
-
-    config = transformers.BertConfig(
-        vocab_size=len(toy_tokenizer()),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        is_decoder=False,
-    )
-    folder = tmp_path / "bert"
-    transformers.BertLMHeadModel(config).save_pretrained(folder)
-    toy_tokenizer().save_pretrained(folder)
-    assert_one_error(run("fit", *options((folder, folders[1]))), "BertLMHeadModel is not supported")
-
-
-def test_a_tokenizer_without_offsets(run, folders, tmp_path):
-    folder = write_toy_model(tmp_path / "slow")
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(["<unk>", *OBJECTS])}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CTRLTokenizer"}))
-    assert_one_error(run("fit", *options((folder, folders[1]))), "CTRLTokenizer", "fast tokenizer")
-
-
-def test_validate_with_nothing_to_validate(run, folders):
-    assert_one_error(run("validate", *options(folders)), "there is no LRE to validate")
-    assert_one_error(run("validate", *options(folders, "--ckpt_path=last")), "there is no checkpoint in")
+def test_validate_with_nothing_to_validate(run, fitted):
+    assert_one_error(run("validate", *options(fitted)), "there is no LRE to validate")
+    assert_one_error(run("validate", *options(fitted, "--ckpt_path=last")), "there is no checkpoint in")
 
 
 def files_in(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_used_folder_is_refused_after_all_options_are_checked(run, folders, finished):
+def test_a_used_folder_is_refused_after_all_options_are_checked(run, fitted, finished):
     before = files_in(Path("lre_runs"))
-    assert_one_error(run("fit", *options(folders)), "6 of 6 trials finished", "--overwrite", "--ckpt_path last")
+    assert_one_error(run("fit", *options(fitted)), "6 of 6 trials finished", "--overwrite", "--ckpt_path last")
     for wrong in ("--model.ranks=[99]", "--data.relations=[thing_color]", "--model.fitting.selection_trials=2"):
         for more in ([], ["--overwrite"]):
             named = wrong.partition("=[")[2].rstrip("]") or "leave none to report"
-            assert_one_error(run("fit", *options(folders, wrong, *more)), named)
+            assert_one_error(run("fit", *options(fitted, wrong, *more)), named)
     assert files_in(Path("lre_runs")).items() >= before.items()
 
 
-def test_overwrite_replaces_a_fit_and_keeps_other_files(run, folders, finished):
+def test_overwrite_replaces_a_fit_and_keeps_other_files(run, fitted, finished):
     own = ["lre_runs/notes.txt", "lre_runs/lres/mine.safetensors", "lre_runs/figures/mine.png"]
     for path in map(Path, own):
         path.write_text("own")
     more = ["--data.relations=[half_colour]", "--data.trials=1", "--overwrite"]
-    status, _, error = run("fit", *options(folders, *more))
+    status, _, error = run("fit", *options(fitted, *more))
     assert status == 0, error
     assert [path for path in own if Path(path).read_text() == "own"] == own
     assert {(record.relation, record.trial) for record in read_records(["lre_runs"])} == {("half colour", 0)}
@@ -323,7 +205,7 @@ def test_overwrite_replaces_a_fit_and_keeps_other_files(run, folders, finished):
     (version,) = Path("lre_runs/lightning_logs").iterdir()
     assert yaml.safe_load((version / "config.yaml").read_text())["overwrite"] is False
     again = ["--data.relations=[half_colour]", "--data.trials=1", "--overwrite", "--ckpt_path=last"]
-    assert run("fit", *options(folders, *again))[0] == 0  # as a stopped fit says: it goes on, and removes nothing
+    assert run("fit", *options(fitted, *again))[0] == 0  # as a stopped fit says: it goes on, and removes nothing
 
 
 def test_removing_a_fit_leaves_nothing_of_it_and_its_checkpoint_to_the_end(finished, monkeypatch, run):

@@ -34,23 +34,16 @@ def lenses_of(fitted):
 
 def test_texts_as_arguments(fitted, capsys):
     assert predict(fitted, "thing0", "colour thing5") == 0
-    printed = capsys.readouterr().out
+    assert f"{OBJECTS[0]} " in capsys.readouterr().out
     lenses = lenses_of(fitted)
     assert [(lens["name"], lens["text"]) for lens in lenses] == [
         (name, text) for text in ("thing0", "colour thing5") for name in ("half colour", "thing colour", "logit lens")
     ]
     for lens in lenses:
         subject = int(lens["text"].split("thing")[1])
-        for layer in lens["top"]:
-            assert layer[-1][0].strip() == OBJECTS[subject % 4]
-    assert {path.name for path in (fitted / "run" / "lenses").iterdir()} == {
-        "lenses.html",
-        "lenses.json",
-        "text0.png",
-        "text1.png",
-    }
-    assert f"{OBJECTS[0]} " in printed
-    assert "thing colour" in printed
+        assert {layer[-1][0].strip() for layer in lens["top"]} == {OBJECTS[subject % 4]}
+    files = {path.name for path in (fitted / "run" / "lenses").iterdir()}
+    assert files == {"lenses.html", "lenses.json", "text0.png", "text1.png"}
 
 
 def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
@@ -180,10 +173,15 @@ def test_a_table_of_many_texts(fitted, monkeypatch, tmp_path, capsys):
     assert "is not a table of these texts, LREs and options: give another name" in capsys.readouterr().err
 
 
-def test_distract_asks_the_lm_and_the_lens(fitted, capsys):
-    assert lre("distract", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}") == 0
+def apart(fitted, tmp_path):
+    """Options by which a command takes the LREs of the run, and writes elsewhere."""
+    return [*QUIET, f"--trainer.default_root_dir={tmp_path}", f"--ckpt_path={fitted / 'run/checkpoints/last.ckpt'}"]
+
+
+def test_distract_asks_the_lm_and_the_lens(fitted, tmp_path, capsys):
+    assert lre("distract", *apart(fitted, tmp_path)) == 0
     assert "Attribute lens on RD prompts" in capsys.readouterr().out
-    folder = fitted / "run" / "distraction"
+    folder = tmp_path / "distraction"
     assert {path.name for path in folder.iterdir()} == {
         f"attribute_lens{average}.{ending}" for average in ("", "_macro") for ending in ("csv", "tex")
     }
@@ -195,13 +193,12 @@ def test_distract_asks_the_lm_and_the_lens(fitted, capsys):
         assert int(rows[condition]["prompts"]) == 2 * (20 + 10)
 
 
-def test_cross_scores_every_lre_on_every_relation(fitted, capsys):
-    assert lre("cross", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}") == 0
+def test_cross_scores_every_lre_on_every_relation(fitted, tmp_path, capsys):
+    assert lre("cross", *apart(fitted, tmp_path)) == 0
     assert "its own LRE" in capsys.readouterr().out
-    folder = fitted / "run" / "cross"
-    with (folder / "cross_faithfulness.csv").open(newline="") as file:
+    with (tmp_path / "cross" / "cross_faithfulness.csv").open(newline="") as file:
         (first, second) = csv.DictReader(file)
     # The LREs of the toy are the identity, whatever the relation.
     assert [first[name] for name in ("relation", "half colour", "thing colour")] == ["half colour", "1.0", "1.0"]
     assert second["half colour"] == "1.0"
-    assert {path.suffix for path in folder.glob("cross.*")} == {".svg", ".png"}
+    assert {path.suffix for path in (tmp_path / "cross").glob("cross.*")} == {".svg", ".png"}
