@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
@@ -18,10 +17,10 @@ from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.estimator import digest_of
 from lre_lightning.models.tokenizer import load_tokenizer, start_token
 from lre_lightning.options import option, options_of, plain
-from lre_lightning.prompts.texts import lines_of, open_texts
+from lre_lightning.prompts.texts import open_texts
 from lre_lightning.prompts.tokenization import tokenize
-from lre_lightning.relations.formats import readable
 from lre_lightning.relations.sources import plain_source, prepare
+from lre_lightning.storage.plain import mapping
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,21 +98,13 @@ class TextDataModule(LightningDataModule):
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer.
-
-        Raises:
-            LREError: It cannot be loaded.
-        """
+        """The tokenizer, which is loaded at first use."""
         given, options = self._given_tokenizer, (self.reading.tokenizer_revision, self.reading.trust_remote_code)
         return load_tokenizer(given, *options) if isinstance(given, str) else given
 
     @cached_property
     def sequences(self) -> list[list[int]]:
-        """The token ids of all sequences.
-
-        Raises:
-            LREError: The texts cannot be read, or none is long enough.
-        """
+        """The token ids of all sequences, at least one."""
         texts = read_texts(self._texts, self.reading.column, self.reading.split)
         found = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
         if not found:
@@ -142,25 +133,14 @@ class TextDataModule(LightningDataModule):
 
 
 def read_texts(source: Any, column: str = "text", split: str | None = None) -> Iterator[str]:
-    """Read texts of any length one by one; see `lre_lightning.prompts.texts.read_texts` for the arguments.
-
-    Raises:
-        LREError: There is no such source or column, or a value is not text.
-    """
-    if isinstance(source, list | tuple):
-        for part in source:
-            yield from read_texts(part, column, split)
-        return
-    opened = open_texts(source, column, split)
-    if isinstance(opened, Path):
-        yield from lines_of(opened)
-        return
-    for part in opened:
-        with readable(part.place):
-            for number, row in part.read([column]):
-                if not isinstance(row.get(column), str):
-                    raise LREError(f"{part.place}, {part.unit} {number}: {column!r} must be a text")
-                yield row[column]
+    """Read texts of any length one by one; see `lre_lightning.prompts.texts.read_texts` for the arguments."""
+    for one in source if isinstance(source, list | tuple) else [source]:
+        for part in open_texts(one, column, split):
+            for at, row in part.placed([column]):
+                text = mapping(row, at).get(column)
+                if not isinstance(text, str):
+                    raise LREError(f"{at}: {column!r} must be a text")
+                yield text
 
 
 def token_sequences(

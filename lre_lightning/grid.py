@@ -16,12 +16,11 @@ MOST_LAYERS, WIDEST = 10_000, 2**16
 """Upper bounds on the layers and the width of an LM."""
 
 DEFAULT_BETAS = tuple(step / 4 for step in range(21))
-MAX_DEFAULT_RANK = 256
 
 
 def default_ranks(hidden_size: int) -> list[int]:
     """Return powers of two from 4 to 256 or the width of the hidden states; the width alone if it is below 4."""
-    largest = min(hidden_size, MAX_DEFAULT_RANK)
+    largest = min(hidden_size, 256)
     return [2**power for power in range(2, largest.bit_length()) if 2**power <= largest] or [hidden_size]
 
 

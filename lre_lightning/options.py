@@ -80,11 +80,7 @@ def declared(kind: type, what: str) -> dict[str, Any]:
 
 
 def flatten(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a class by their dotted names, those of its nested options one by one.
-
-    Raises:
-        LREError: If nested options are neither a dataclass nor a mapping.
-    """
+    """Return the arguments of a class by their dotted names, those of its nested options one by one."""
     flat: dict[str, Any] = {}
     groups = _groups(kind)
     for name, value in arguments.items():

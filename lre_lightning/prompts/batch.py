@@ -1,7 +1,7 @@
 """Batches of prompts of one relation and trial."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -54,7 +54,6 @@ class RelationBatch:
     prompts: tuple[Prompt, ...]
 
     def __len__(self) -> int:
-        """Return the number of prompts."""
         return len(self.prompts)
 
     @property
@@ -101,8 +100,7 @@ class RelationBatch:
         ]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "RelationBatch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed: dict[str, Any] = {name: function(v) for name, v in values.items() if isinstance(v, Tensor)}
+        changed: dict[str, Any] = {name: function(v) for name, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **changed)
 
 

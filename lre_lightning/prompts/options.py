@@ -19,7 +19,6 @@ TrainSample: TypeAlias = str | list[str]
 TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
 """Names for choices of templates: all of a relation's templates of one kind, or ``"{}"`` alone."""
 
-
 BETWEEN_TEMPLATES = " | "
 """What joins the templates of a trial where there are several."""
 
@@ -59,7 +58,6 @@ class Prompts:
     train_samples: dict[str, list[TrainSample]] | None = option(None)
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if isinstance(self.template, Mapping):
             for given in self.template.values():
                 check_template(given)

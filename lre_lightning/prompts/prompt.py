@@ -159,8 +159,7 @@ def make_prompts_after(
 ) -> list[Prompt]:
     """Make one prompt for each sample after a text, which ends in the white space that separates it from the template.
 
-    Raises:
-        LREError: As in `make_prompts`.
+    The errors are those of `make_prompts`.
     """
     check_tokenizer(tokenizer)
     check_template(template)

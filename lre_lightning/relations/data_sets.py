@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from lre_lightning.errors import LREError, first_line
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 HUB_OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "token")
 """The options of `datasets.load_dataset` that apply to a data set of the Hub."""
 
-_Split = TypeVar("_Split")
-
 _HUB_NAME = re.compile(r"(hf://datasets/)?([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([^\s@]+))?", re.ASCII)
 _SAVED = ({"dataset_info.json", "state.json"}, {"dataset_dict.json"})
 
@@ -36,17 +35,12 @@ def is_saved(folder: str | Path) -> bool:
 
 def is_hub_name(name: str) -> bool:
     """Return whether a string can be the name of a data set of the Hub, and not a path to a file of relations."""
-    if name.startswith("hf://"):
-        return True
-    return bool(_HUB_NAME.fullmatch(name)) and "/" in name and not (name.endswith(".json") or has_table_suffix(name))
+    is_file_name = name.endswith(".json") or has_table_suffix(name)
+    return name.startswith("hf://") or ("/" in name and not is_file_name and bool(_HUB_NAME.fullmatch(name)))
 
 
 def open_saved(folder: Path, split: Any = None) -> Opened:
-    """Open a folder written by `save_to_disk`.
-
-    Raises:
-        LREError: It is broken.
-    """
+    """Open a folder written by `save_to_disk`; a broken one is an `LREError`."""
     from datasets import load_from_disk
 
     try:
@@ -57,11 +51,7 @@ def open_saved(folder: Path, split: Any = None) -> Opened:
 
 
 def open_loaded(loaded: Any, place: str = "the data set", name: str = "dataset", split: Any = None) -> Opened:
-    """Open a data set in memory.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Open a data set in memory; anything else is an `LREError`."""
     from datasets import Dataset, DatasetDict
 
     if isinstance(loaded, Dataset):
@@ -84,12 +74,8 @@ def _rows(dataset: Dataset, place: str) -> Rows:
     return Rows(place, "row", dataset.column_names, rows)
 
 
-def choose_splits(place: str, splits: Mapping[str, _Split], split: Any) -> list[_Split]:
-    """Return the splits that are requested, such as ``"train+test"``, or the only one.
-
-    Raises:
-        LREError: There is no such split, or there are several and none is requested.
-    """
+def choose_splits(place: str, splits: Mapping[str, Any], split: Any) -> list[Any]:
+    """Return the splits that are requested, such as ``"train+test"``, or the only one; others are an `LREError`."""
     names = ", ".join(map(repr, splits))
     if split is None:
         if len(splits) != 1:
@@ -105,11 +91,7 @@ def choose_splits(place: str, splits: Mapping[str, _Split], split: Any) -> list[
 
 
 def open_hub(source: str, options: Mapping[str, Any]) -> Opened:
-    """Open a data set of the Hub.
-
-    Args:
-        source: ``hf://datasets/ORG/NAME[@REVISION]`` or ``ORG/NAME``.
-        options: Some of `HUB_OPTIONS`.
+    """Open a data set of the Hub; the arguments are those of `fetch_hub`.
 
     Raises:
         LREError: The Hub has no such data set, it cannot be downloaded, or it has no tables.
@@ -125,7 +107,7 @@ def open_hub(source: str, options: Mapping[str, Any]) -> Opened:
         raise LREError(f"the data set {name!r} of the Hub cannot be read: {reason}") from error
     splits = {str(split): list(map(Path, paths)) for split, paths in (builder.config.data_files or {}).items()}
     parts = []
-    for path in (path for paths in choose_splits(source, splits, options.get("split")) for path in paths):
+    for path in chain.from_iterable(choose_splits(source, splits, options.get("split"))):
         if not Path(os.path.normpath(path)).is_relative_to(folder.resolve()):  # links lead elsewhere in the cache
             raise LREError(f"the data set {name!r} of the Hub names the file {shown(str(path))}, which is not its own")
         parts.append(open_rows(path))

@@ -47,6 +47,12 @@ class Rows:
     names: Sequence[str]
     read: Callable[[Sequence[str]], Iterable[Row]]
 
+    def placed(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Iterate over the rows, each after its place for errors; an `LREError` ends this where one cannot be read."""
+        with readable(self.place):
+            for number, row in self.read(names):
+                yield f"{self.place}, {self.unit} {number}", row
+
 
 Opened: TypeAlias = tuple[str, str, list[Rows]]
 """The name of a source for errors, the name of its relation if it has no column of relations, and its rows."""
@@ -62,21 +68,13 @@ def _suffix(name: str | Path) -> str:
 
 
 def open_file(path: Path) -> Opened:
-    """Open a file by its suffix.
-
-    Raises:
-        LREError: The file cannot be read.
-    """
+    """Open a table by its suffix; one that cannot be read is an `LREError`."""
     stem = Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
     return str(path), printable(stem), [open_rows(path)]
 
 
 def open_rows(path: Path) -> Rows:
-    """Open a file in one of the `FORMATS` or in JSON.
-
-    Raises:
-        LREError: The file cannot be read.
-    """
+    """Open a file in one of the `FORMATS` or in JSON; one that cannot be read is an `LREError`."""
     check_file(path, LARGEST_TABLE)
     with readable(path):
         if _suffix(path) == ".json":
@@ -88,11 +86,7 @@ def open_rows(path: Path) -> Rows:
 
 @contextmanager
 def readable(place: object) -> Iterator[None]:
-    """Turn the exceptions that readers raise for invalid files into one that names the file.
-
-    Raises:
-        LREError: Reading failed.
-    """
+    """Turn the exceptions that readers raise for invalid files into an `LREError` that names the file."""
     try:
         yield
     except LREError:
@@ -135,6 +129,12 @@ def _csv(path: Path, delimiter: str = ",") -> Rows:
 
     first, header = next(records(), (0, []))
     return Rows(str(path), "line", header, rows)
+
+
+def text_lines(path: Path, column: str) -> Rows:
+    """Open a text file whose lines, without their ends and without blank ones, are the only column."""
+    lines = ((number, {column: line.rstrip("\r\n")}) for number, line in enumerate(_lines(path), 1) if line.strip())
+    return Rows(str(path), "line", [column], lambda names: lines)
 
 
 def _json_lines(path: Path) -> Rows:

@@ -83,11 +83,7 @@ def _parse(path: Path) -> Any:
 
 
 def check_file(path: Path, largest: int) -> None:
-    """Check that a path is an ordinary file, which reading does not block on, of at most `largest` bytes.
-
-    Raises:
-        LREError: It is something else.
-    """
+    """Check that a path is an ordinary file, which reading does not block on, of at most `largest` bytes."""
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
@@ -99,11 +95,7 @@ def check_file(path: Path, largest: int) -> None:
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary of a JSON object, as ``object_pairs_hook`` of `json.loads`.
-
-    Raises:
-        ValueError: A key occurs twice.
-    """
+    """Make a dictionary of a JSON object for `json.loads`; a key that occurs twice is a `ValueError`."""
     found = dict(pairs)
     if len(found) < len(pairs):
         double, _ = Counter(key for key, _ in pairs).most_common(1)[0]

@@ -19,8 +19,6 @@ REPOSITORY = "https://github.com/evandez/relations"
 REVISION = "1b9ec3cf2b8368e42bde7e80fcef384312a6ec07"
 ADDRESS = f"https://raw.githubusercontent.com/evandez/relations/{REVISION}/data/"
 MANIFEST = Path(__file__).with_name("paper.sha256")
-CACHE_DIR_VARIABLE = "LRE_CACHE_DIR"
-ADDRESS_VARIABLE = "LRE_PAPER_RELATIONS_URL"
 RETRIES = 2
 
 
@@ -43,22 +41,19 @@ def fetch_paper_relations(timeout: float = 20.0) -> Path:
     """
     import pooch  # type: ignore[import-untyped]
 
-    named = os.environ.get(CACHE_DIR_VARIABLE)
+    named = os.environ.get("LRE_CACHE_DIR")
     cache = Path(os.path.expanduser(named or pooch.os_cache("lre-lightning"))).absolute()
-    address = os.environ.get(ADDRESS_VARIABLE) or ADDRESS
+    address = os.environ.get("LRE_PAPER_RELATIONS_URL") or ADDRESS
     files = pooch.create(cache / REVISION, address.rstrip("/") + "/", retry_if_failed=RETRIES)
     files.load_registry(MANIFEST)
-    missing = [name for name, checksum in files.registry.items() if not _is_there(files.abspath / name, checksum)]
+    folder = Path(files.abspath)
+    there = {name for name in files.registry if (folder / name).is_file()}
+    whole = {name for name in there if pooch.file_hash(str(folder / name)) == files.registry[name]}
+    missing = [name for name in files.registry if name not in whole]
     if missing:
         with failures_named(cache):
             _fetch(files, missing, timeout)
-    return Path(files.abspath)
-
-
-def _is_there(path: Path, checksum: str) -> bool:
-    import pooch
-
-    return path.is_file() and str(pooch.file_hash(str(path))) == checksum
+    return folder
 
 
 def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
@@ -87,7 +82,7 @@ def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
 
 def _not_fetched(address: str, reason: str) -> LREError:
     return LREError(
-        f"the paper's relations cannot be downloaded from {address}: {reason}. Try again, or set {ADDRESS_VARIABLE} to "
-        f"a mirror, or get the folder `data` of the repository in another way (git clone {REPOSITORY}) and give it as "
-        "source or by LRE_RELATIONS_DIR"
+        f"the paper's relations cannot be downloaded from {address}: {reason}. Try again, or set "
+        "LRE_PAPER_RELATIONS_URL to a mirror, or get the folder `data` of the repository in another way (git clone "
+        f"{REPOSITORY}) and give it as source or by LRE_RELATIONS_DIR"
     )

@@ -32,10 +32,6 @@ _T = TypeVar("_T")
 class Problems:
     """The errors of several checks, each in a ``with`` block that it ends, to be raised as one.
 
-    Attributes:
-        count: Their number.
-        found: The messages of the first ones.
-
     >>> problems = Problems()
     >>> for line, value in enumerate([3, "Ottawa", " "], 1):
     ...     with problems:
@@ -51,11 +47,9 @@ class Problems:
         self.count = 0
         self.found: list[str] = []
 
-    def __enter__(self) -> None:
-        """Begin a block."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        """Keep an `LREError`; the program goes on after the block."""
         if not isinstance(error, LREError):
             return False
         self.count += 1
@@ -64,11 +58,7 @@ class Problems:
         return True
 
     def raise_all(self) -> None:
-        """Raise one error that lists the problems.
-
-        Raises:
-            LREError: There is a problem.
-        """
+        """Raise one `LREError` that lists the problems, if there are any."""
         if self.count == 1:
             raise LREError(self.found[0])
         if self.count:
@@ -94,8 +84,7 @@ def check_relation(
         at: Where they are from, such as ``"capitals.json"``.
         problems: Gets what is wrong: missing keys, values of the wrong type, empty or too long texts, texts with
             control characters, and templates without exactly one ``{}``.
-        category: The relation's category if the data have no ``properties.relation_type``. If that is ``""``, the
-            relation has no category.
+        category: The relation's category if the data have no ``properties.relation_type``.
         templates_required: Whether there must be a template.
 
     Returns:

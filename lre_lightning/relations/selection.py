@@ -61,7 +61,6 @@ class Selection:
     options: dict[str, Any] | None = option(None)
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for function in _several(self.function):
             check_choice("function", function, get_args(FunctionType))
         for name in (*SIZES, "first_trial"):
@@ -71,11 +70,7 @@ class Selection:
             check_number("max_samples", self.max_samples, 1)
 
     def choose(self, relations: Sequence[Relation], seed: int) -> tuple[Relation, ...]:
-        """Return the relations that are kept, repaired and reduced to `max_samples` by a seeded choice.
-
-        Raises:
-            LREError: None is kept.
-        """
+        """Return the relations that are kept, repaired and reduced to `max_samples`; none is an `LREError`."""
         if self.repair:
             relations = [repair(relation) for relation in relations]
         chosen = [relation for relation in relations if self._keeps(relation)]

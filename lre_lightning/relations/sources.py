@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from lre_lightning.relations.formats import Opened
 
-RELATIONS_DIR_VARIABLE = "LRE_RELATIONS_DIR"
 PAPER = "paper"
 """The name of the paper's relations."""
 
@@ -121,15 +120,7 @@ def _normalise(name: str) -> str:
 def read_source(
     source: Source, columns: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
 ) -> list[Entry]:
-    """Read all relations of a source.
-
-    Args:
-        source: See this module.
-        columns: As in `load_relations`.
-        options: As in `load_relations`.
-
-    Returns:
-        The place of each relation, and the relation.
+    """Read all relations of a source; the arguments are those of `load_relations`.
 
     Raises:
         LREError: There is no such source, or it is invalid.
@@ -140,7 +131,7 @@ def read_source(
         return [entry for part in source for entry in read_source(part, columns, options)]
     from lre_lightning.relations import json_files, tables
 
-    opened = _open(source, options or {})
+    opened = open_source(source, options or {})
     if not isinstance(opened, Path):
         return [(opened[0], relation) for relation in tables.read_rows(*opened, columns or {})]
     if columns:
@@ -149,8 +140,8 @@ def read_source(
     return [(str(path), relation) for path, relation in read(opened)]
 
 
-def _open(source: Any, options: Mapping[str, Any]) -> Opened | Path:
-    """Open a table or a data set, or return the path of JSON files."""
+def open_source(source: Any, options: Mapping[str, Any]) -> Opened | Path:
+    """Open a table or a data set, or return the path of another file or folder; wrong `options` are an `LREError`."""
     from lre_lightning.relations import data_sets, formats
 
     path = _path(source) if isinstance(source, str | Path) else None
@@ -171,15 +162,7 @@ def _open(source: Any, options: Mapping[str, Any]) -> Opened | Path:
 
 
 def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> None:
-    """Download what a source needs; to be called in one process per machine.
-
-    Args:
-        source: See this module.
-        options: As in `load_relations`.
-
-    Raises:
-        LREError: It cannot be downloaded.
-    """
+    """Download what a source needs, in one process per machine; an `LREError` if that fails."""
     source = resolve(source)
     if isinstance(source, list | tuple):
         for part in source:
@@ -192,15 +175,11 @@ def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> 
 
 def resolve(source: Source | None = None) -> Source:
     """Return the source, or for None the value of ``LRE_RELATIONS_DIR``, else the bundled relations."""
-    return (os.environ.get(RELATIONS_DIR_VARIABLE) or DEMO) if source is None else source
+    return (os.environ.get("LRE_RELATIONS_DIR") or DEMO) if source is None else source
 
 
 def plain_source(source: Source | None) -> Any:
-    """Return a source as strings that are valid in any working directory, or None if it is in memory.
-
-    Raises:
-        LREError: It is empty.
-    """
+    """Return a source as strings that are valid in any working directory, or None if it is in memory."""
     source = resolve(source)
     if source in ("", [], ()):
         raise LREError(f"source is {source!r}; give a file, a folder or a name, or leave it out")

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.formats import Rows, readable
+from lre_lightning.relations.formats import Rows
 from lre_lightning.relations.relation import Relation, Sample, check_template
 from lre_lightning.relations.schema import MOST_SAMPLES, Problems, check_relation, filled
 from lre_lightning.storage.plain import LONGEST_NAME, mapping, shown, text, truth
@@ -100,11 +100,10 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
 
 def _rows(part: Rows, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Iterate over the rows, each with its place."""
-    with readable(part.place):
-        for number, row in part.read(names):
-            if number > MOST_SAMPLES:
-                raise LREError(f"{part.place} has too many rows: it may have {MOST_SAMPLES}")
-            yield f"{part.place}, {part.unit} {number}", row
+    for count, row in enumerate(part.placed(names)):
+        if count >= MOST_SAMPLES:
+            raise LREError(f"{part.place} has too many rows: it may have {MOST_SAMPLES}")
+        yield row
 
 
 def _present(data: Any) -> Any:

@@ -37,11 +37,7 @@ class RunFolder(Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Lock the folder.
-
-        Raises:
-            LREError: In every process, if another fit has locked it.
-        """
+        """Lock the folder; if another fit has locked it, this is an `LREError` in every process."""
 
         def take() -> None:
             if self.begin is not None:
@@ -56,11 +52,7 @@ class RunFolder(Callback):
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Test the folders that the fit will write to: the Trainer's, the LREs', and those of callbacks.
-
-        Raises:
-            LREError: In every process, if one cannot be written to.
-        """
+        """Test the folders that the fit will write to: the Trainer's, the LREs', and those of callbacks."""
         store = getattr(getattr(pl_module, "bank", None), "lres", None)
         given = [trainer.default_root_dir, getattr(store, "folder", None)]
         given += [getattr(callback, "dirpath", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]

@@ -55,7 +55,6 @@ class Stop(Callback):
         return Stop, ()
 
     def __enter__(self) -> Self:
-        """Handle the signals if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
             wanted = [signal.SIGINT] if SLURMEnvironment.detect() else [signal.SIGINT, signal.SIGTERM]
             before = {signum: signal.getsignal(signum) for signum in wanted}
@@ -66,7 +65,6 @@ class Stop(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Restore the earlier handlers."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         if self._timer is not None:

@@ -51,11 +51,9 @@ class FolderLock:
         write_whole(self._owner, f"process {os.getpid()} on {socket.gethostname()} since {now}")
 
     def __enter__(self) -> None:
-        """Lock the folder for a ``with`` block."""
         self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Unlock the folder."""
         self.release()
 
     def look(self) -> None:

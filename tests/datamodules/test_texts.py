@@ -60,7 +60,7 @@ def test_lengths_limits_and_epochs(tmp_path):
     ("name", "content", "options", "message"),
     [
         ("a.txt", "thing0", {}, "no text has 3 tokens"),
-        ("a.txt", b"\xff\xfe", {}, "cannot be read"),
+        ("a.txt", b"\xff\xfe", {}, "line 1 is not in UTF-8"),
         ("a.jsonl", '{"text": 3}', {}, "line 1: 'text' must be a text"),
         ("a.jsonl", '{"body": "a"}', {}, "has the columns body, and no 'text'"),
         ("a.txt", "thing0", {"shortest": 6}, "length must be a whole number of at least 6, got 5"),
