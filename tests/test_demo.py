@@ -5,7 +5,6 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from lre_lightning.scoring.states import PromptStates
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.smaller import Scorer
 from lre_lightning.training.module import LREModule
+from tests.helpers.trainer import trainer_of
 
 LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object superclass"], "company CEO"
 
@@ -66,19 +66,7 @@ def records(tmp_path_factory):
 def fit(folder, relations, **options):
     data = RelationDataModule("demo", relations, "demo", trials=1, selection={"max_samples": 30})
     module = LREModule("demo", betas=[2.25], ranks=[16], **options)
-    trainer = L.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        inference_mode=False,
-    )
-    trainer.fit(module, data)
+    trainer_of(folder).fit(module, data)
     return module
 
 

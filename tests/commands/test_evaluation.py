@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lre_lightning.commands.dataset import count_known
 from lre_lightning.commands.evaluate import evaluate
@@ -16,6 +17,7 @@ from lre_lightning.training.module import LREModule
 from tests.helpers.command import QUICK, lre
 from tests.helpers.options import nested
 from tests.helpers.toy import relation_json, write_toy_model
+from tests.helpers.trainer import trainer_of
 
 SMALL = ["--data.n_shot=3", "--data.trials=2", "--model.betas=[0, 1, 2]", "--model.ranks=[4, 16]"]
 MAIN_ALONE = ["--n_shots=[]", "--templates=false", "--bare=false"]
@@ -38,14 +40,13 @@ def folders(tmp_path_factory):
     return write_toy_model(root / "model"), root / "relations"
 
 
-def command(folders, root, *more):
+def places(folders, root):
     model, relations = folders
-    places = [
-        f"--model.name_or_path={model}",
-        f"--data.source={relations}",
-        f"--trainer.default_root_dir={root}",
-    ]
-    return ["evaluate", *QUICK, *SMALL, *places, *more]
+    return [f"--model.name_or_path={model}", f"--data.source={relations}", f"--trainer.default_root_dir={root}"]
+
+
+def command(folders, root, *more):
+    return ["evaluate", *QUICK, *SMALL, *places(folders, root), *more]
 
 
 @pytest.fixture(scope="module")
@@ -66,29 +67,20 @@ def test_every_fit_has_a_folder_and_records_of_its_kind(evaluated):
     assert {record.relation for record in records["main"]} == {"thing colour", "half colour", "wrong colour"}
     for name in FITS[1:]:
         assert "wrong colour" not in {record.relation for record in records[name]}
-
-
-def test_the_main_fit_measures_everything_and_the_others_its_layer_and_rank(evaluated):
-    scored = [record for record in read_records([evaluated / "main"]) if record.scored]
+    scored = [record for record in records["main"] if record.scored]
     assert len(scored) == 4
-    for record in scored:
+    for record in scored:  # everything is measured
         assert set(record.faithful_baselines) == {"linear regression", "translation", "identity"}
         assert len(record.line_integrals) == 10
         assert record.layers == ("emb", 0, 1)
     chosen = {record.relation: (record.layer, record.rank) for record in scored}
-    for name in ("n1", "n2", "template1"):
-        for record in read_records([evaluated / name]):
-            assert (record.layer, record.rank) == chosen[record.relation]
-            assert record.layers == (record.layer,)
-            assert record.faithful_baselines == {}
-
-
-def test_ends_in_a_report(evaluated):
+    for record in [*records["n1"], *records["n2"], *records["template1"]]:  # at the layer and rank of the main fit
+        assert (record.layer, record.rank) == chosen[record.relation]
+        assert record.layers == (record.layer,)
+        assert record.faithful_baselines == {}
     page = (evaluated / "report" / "index.html").read_text()
-    for relation in ("thing colour", "half colour", "wrong colour"):
-        assert relation in page
-    assert list((evaluated / "report" / "tables").glob("*.csv"))
-    assert list((evaluated / "report" / "tables").glob("*.tex"))
+    assert [name for name in ("thing colour", "half colour", "wrong colour") if name not in page] == []
+    assert {path.suffix for path in (evaluated / "report" / "tables").iterdir()} == {".csv", ".tex"}
 
 
 def test_a_second_call_changes_nothing_and_takes_no_other_options(evaluated, folders, capsys):
@@ -132,12 +124,8 @@ def test_each_fit_can_be_run_again_by_its_own_config(evaluated, tmp_path):
 
 
 def test_the_other_fits_leave_out_what_the_main_fit_leaves_out(folders, tmp_path):
-    options = [
-        "--n_shots=[2]",
-        "--templates=false",
-        "--data.selection.exclude=[half colour]",
-        "--model.fitting.selection_trials=1",
-    ]
+    excluded = ["--data.selection.exclude=[half colour]", "--model.fitting.selection_trials=1"]
+    options = ["--n_shots=[2]", "--templates=false", *excluded]
     assert lre(*command(folders, tmp_path, *options)) == 0
     for name in ("main", "n2", "bare"):
         records = read_records([tmp_path / name])
@@ -156,18 +144,6 @@ def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path):
     [
         ("--n_shots=[0]", "n must be a whole number of at least 1, got 0"),
         ("--data.prompts.template=1", "an evaluation uses all templates in turn: leave template 1 out"),
-        (
-            "--data.selection.exclude=[thing color]",
-            "no relation, category or path 'thing color': did you mean 'thing colour'",
-        ),
-        (
-            "--model.fitting.selection_trials=2",
-            "2 trials that choose leave none to report: there are 2 of each relation",
-        ),
-        (
-            "--model.fitting.choices={capital: {layer: 0, rank: 4}}",
-            "a layer and rank are chosen for 'capital', but for no relation of the data, which has 'half colour'",
-        ),
     ],
 )
 def test_mistakes_are_named(folders, tmp_path, capsys, option, message):
@@ -176,20 +152,9 @@ def test_mistakes_are_named(folders, tmp_path, capsys, option, message):
 
 
 def test_from_python(folders, tmp_path):
-    import lightning as L
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
     def make_trainer(setting):
         checkpoint = ModelCheckpoint(tmp_path / setting.name, filename="last", enable_version_counter=False)
-        options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-        return L.Trainer(
-            max_epochs=-1,
-            reload_dataloaders_every_n_epochs=1,
-            default_root_dir=tmp_path / setting.name,
-            callbacks=[checkpoint],
-            num_sanity_val_steps=0,
-            **options,
-        )
+        return trainer_of(tmp_path / setting.name, [checkpoint], enable_checkpointing=True)
 
     model, relations = map(str, folders)
     module = LREModule(model, betas=[1.0], ranks=[16], fitting={"baselines": True})
@@ -201,16 +166,11 @@ def test_from_python(folders, tmp_path):
 
 
 def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path, monkeypatch, capsys):
-    model, relations = folders
-    places = [
-        f"--model.name_or_path={model}",
-        f"--data.source={relations}",
-        "--data.n_shot=3",
-        "--data.trials=2",
-    ]
-    arguments = ["dataset", "--trainer.accelerator=cpu", *places, f"--trainer.default_root_dir={tmp_path}"]
+    chosen = ["--trainer.accelerator=cpu", "--data.n_shot=3", "--data.trials=2"]
+    arguments = ["dataset", *chosen, *places(folders, tmp_path)]
     assert lre(*arguments) == 0
-    counted = read_records([tmp_path / "dataset_results.jsonl"])
+    results = tmp_path / "dataset_results.jsonl"
+    counted = read_records([results])
     fitted = {(r.relation, r.trial): r for r in read_records([evaluated / "main"])}
     assert len(counted) == len(fitted) == 6
     for record in counted:
@@ -218,16 +178,15 @@ def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path
         assert (record.known, record.tested, record.first_tokens) == (other.known, other.tested, other.first_tokens)
     assert "thing colour" in capsys.readouterr().out
     assert {path.suffix for path in (tmp_path / "dataset").iterdir()} == {".csv", ".tex"}
-    lines = (tmp_path / "dataset_results.jsonl").read_text().splitlines()
-    (tmp_path / "dataset_results.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    asked = []
-    whole = RelationDataModule.val_dataloader
+    lines = results.read_text().splitlines()
+    results.write_text("\n".join(lines[:2]) + "\n")
+    asked, whole = [], RelationDataModule.val_dataloader
     monkeypatch.setattr(
         RelationDataModule, "val_dataloader", lambda self, pairs=None: asked.append(pairs) or whole(self, pairs)
     )
     assert lre(*arguments) == 0
     assert asked == [[2], [3], [4], [5]]
-    assert (tmp_path / "dataset_results.jsonl").read_text().splitlines() == lines
+    assert results.read_text().splitlines() == lines
 
 
 def test_what_is_counted_is_counted_again_with_other_draws_or_prompts(folders, tmp_path):

@@ -19,9 +19,9 @@ from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import tokenize_text
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.training.module import LREModule
-from tests.callbacks.test_beta_tuning import trainer_of
 from tests.helpers.command import QUIET, lre
 from tests.helpers.toy import OBJECTS, WIDTH
+from tests.helpers.trainer import trainer_of
 
 
 def predict(fitted, *args):

@@ -80,8 +80,8 @@ def test_a_folder_for_each_lm_and_one_page(toys, tmp_path, monkeypatch, loaded):
     for step, path in zip(STEPS[:2], paths, strict=False):
         loaded.clear()
         alone = tmp_path / "alone" / str(step)
-        assert run(toys, alone, f"--model.name_or_path={path}", "--n_shots=[]", "--templates=false",
-                   "--bare=false") == 0  # fmt: skip
+        main_alone = ["--n_shots=[]", "--templates=false", "--bare=false"]
+        assert run(toys, alone, f"--model.name_or_path={path}", *main_alone) == 0
         assert read_records([tmp_path / f"step-{step}"]) == read_records([alone / "main"])
     before = results(tmp_path / "step-20") | results(tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
@@ -103,15 +103,7 @@ def test_revisions_are_told_apart(toys, tmp_path, loaded, capsys):
     assert "is of a fit with data.seed 0, not 1" in capsys.readouterr().err
 
 
-def test_all_lms_are_found_before_the_first_fit(toys, tmp_path, loaded, capsys):
-    models = f"--models=[{toys / 'step-10'}, toy/none]"
-    assert run(toys, tmp_path, models) == 2
-    assert "no LM can be loaded from 'toy/none': " in capsys.readouterr().err
-    revisions = ["--model.name_or_path=toy/lm", "--revisions=[step10, step30]"]
-    assert run(toys, tmp_path, *revisions) == 2
-    assert "no LM can be loaded from 'toy/lm@step30': " in capsys.readouterr().err
-    assert not loaded
-    assert not list(tmp_path.iterdir())
+REVISIONS = "--model.name_or_path=toy/lm", "--revisions=[step10, step30]"
 
 
 @pytest.mark.parametrize(
@@ -119,10 +111,12 @@ def test_all_lms_are_found_before_the_first_fit(toys, tmp_path, loaded, capsys):
     [
         (["--models=[a]", "--revisions=[b]"], "give --models or --revisions"),
         (["--model.name_or_path=demo", "--revisions=[b]"], "'demo' is a folder, which has no revisions"),
-        (["--models=[./none]"], "model folder './none' does not exist"),
+        (["--models=[{toys}/step-10, toy/none]"], "no LM can be loaded from 'toy/none': "),
+        (REVISIONS, "no LM can be loaded from 'toy/lm@step30': "),
     ],
 )
-def test_mistakes_are_named(toys, tmp_path, capsys, options, message):
-    assert run(toys, tmp_path, *options) == 2
+def test_mistakes_are_named_before_anything_is_done(toys, tmp_path, loaded, capsys, options, message):
+    assert run(toys, tmp_path, *(option.format(toys=toys) for option in options)) == 2
     assert message in capsys.readouterr().err
+    assert not loaded
     assert not list(tmp_path.iterdir())

@@ -14,6 +14,7 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import WIDTH
+from tests.helpers.trainer import trainer_of
 
 DEMO = {
     "relations": ["country capital city", "person sport"],
@@ -62,20 +63,8 @@ def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
     root.mkdir(parents=True, exist_ok=True)
 
     def trainer() -> L.Trainer:
-        return L.Trainer(
-            default_root_dir=root,
-            accelerator="cpu",
-            devices=devices,
-            strategy=DDPStrategy(start_method="fork") if strategy == "object" else strategy,
-            logger=False,
-            callbacks=[ResultsTable(), Served(root)],
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            num_sanity_val_steps=0,
-            inference_mode=False,
-            reload_dataloaders_every_n_epochs=1,
-            max_epochs=-1,
-        )
+        start = DDPStrategy(start_method="fork") if strategy == "object" else strategy
+        return trainer_of(root, [ResultsTable(), Served(root)], devices=devices, strategy=start)
 
     trainer().fit(module, datamodule=data)
     if strategy != "ddp_spawn":  # whose processes take long to start

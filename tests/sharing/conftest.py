@@ -9,7 +9,7 @@ from lre_lightning.sharing.smaller import Scorer
 from lre_lightning.training.module import LREModule
 from tests.helpers.hub import hub  # noqa: F401
 from tests.helpers.toy import WIDTH, random_toy, toy_tokenizer
-from tests.training.test_module import trainer_of
+from tests.helpers.trainer import trainer_of
 
 
 @pytest.fixture(scope="package")

@@ -4,7 +4,6 @@ import csv
 from collections import Counter
 from dataclasses import replace
 
-import lightning as L
 import pytest
 import torch
 import transformers
@@ -23,6 +22,7 @@ from lre_lightning.training.module import LREModule
 from lre_lightning.training.options import Fitting
 from tests.helpers.tiny_models import STREAMS
 from tests.helpers.toy import LAYERS, WIDTH, toy_model, toy_tokenizer, write_toy_model, write_toy_relations
+from tests.helpers.trainer import trainer_of
 
 GRID = {"betas": [0.0, 1.0], "ranks": [1, WIDTH], "beta": 1.0}
 
@@ -35,23 +35,6 @@ def folders(tmp_path_factory):
 
 def data_of(folders, **options):
     return RelationDataModule(folders[0], source=folders[1], **{"n_shot": 4, "trials": 2, **options})
-
-
-def trainer_of(root, callbacks=(), **options):
-    defaults = {
-        "default_root_dir": root,
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": 0,
-        "inference_mode": False,
-        "reload_dataloaders_every_n_epochs": 1,
-        "max_epochs": -1,
-    }
-    return L.Trainer(**{**defaults, **options}, callbacks=list(callbacks))
 
 
 @pytest.fixture(scope="module")
