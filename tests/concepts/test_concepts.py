@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
@@ -93,6 +95,12 @@ def reference(lm, trial):
 @pytest.fixture(scope="module")
 def evaluated(lm, trial):
     return evaluate_trial(lm, trial, few_shot(LINES, 2), OPTIONS)
+
+
+def test_samples_that_the_user_names_stay(trial):
+    named = Prompts(train_samples={trial.relation.name: ["a", "b"]})
+    assert widened(trial, 0.9, 0, named) is trial
+    assert few_shot(Prompts(shots=1), 5).shots == 1
 
 
 def macro_f1(answers, right):
@@ -234,20 +242,18 @@ TOY = Concepts(("a", "b"), torch.eye(2), 0, 1, 1, "first", Origin("toy", "0", "l
 
 
 def test_mistakes():
-    with pytest.raises(LREError, match="there is no concept of 'c' in 'letters'; there are those of 'a', 'b'"):
-        TOY["c"]
-    with pytest.raises(LREError, match="have no LM to run"):
-        TOY.predict(["x"])
-    with pytest.raises(LREError, match=r"subjects must be a list, such as \['x'\]"):
-        TOY.predict("x")
-    with pytest.raises(LREError, match=r"need vectors \(objects, hidden\), not \(3, 3\)"):
-        replace(TOY, vectors=torch.eye(3))
-    with pytest.raises(LREError, match="not finite"):
-        replace(TOY, vectors=torch.full((2, 2), torch.nan))
     lm = LanguageModel(tiny_model("gpt2"))
     narrow = replace(TOY, origin=replace(TOY.origin, fingerprint=lm.fingerprint))
-    with pytest.raises(LREError, match="have the width 2, and 'GPT2LMHeadModel' 16"):
-        narrow.bind(lm)
+    for call, message in (
+        (lambda: TOY["c"], "there is no concept of 'c' in 'letters'; there are those of 'a', 'b'"),
+        (lambda: TOY.predict(["x"]), "have no LM to run"),
+        (lambda: TOY.predict("x"), r"subjects must be a list, such as \['x'\]"),
+        (lambda: replace(TOY, vectors=torch.eye(3)), r"need vectors \(objects, hidden\), not \(3, 3\)"),
+        (lambda: replace(TOY, vectors=torch.full((2, 2), torch.nan)), "not finite"),
+        (lambda: narrow.bind(lm), "have the width 2, and 'GPT2LMHeadModel' 16"),
+    ):
+        with pytest.raises(LREError, match=message):
+            call()
     assert "<caption>Concepts: letters</caption>" in TOY._repr_html_()
 
 
@@ -283,12 +289,8 @@ def test_options(options, message):
     ],
 )
 def test_files_of_strangers(tmp_path, change, message):
-    from safetensors.torch import load_file, save_file
-
     path = tmp_path / "c.safetensors"
     TOY.save(path)
-    from safetensors import safe_open
-
     with safe_open(path, "pt") as file:
         metadata = json.loads(file.metadata()["concepts"])
     save_file(load_file(path), path, {"concepts": json.dumps(change(metadata))})
@@ -297,8 +299,6 @@ def test_files_of_strangers(tmp_path, change, message):
 
 
 def test_a_file_with_other_tensors(tmp_path):
-    from safetensors.torch import save_file
-
     path = tmp_path / "c.safetensors"
     save_file({"weight": torch.eye(2)}, path, {"concepts": "{}"})
     with pytest.raises(LREError, match="should have vectors alone"):
@@ -308,9 +308,3 @@ def test_a_file_with_other_tensors(tmp_path):
         Concepts.load(path)
     with pytest.raises(LREError, match="no such file"):
         Concepts.load(tmp_path / "none")
-
-
-def test_samples_that_the_user_names_stay(trial):
-    named = Prompts(train_samples={trial.relation.name: ["a", "b"]})
-    assert widened(trial, 0.9, 0, named) is trial
-    assert few_shot(Prompts(shots=1), 5).shots == 1

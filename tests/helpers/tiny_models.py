@@ -14,205 +14,113 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 
 WIDTH, LAYERS, VOCAB = 16, 3, 97
-_COMMON: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-_GPT2: dict[str, Any] = {**_COMMON, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}
-_LLAMA: dict[str, Any] = {
-    **_COMMON,
-    "hidden_size": WIDTH,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
 _WINDOW = 6  # shorter than the tests' prompts
-_NEOX = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"}
-_GEMMA: dict[str, Any] = {**_LLAMA, "head_dim": 8}
-_GEMMA2: dict[str, Any] = {**_GEMMA, "sliding_window": _WINDOW, "query_pre_attn_scalar": 8}
-_FALCON: dict[str, Any] = {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
-_OPT: dict[str, Any] = {**_NEOX, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
+_COMMON: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+_GPT2 = dict(_COMMON, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=64)
+_WIDE = dict(_COMMON, hidden_size=WIDTH, num_hidden_layers=LAYERS)
+_NEOX = dict(_WIDE, intermediate_size=48, num_attention_heads=4, max_position_embeddings=64)
+_OPT = dict(_NEOX, ffn_dim=48, word_embed_proj_dim=WIDTH)
+_FALCON = dict(_WIDE, num_attention_heads=4)
+_LLAMA = dict(_NEOX, num_key_value_heads=2)
+_GEMMA = dict(_LLAMA, head_dim=8)
+_GEMMA2 = dict(_GEMMA, sliding_window=_WINDOW, query_pre_attn_scalar=8)
+_BY_LAYER = {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 4}
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_INDEXER = {"index_head_dim": 8, "index_n_heads": 16, "index_topk": 32}
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+_DEEPSEEK = {**_LLAMA, **_EXPERTS, **_INDEXER, **_LATENT, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1}
+_LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_ROPE3 = {"rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SLIDING, _FULL, _OTHER = "sliding_attention", "full_attention", "linear_attention"
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", _GPT2),
-    "ctrl": ("CTRL", {**_GPT2, "dff": 48}),  # which changes its embeddings in place
-    "gptj": ("GPTJ", {**_GPT2, "rotary_dim": 4}),
+    "ctrl": ("CTRL", dict(_GPT2, dff=48)),  # which changes its embeddings in place
+    "gptj": ("GPTJ", dict(_GPT2, rotary_dim=4)),
     "gpt_neo": (
         "GPTNeo",
-        {
-            **_NEOX,
-            "num_layers": LAYERS,
-            "num_heads": 4,
-            "window_size": _WINDOW,
-            "attention_types": [[["global", "local", "global"], 1]],
-        },
+        dict(_NEOX, num_layers=LAYERS, num_heads=4, window_size=_WINDOW)
+        | {"attention_types": [[["global", "local", "global"], 1]]},
     ),
     "gpt_neox": ("GPTNeoX", _NEOX),
-    "gpt_neox_sequential": ("GPTNeoX", {**_NEOX, "use_parallel_residual": False}),
+    "gpt_neox_sequential": ("GPTNeoX", dict(_NEOX, use_parallel_residual=False)),
     "opt": ("OPT", _OPT),
-    "bloom": ("Bloom", {**_COMMON, "hidden_size": WIDTH, "n_layer": LAYERS, "n_head": 4}),
-    "falcon": ("Falcon", {**_FALCON, "multi_query": True, "bias": False}),
-    "falcon_new": ("Falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon_alibi": ("Falcon", {**_FALCON, "alibi": True, "parallel_attn": False, "multi_query": False, "bias": True}),
-    "mpt": ("Mpt", {**_COMMON, "d_model": WIDTH, "n_layers": LAYERS, "n_heads": 4, "max_seq_len": 64}),
+    "bloom": ("Bloom", dict(_COMMON, hidden_size=WIDTH, n_layer=LAYERS, n_head=4)),
+    "falcon": ("Falcon", dict(_FALCON, multi_query=True, bias=False)),
+    "falcon_new": ("Falcon", dict(_FALCON, new_decoder_architecture=True, num_kv_heads=2)),
+    "falcon_alibi": ("Falcon", dict(_FALCON, alibi=True, parallel_attn=False, multi_query=False, bias=True)),
+    "mpt": ("Mpt", dict(_COMMON, d_model=WIDTH, n_layers=LAYERS, n_heads=4, max_seq_len=64)),
     "phi": ("Phi", _LLAMA),
-    "phi3": ("Phi3", {**_LLAMA, "sliding_window": _WINDOW}),
+    "phi3": ("Phi3", dict(_LLAMA, sliding_window=_WINDOW)),
     "llama": ("Llama", _LLAMA),
     "llama3": (
         "Llama",
-        {
-            **_LLAMA,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8,
-            },
-        },
+        dict(_LLAMA, rope_scaling=dict(_ROPE3, rope_type="llama3", original_max_position_embeddings=8)),
     ),
-    "mistral": ("Mistral", {**_LLAMA, "sliding_window": _WINDOW}),
-    "mixtral": (
-        "Mixtral",
-        {**_LLAMA, "sliding_window": _WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
-    ),
+    "mistral": ("Mistral", dict(_LLAMA, sliding_window=_WINDOW)),
+    "mixtral": ("Mixtral", dict(_LLAMA, sliding_window=_WINDOW, num_local_experts=4, num_experts_per_tok=2)),
     "qwen2": ("Qwen2", _LLAMA),
-    "qwen3": ("Qwen3", {**_LLAMA, "head_dim": 8}),
+    "qwen3": ("Qwen3", _GEMMA),
     "gemma": ("Gemma", _GEMMA),
-    "gemma2": ("Gemma2", {**_GEMMA2, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
-    "gemma3": (
-        "Gemma3Text",
-        {**_GEMMA2, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
-    ),
-    "olmo": ("Olmo", {**_LLAMA, "clip_qkv": 1.0}),
+    "gemma2": ("Gemma2", dict(_GEMMA2, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)),
+    "gemma3": ("Gemma3Text", dict(_GEMMA2, layer_types=[_SLIDING, _SLIDING, _FULL])),
+    "olmo": ("Olmo", dict(_LLAMA, clip_qkv=1.0)),
     "olmo2": ("Olmo2", _LLAMA),
-    "stablelm": ("StableLm", {**_LLAMA, "partial_rotary_factor": 0.5}),
-    "starcoder2": ("Starcoder2", {**_LLAMA, "sliding_window": _WINDOW}),
-    "cohere": ("Cohere", {**_LLAMA, "logit_scale": 0.25, "use_qk_norm": True}),
+    "stablelm": ("StableLm", dict(_LLAMA, partial_rotary_factor=0.5)),
+    "starcoder2": ("Starcoder2", dict(_LLAMA, sliding_window=_WINDOW)),
+    "cohere": ("Cohere", dict(_LLAMA, logit_scale=0.25, use_qk_norm=True)),
     "granite": (
         "Granite",
-        {
-            **_LLAMA,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "attention_multiplier": 0.4,
-            "logits_scaling": 4.0,
-        },
+        dict(_LLAMA, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.4, logits_scaling=4.0),
     ),
 }
 
 UNSHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("OpenAIGPT", _GPT2),
-    "mamba": ("Mamba", {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 4}),
-    "rwkv": ("Rwkv", {**_COMMON, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "attention_hidden_size": WIDTH}),
-    "recurrent_gemma": ("RecurrentGemma", {**_LLAMA, "lru_width": WIDTH, "attention_window_size": _WINDOW}),
+    "mamba": ("Mamba", dict(_WIDE, state_size=4)),
+    "rwkv": ("Rwkv", dict(_WIDE, attention_hidden_size=WIDTH)),
+    "recurrent_gemma": ("RecurrentGemma", dict(_LLAMA, lru_width=WIDTH, attention_window_size=_WINDOW)),
     "qwen3_next": (
         "Qwen3Next",
-        {
-            **_LLAMA,
-            "head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "num_experts": 4,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-            "num_experts_per_tok": 2,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-        },
+        dict(_GEMMA, **_LINEAR, layer_types=[_OTHER, _OTHER, _FULL])
+        | {"num_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     ),
-    "lfm2": ("Lfm2", {**_LLAMA, "layer_types": ["conv", "conv", "full_attention"]}),
+    "lfm2": ("Lfm2", dict(_LLAMA, layer_types=["conv", "conv", _FULL])),
     "jamba": (
         "Jamba",
-        {
-            **_LLAMA,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "num_experts": 4,
-            "use_mamba_kernels": False,
-        },
+        dict(_LLAMA, mamba_d_state=4, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1)
+        | {"num_experts": 4, "use_mamba_kernels": False},
     ),
-    "mamba2": (
-        "Mamba2",
-        {
-            **_COMMON,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "state_size": 4,
-            "num_heads": 4,
-            "head_dim": 8,
-            "n_groups": 1,
-            "chunk_size": 4,
-        },
-    ),
-    "deepseek_v32": (
-        "DeepseekV32",
-        {
-            **_LLAMA,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 16,
-            "q_lora_rank": 8,
-            "kv_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 4,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "index_head_dim": 8,
-            "index_n_heads": 16,
-            "index_topk": 32,
-        },
-    ),
+    "mamba2": ("Mamba2", dict(_WIDE, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=4)),
+    "deepseek_v32": ("DeepseekV32", dict(_DEEPSEEK, first_k_dense_replace=1)),
     "gemma4_shared_keys": (
         "Gemma4Text",
-        {
-            **_GEMMA2,
-            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-            "num_kv_shared_layers": 1,
-            "global_head_dim": 8,
-            "vocab_size_per_layer_input": VOCAB,
-            "hidden_size_per_layer_input": 4,
-        },
+        dict(_GEMMA2, **_BY_LAYER, layer_types=[_SLIDING, _FULL, _FULL], num_kv_shared_layers=1, global_head_dim=8),
     ),
 }
 """Families without keys and values that prompts could share."""
 
-_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_INDEXER = {"index_head_dim": 8, "index_n_heads": 16, "index_topk": 32}
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v4": (
         "DeepseekV4",
         {
-            **{**_LLAMA, **_EXPERTS, **_INDEXER, "head_dim": 8, "hc_mult": 3, "sliding_window": _WINDOW},
+            **{**_GEMMA, **_EXPERTS, **_INDEXER, "hc_mult": 3, "sliding_window": _WINDOW},
             **{"q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2, "num_key_value_heads": 1},
             "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
-            "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+            "layer_types": [_SLIDING, "compressed_sparse_attention", "heavily_compressed_attention"],
         },
     ),
     "hy_v4": (
         "HYV4",
-        {
-            **{**_LLAMA, **_EXPERTS, **_INDEXER, "num_key_value_heads": 4, "hc_mult": 3, "n_group": 1, "topk_group": 1},
-            **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
-            **{"layer_types": ["indexed_attention"] * 3, "indexer_types": ["full", "full", "shared"]},
-        },
+        dict(_DEEPSEEK, hc_mult=3, layer_types=["indexed_attention"] * 3, indexer_types=["full", "full", "shared"]),
     ),
     "gemma3n": (  # on the first axis
         "Gemma3nText",
-        {
-            **{**_GEMMA2, "altup_num_inputs": 3, "num_kv_shared_layers": 0, "laurel_rank": 4},
-            **{"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 4},
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "activation_sparsity_pattern": None,
-        },
+        dict(_GEMMA2, **_BY_LAYER, altup_num_inputs=3, num_kv_shared_layers=0, laurel_rank=4)
+        | {"layer_types": [_SLIDING, _SLIDING, _FULL], "activation_sparsity_pattern": None},
     ),
-    "opt_350m": ("OPT", {**_OPT, "word_embed_proj_dim": 8, "do_layer_norm_before": False}),
+    "opt_350m": ("OPT", dict(_OPT, word_embed_proj_dim=8, do_layer_norm_before=False)),
 }
 """Families with three residual streams, and one with a projection, so without the layer "emb"."""
 

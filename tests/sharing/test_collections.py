@@ -36,6 +36,9 @@ def test_a_collection_has_the_lres_and_records_of_its_run(fit, run, tmp_path):
         assert (collection.model, collection.fingerprint) == ("toys/affine", module.lm.fingerprint)
         assert collection[COLOUR].origin.trial == 0
         assert collection.path((COLOUR, 2)).name == "trial2.safetensors"
+        assert repr(collection).startswith("LRECollection(6 LREs of 2 relations of 'toys/affine', folder ")
+        assert collection._repr_html_().count("<tr>") == 7
+        assert f"<td>{COLOUR}</td><td>0</td><td>0</td>" in collection._repr_html_()
 
 
 def test_lres_are_found_by_relation_category_layer_and_score(fit, run, tmp_path):
@@ -65,13 +68,12 @@ def plain_scores(fit, key, weight, bias, rank, without=()):
     keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
     trial = data.trial(keys.index(key))
     states, said = {}, {}
-    for (batch,) in [list(data.val_dataloader([keys.index(key)]))]:
-        for row, prompt in enumerate(batch.prompts):
-            ids = torch.tensor([prompt.input_ids])
-            found = lm.hidden_states(ids, [record.layer, lm.num_layers - 1])
-            s, o = found[record.layer][0, prompt.subject_position], found[lm.num_layers - 1][0, -1]
-            if int(lm.decode(o).argmax()) == int(batch.object_token[row]) and prompt.subject not in without:
-                states[row], said[row] = (s.numpy(), o.numpy()), int(lm.decode(o).argmax())
+    (batch,) = data.val_dataloader([keys.index(key)])
+    for row, prompt in enumerate(batch.prompts):
+        found = lm.hidden_states(torch.tensor([prompt.input_ids]), [record.layer, lm.num_layers - 1])
+        s, o = found[record.layer][0, prompt.subject_position], found[lm.num_layers - 1][0, -1]
+        if int(lm.decode(o).argmax()) == int(batch.object_token[row]) and prompt.subject not in without:
+            states[row], said[row] = (s.numpy(), o.numpy()), int(lm.decode(o).argmax())
     tokens = [said.get(row, -1) for row in range(len(trial.test))]
     targets = draw_targets(trial.test, tokens, draw_key(trial), range(len(trial.test)))
     left, values, right = np.linalg.svd(weight)
@@ -210,8 +212,7 @@ def test_the_card_says_what_the_hub_filters_by_and_its_example_runs(fit, run, sc
         "tags": ["lre-lightning", "linear-relational-embeddings", "interpretability", "bias", "factual"],
     }
     entry = collection.index.entries[COLOUR, 0]
-    cells = [entry.scores[0], entry.scores[1]]
-    shown = " | ".join(f"{value:.2f}" for value in cells)
+    shown = " | ".join(f"{value:.2f}" for value in entry.scores)
     losses = ", ".join(f"{value:.2f}" for value in entry.loss)
     row = f"| thing colour | factual | 0 | 2 | 1.0 | rank 2, float16 | {shown} | {losses} |"
     assert row in card.text
@@ -230,14 +231,9 @@ def test_names_of_any_kind_neither_break_a_card_nor_add_to_it(run):
     (entry, *_) = run.index.entries.values()
     made = {"config": {"data": {"source": "a```b"}}, "about": {"license": "[x](y)"}, "versions": {"<b>": "1"}}
     for name in [*STRINGS, "a|b", "```", "'''", "x\n---\ny", "![x](http://y)"]:
-        origin = {
-            **entry.metadata["origin"],
-            "relation": name,
-            "model": name,
-            "category": name,
-            "template": f"{{}} {name}",
-        }
-        odd = replace(entry, metadata={**entry.metadata, "origin": {**origin, "train": ((name, name),)}})
+        origin = entry.metadata["origin"] | dict.fromkeys(("relation", "model", "category"), name)
+        origin |= {"template": f"{{}} {name}", "train": ((name, name),)}
+        odd = replace(entry, metadata=entry.metadata | {"origin": origin})
         text = card_of(Index({odd.key: odd}, made), figure=False)
         card = ModelCard(text)
         assert card.data.library_name == "lre-lightning"
@@ -262,10 +258,3 @@ def test_an_index_is_read_as_it_was_written(run, tmp_path):
     Index.of([full], {"a": [1, {"b": None}]}).write(tmp_path)
     assert Index.read(tmp_path / "index.json") == Index.of([full], {"a": [1, {"b": None}]})
     assert json.loads((tmp_path / "index.json").read_text())["lres"][0]["file"] == full.file
-
-
-def test_a_collection_shows_itself(run):
-    assert repr(run).startswith("LRECollection(6 LREs of 2 relations of 'toys/affine', folder ")
-    html = run._repr_html_()
-    assert html.count("<tr>") == 7
-    assert f"<td>{COLOUR}</td><td>0</td><td>0</td>" in html

@@ -16,7 +16,7 @@ from lre_lightning.sharing.card import card_of
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.index import Index, digest_of
 from lre_lightning.sharing.smaller import Form
-from tests.helpers.hostile import PLAIN, changed, little_memory, outcome, recipes, tried
+from tests.helpers.hostile import PLAIN, changed, little_memory, nested, outcome, recipes, tried
 
 COLOUR = "thing colour"
 
@@ -33,80 +33,72 @@ def entry_of(index):
     return next(one for one in index["lres"] if one["file"] == "lres/thing_colour/trial0.safetensors")
 
 
-def truncate(folder, file, index):
-    os.truncate(file, file.stat().st_size - 1)
-
-
-def flip(folder, file, index):
+def flip(file, index):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
 
 
-def remove(folder, file, index):
-    file.unlink()
+def swap(file, index):
+    file.write_bytes(file.with_name("trial1.safetensors").read_bytes())
 
 
-def swap(folder, file, index):
-    shutil.copy(file.with_name("trial1.safetensors"), file)
-
-
-def swap_as_the_index_says(folder, file, index):
-    swap(folder, file, index)
+def fits_the_index(file, index):
     entry_of(index).update(size=file.stat().st_size, sha256=digest_of(file))
 
 
-def link_out(folder, file, index):
-    shutil.move(file, folder.parent / "secret")
-    file.symlink_to(folder.parent / "secret")
+def swap_as_the_index_says(file, index):
+    swap(file, index)
+    fits_the_index(file, index)
 
 
-def link_to_itself(folder, file, index):
+def not_finite(file, index):
+    lre = LRE.load(file)
+    write_lre(file, lre.tensors() | {"bias": lre.bias / 0}, lre.metadata())
+    fits_the_index(file, index)
+
+
+def link_out(file, index):
+    file.rename(file.parents[3] / "secret")
+    file.symlink_to(file.parents[3] / "secret")
+
+
+def link_to_itself(file, index):
     file.unlink()
     file.symlink_to(file)
 
 
-def pipe(folder, file, index):
+def pipe(file, index):
     file.unlink()
     os.mkfifo(file)
 
 
-def not_finite(folder, file, index):
-    lre = LRE.load(file)
-    tensors = lre.tensors() | {"bias": lre.bias / 0}
-    write_lre(file, tensors, lre.metadata())
-    entry_of(index).update(size=file.stat().st_size, sha256=digest_of(file))
-
-
 def set_entry(**values):
-    return lambda folder, file, index: entry_of(index).update(values)
+    return lambda file, index: entry_of(index).update(values)
 
 
 def set_origin(**values):
-    return lambda folder, file, index: entry_of(index)["metadata"]["origin"].update(values)
+    return lambda file, index: entry_of(index)["metadata"]["origin"].update(values)
 
 
 def set_index(**values):
-    return lambda folder, file, index: index.update(values)
+    return lambda file, index: index.update(values)
 
 
 def text(content):
-    def write(folder, file, index):
-        index.clear()
-        index["text"] = content
-
-    return write
+    return lambda file, index: content
 
 
+DAMAGED, NO_INDEX = "is damaged, incomplete or of another collection", "is not the index of a collection"
 HARMED = {
-    "truncated": (truncate, "is damaged, incomplete or of another collection"),
-    "one bit": (flip, "is damaged, incomplete or of another collection"),
-    "a file is missing": (remove, "is damaged, incomplete or of another collection"),
-    "another LRE's file": (swap, "is damaged, incomplete or of another collection"),
+    "truncated": (lambda file, index: os.truncate(file, file.stat().st_size - 1), DAMAGED),
+    "one bit": (flip, DAMAGED),
+    "a file is missing": (lambda file, index: file.unlink(), DAMAGED),
+    "another LRE's file": (swap, DAMAGED),
     "another LRE's file and digest": (swap_as_the_index_says, "is not the LRE that index.json says"),
     "a link to a secret": (link_out, "is a link that leads out of the collection"),
     "a link to itself": (link_to_itself, "is a link that leads out of the collection"),
-    "a pipe": (pipe, "is damaged, incomplete or of another collection"),
+    "a pipe": (pipe, DAMAGED),
     "infinity": (not_finite, "holds values that are not finite"),
     "a path out of the folder": (set_entry(file="../../etc/passwd"), "must be 'lres/thing_colour/trial0.safetensors'"),
     "a name that is a path": (set_origin(relation="../../x"), "must be 'lres/x"),
@@ -116,14 +108,11 @@ HARMED = {
     "two LMs": (set_origin(fingerprint="0" * 64), "its LREs are of several LMs"),
     "a later format": (set_index(format="lre-lightning collection 2"), "its format is 'lre-lightning collection 2'"),
     "no LRE": (set_index(lres=[]), "there is no LRE in it"),
-    "code in how it was made": (
-        set_index(made={"a": {"b": {"c": {"d": {"e": {"f": {"g": {"h": 1}}}}}}}}),
-        "more than 8 deep",
-    ),
-    "no JSON": (text("{"), "is not the index of a collection"),
-    "deep JSON": (text("[" * 10**5), "is not the index of a collection"),
-    "large numbers": (text('{"format": ' + "9" * 5000 + "}"), "is not the index of a collection"),
-    "not UTF-8": (text("\udcff"), "is not the index of a collection"),
+    "deep data in how it was made": (set_index(made={"a": nested(1, 8, 1)}), "more than 8 deep"),
+    "no JSON": (text("{"), NO_INDEX),
+    "deep JSON": (text("[" * 10**5), NO_INDEX),
+    "large numbers": (text('{"format": ' + "9" * 5000 + "}"), NO_INDEX),
+    "not UTF-8": (text("\udcff"), NO_INDEX),
 }
 
 
@@ -131,8 +120,7 @@ HARMED = {
 def test_a_harmed_collection_is_one_clear_error(saved, kind):
     change, message = HARMED[kind]
     folder, file, index = saved
-    change(folder, file, index)
-    content = index["text"] if set(index) == {"text"} else json.dumps(index)
+    content = change(file, index) or json.dumps(index)
     (folder / "index.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with little_memory(), pytest.raises(LREError, match=message) as caught:
         LRECollection.from_pretrained(folder)[COLOUR]
