@@ -112,9 +112,8 @@ def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):
     said |= {"startup": None, "data": f"## Data\n\n| {aimed('1.4', False, '1.5')} |", "memory": None}
     assert program.main(["startup", "data", "memory"], results) == 1
     text = results.read_text()
-    assert [text.index(part) for part in ("# Bench", "## Data", "**1.4** (aim: 1.5)", "## Memory\n\nold")] == sorted(
-        text.index(part) for part in ("# Bench", "## Data", "**1.4** (aim: 1.5)", "## Memory\n\nold")
-    )
+    places = [text.index(part) for part in ("# Bench", "## Data", "**1.4** (aim: 1.5)", "## Memory\n\nold")]
+    assert places == sorted(places)
     assert text.count("## ") == text.count("torch ") == 2
     assert capsys.readouterr().out.endswith("missed: data: | **1.4** (aim: 1.5) |\nfailed: startup\nfailed: memory\n")
     with pytest.raises(SystemExit):

@@ -75,11 +75,6 @@ class LRECommandLine(LightningCLI):
     the command line or in a configuration file, is taken from the checkpoint: explicit options override it. A fit can
     only be resumed with the options that it was begun with.
 
-    Args:
-        commands: The subcommands by their names.
-        args: The arguments of the command line.
-        stop: Ends its Trainers when the process is to stop.
-
     Attributes:
         collection: The collection that the LREs are taken from, if any.
     """
@@ -220,11 +215,8 @@ class LRECommandLine(LightningCLI):
     def instantiate_trainer(self, begin: Callable[[], None] | None = None, **kwargs: Any) -> Trainer:
         """Add the callbacks that guard the run's folder and show progress and results.
 
-        What the user chose is kept: callbacks of these types, no progress bar, a logger, a checkpoint plugin.
-
-        Args:
-            begin: Called on the first process before a fit begins.
-            kwargs: Further arguments of the Trainer.
+        What the user chose is kept: callbacks of these types, no progress bar, a logger, a checkpoint plugin. On the
+        first process, `begin` is called before a fit begins.
 
         Raises:
             LREError: If there cannot be such a Trainer.
@@ -255,11 +247,7 @@ class LRECommandLine(LightningCLI):
     ) -> Trainer:
         """Build the Trainer of one fit among several, in a folder of its own with the configuration of that fit.
 
-        Args:
-            folder: The folder.
-            model: Options of the module that differ, by their dotted names.
-            data: Options of the datamodule that differ, likewise.
-            begin: Called on the first process before the fit begins.
+        `model` and `data` are the options that differ, by their dotted names.
         """
         name = self.subcommand
         known = vars(self._subcommand_parsers["fit"].get_defaults())

@@ -59,17 +59,8 @@ class Data(Command):
             print(f"relations written to {options.out}: {len(write_relations(data.candidates(), options.out))}")
 
 
-def print_data(data: RelationDataModule, prompts: int = 0, check: bool = False) -> None:
-    """Print the relations with their counts.
-
-    Args:
-        data: The relations, with a tokenizer.
-        prompts: The number of prompts to show per relation.
-        check: Whether to list the problems of the data.
-
-    Raises:
-        LREError: The relations or the tokenizer cannot be used.
-    """
+def print_data(data: RelationDataModule, prompts: int, check: bool) -> None:
+    """Print the relations with their counts, a number of prompts of each, and the problems of the data."""
     relations = data.candidates()
     errors = Console(stderr=True)
     found = [

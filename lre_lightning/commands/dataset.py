@@ -44,21 +44,16 @@ class Dataset(Command):
             show_tables(dataset_tables(models), root / "dataset")
 
 
-def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None = None) -> list[TrialRecord]:
+def count_known(lm: LanguageModel, data: RelationDataModule, path: Path) -> list[TrialRecord]:
     """Count for every relation and trial the test samples that the LM knows under the n-shot context.
 
-    Args:
-        lm: The LM, on the device where it is to run.
-        data: The relations.
-        path: A file to keep the records in after every trial; trials that it holds already are not counted again.
-
-    Returns:
-        The records of all relations and trials, not scored.
+    The records, which are not scored, are kept in the file after every trial; those that it holds already are not
+    counted again.
 
     Raises:
         LREError: If the file is invalid.
     """
-    done = {record.key: record for record in read_records([path])} if path and path.is_file() else {}
+    done = {record.key: record for record in read_records([path])} if path.is_file() else {}
     records: list[TrialRecord] = []
     console = Console(stderr=True)
     indices = range(len(data.schedule))
@@ -70,7 +65,6 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path | None =
             batches = data.val_dataloader([index])
             known = sum(int(PromptStates.run(lm, batch, lm.layers[-1:]).known.sum()) for batch in batches)
             done[record.key] = replace(record, known=known)
-            if path:
-                write_records(done.values(), path)
+            write_records(done.values(), path)
         records.append(done[record.key])
     return records

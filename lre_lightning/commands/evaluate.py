@@ -131,10 +131,7 @@ class Evaluate(Command):
 def several(name_or_path: str, models: Sequence[str], revisions: Sequence[str]) -> list[Setting]:
     """Return the settings of the main fits of several LMs, in folders named after them; none if none are given.
 
-    Args:
-        name_or_path: The LM whose revisions are meant.
-        models: Hub names or folders.
-        revisions: Revisions on the hub.
+    They are of `models`, hub names or folders, or of `revisions` of one LM on the hub.
 
     Raises:
         LREError: If both are given, or revisions of a folder.
@@ -161,11 +158,7 @@ def evaluate_several(
 ) -> None:
     """Run the main fits of several LMs, with one LM in memory at a time; finished fits are left alone.
 
-    Args:
-        module: The module of the first setting. Its LM's weights are dropped after its fit.
-        data: The datamodule of the first setting.
-        make_trainer: As in `evaluate`.
-        settings: The fits, as `several` returns them.
+    The module and the datamodule are those of the first setting, whose LM's weights are dropped after its fit.
 
     Raises:
         LREError: If an LM cannot be loaded, or a folder has a fit with other options; earlier fits are kept.

@@ -94,11 +94,7 @@ class Fit(Command):
 
 
 def try_folders(root: Path, lre_dir: str | None) -> None:
-    """Check before an LM is loaded that a fit can run in a folder.
-
-    Args:
-        root: The folder.
-        lre_dir: The folder for LREs, if that is another.
+    """Check before an LM is loaded that a fit can run in a folder, and write LREs to another one if it is given.
 
     Raises:
         LREError: If another fit runs there, or one of the folders cannot be written to.
@@ -110,10 +106,7 @@ def try_folders(root: Path, lre_dir: str | None) -> None:
 
 
 def refuse_to_overwrite(last: Path) -> None:
-    """Refuse to fit in a folder where another fit has finished trials.
-
-    Args:
-        last: The last checkpoint in that folder.
+    """Refuse to fit beside the last checkpoint of another fit.
 
     Raises:
         LREError: If it has a finished trial.

@@ -38,12 +38,7 @@ def explicit_options() -> list[str]:
 
 
 def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse to resume a fit with other options, except those declared harmless.
-
-    Args:
-        checkpoint: A checkpoint of the fit.
-        model: The arguments of the module now.
-        data: The arguments of the datamodule now.
+    """Refuse to resume a fit with other arguments of the module and the datamodule, except those declared harmless.
 
     Raises:
         LREError: If an option differs; the message names it.

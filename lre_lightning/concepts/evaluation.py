@@ -36,16 +36,12 @@ from lre_lightning.storage.files import safe_name
 
 
 def evaluate_relations(
-    lm: LanguageModel, data: PromptSource, options: ConceptOptions, folder: Path | None = None
+    lm: LanguageModel, data: PromptSource, options: ConceptOptions, folder: Path
 ) -> list[ConceptRecord]:
     """Estimate and score concepts and probes of every relation and trial of a datamodule.
 
-    Args:
-        lm: The LM, on the device where it is to run.
-        data: The relations. `n_shot` of the training samples are the examples that prompts show.
-        options: How concepts are estimated.
-        folder: A folder to keep the records and concepts in after every trial; those that it holds already are not
-            computed again.
+    `n_shot` of the training samples are the examples that prompts show. Records and concepts are kept in the folder
+    after every trial; those that it holds already are not computed again.
 
     Returns:
         The records of all relations and trials, in their order.
@@ -54,7 +50,7 @@ def evaluate_relations(
         LREError: If an option does not fit the LM, or a file in the folder is invalid.
     """
     options.places(lm)
-    done = {record.place: record for record in (read_concept_records(folder / RESULTS) if folder else [])}
+    done = {record.place: record for record in read_concept_records(folder / RESULTS)}
     prompts, records = few_shot(data.prompts, data.n_shot), []
     console = Console(stderr=True)
     indices = range(len(data.schedule))
@@ -64,10 +60,9 @@ def evaluate_relations(
         earlier = done.get(planned.place)
         if earlier is None or not earlier.repeats(planned):
             done[planned.place], concepts = evaluate_trial(lm, trial, prompts, options)
-            if folder and concepts is not None:
+            if concepts is not None:
                 concepts.save(folder / safe_name(trial.relation.name) / f"trial{trial.number}.safetensors")
-            if folder:
-                write_concept_records(done.values(), folder / RESULTS)
+            write_concept_records(done.values(), folder / RESULTS)
         records.append(done[planned.place])
     return records
 

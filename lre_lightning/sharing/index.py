@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -100,10 +100,6 @@ class Entry:
                 f"{str(path)!r} is damaged, incomplete or of another collection: it has not the size and digest that "
                 f"{INDEX} says. Get the collection again"
             )
-
-    def of_file(self, path: Path) -> Entry:
-        """Return the entry with size and digest of a file."""
-        return replace(self, size=path.stat().st_size, sha256=digest_of(path))
 
 
 def digest_of(path: Path) -> str:

@@ -21,7 +21,7 @@ from lre_lightning.report.page import versions
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About, write_card
 from lre_lightning.sharing.collection import LRECollection
-from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, part_of
+from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, digest_of, part_of
 from lre_lightning.sharing.places import Folder, upload
 from lre_lightning.sharing.smaller import Form, Scorer, kept_form, mean_lre, smaller
 from lre_lightning.storage.files import check_writable
@@ -79,9 +79,10 @@ def write_collection(
 def _write(folder: Path, lre: LRE, entry: Entry) -> Entry:
     """Write the file of an LRE, and return its entry."""
     named = replace(lre, origin=replace(lre.origin, model=entry.metadata["origin"]["model"]))
-    factors, dtype = kept_form(lre)
-    named.save(folder / entry.file)
-    return replace(entry, metadata=named.metadata(), factors=factors, dtype=dtype).of_file(folder / entry.file)
+    (factors, dtype), path = kept_form(lre), folder / entry.file
+    named.save(path)
+    entry = replace(entry, metadata=named.metadata(), factors=factors, dtype=dtype)
+    return replace(entry, size=path.stat().st_size, sha256=digest_of(path))
 
 
 def push(

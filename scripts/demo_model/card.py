@@ -106,15 +106,7 @@ def figures_table(results: Path) -> str:
 
 
 def write_card(path: Path, recipe: Recipe, parameters: int, vocabulary: int, results: Path) -> None:
-    """Write the model card.
-
-    Args:
-        path: The card's file.
-        recipe: The LM's recipe.
-        parameters: Number of the LM's parameters.
-        vocabulary: Number of the LM's tokens.
-        results: CSV file of the fit that scored the LM's LREs.
-    """
+    """Write the model card of an LM with so many parameters and tokens, from the CSV file of the fit of its LREs."""
     steps = recipe.epochs * recipe.steps
     text = CARD.format(
         **{name: getattr(recipe, name) for name in ("layers", "width", "heads", "inner", "length", "seed")},

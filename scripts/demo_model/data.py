@@ -39,14 +39,7 @@ class PieceTokenizer:
 
 
 class Rows(Dataset[Row]):
-    """Rows of concatenated documents, each row drawn from a seed and its own index.
-
-    Args:
-        library: The source of documents.
-        tokenizer: Tokenizes them.
-        recipe: Seed, length and number of the rows.
-        epoch: Index of the epoch; every epoch has rows of its own.
-    """
+    """Rows of concatenated documents, each row drawn from a seed, the epoch and its own index."""
 
     def __init__(self, library: Library, tokenizer: PieceTokenizer, recipe: Recipe, epoch: int) -> None:
         self.library, self.tokenizer, self.recipe, self.epoch = library, tokenizer, recipe, epoch
@@ -76,11 +69,6 @@ class CorpusDataModule(LightningDataModule):
 
     The rows of an epoch depend on the seed and the epoch's index alone, so that a run resumed between epochs equals one
     that was never stopped. Requires `Trainer(reload_dataloaders_every_n_epochs=1)`.
-
-    Args:
-        library: The source of documents.
-        tokenizer: The demo LM's tokenizer.
-        recipe: Seed, length and number of the rows.
     """
 
     def __init__(self, library: Library, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:

@@ -17,15 +17,7 @@ START = "<|start|>"
 
 
 def learn_merges(words: Iterable[str], count: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Learn BPE merges from words.
-
-    Args:
-        words: Each is used once, after a space.
-        count: Number of merges to learn.
-
-    Returns:
-        The vocabulary in the order of its ids, and the merges.
-    """
+    """Learn BPE merges from words, each once and after a space; return the vocabulary by id, and the merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -45,13 +37,7 @@ def whole_words(texts: Iterable[str]) -> list[str]:
 
 
 def build_tokenizer(world: Sequence[Relation], texts: Iterable[str], merges: int) -> PreTrainedTokenizerFast:
-    """Build the tokenizer.
-
-    Args:
-        world: The relations, whose subjects are to be split and whose objects are not.
-        texts: The wording around them, which is not to be split.
-        merges: Number of merges to learn from the subjects.
-    """
+    """Build the tokenizer, which splits the world's subjects, but neither its objects nor the texts around them."""
     subjects = sorted({subject for relation in world for subject, _ in relation.samples})
     objects = {f" {obj}" for relation in world for _, obj in relation.samples}
     vocabulary, learned = learn_merges(subjects, merges)

@@ -53,23 +53,9 @@ def fast_precision() -> Precision:
 
 
 @torch.no_grad()
-def recall(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerFast,
-    relation: Relation,
-    count: int,
-    seed: int = 0,
-) -> float:
-    """Return the fraction of samples whose object's first token the LM ranks first, after 8 examples.
-
-    Args:
-        model: The LM.
-        tokenizer: The LM's tokenizer.
-        relation: The relation.
-        count: Maximum number of samples.
-        seed: Seed of the draw of examples and samples.
-    """
-    order = random.Random(seed).sample(range(len(relation.samples)), len(relation.samples))
+def recall(model: nn.Module, tokenizer: PreTrainedTokenizerFast, relation: Relation, count: int) -> float:
+    """Return the fraction of at most `count` samples whose object the LM ranks first after 8 examples."""
+    order = random.Random(0).sample(range(len(relation.samples)), len(relation.samples))
     samples = [Sample(*relation.samples[index]) for index in order]
     prompts = make_prompts(tokenizer, relation.spec.templates[0], samples[8:][:count], samples[:8])
     batch = collate(prompts, relation=0, trial=0, samples=range(len(prompts)))
@@ -96,14 +82,7 @@ def visible_keys(ends: Tensor, early: bool) -> Tensor:
 
 
 class DemoTraining(LightningModule):
-    """Next-token training of the demo LM, which shows its recall of facts between epochs.
-
-    Args:
-        model: The LM.
-        tokenizer: The LM's tokenizer.
-        world: The relations whose recall is measured.
-        recipe: The recipe.
-    """
+    """Next-token training of the demo LM, which shows its recall of facts between epochs."""
 
     def __init__(
         self,
@@ -148,10 +127,7 @@ class DemoTraining(LightningModule):
         """Return AdamW with weight decay on matrices only, and one cycle of the learning rate."""
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": self.recipe.decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = [{"params": matrices, "weight_decay": self.recipe.decay}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=self.recipe.rate, betas=(0.9, 0.98))
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
@@ -161,19 +137,11 @@ class DemoTraining(LightningModule):
             cycle_momentum=False,
             final_div_factor=10.0,
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class KeepModels(Callback):
-    """Save the LM after evenly spaced epochs, with its tokenizer, in folders named after the step.
-
-    Args:
-        folder: The folder of those folders, ``step-150`` for example.
-        count: How many to keep, the last epoch's included; at most one per epoch.
-    """
+    """Save the LM after `count` evenly spaced epochs, with its tokenizer, in folders such as ``step-150``."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count

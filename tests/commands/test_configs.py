@@ -15,7 +15,7 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.relations.sources import load_relations
 from tests.helpers.command import lre
 
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+NAMES = ["gpt2_xl", "gptj", "llama3_8b", "llama_13b", "pythia"]
 
 
 def published(name):
@@ -43,10 +43,6 @@ def printed(*args):
     return yaml.safe_load(out.getvalue())
 
 
-def test_there_is_one_for_each_lm_of_the_paper_and_more():
-    assert NAMES == ["gpt2_xl", "gptj", "llama3_8b", "llama_13b", "pythia"]
-
-
 def is_part(given, whole):
     """Whether a configuration has all given values, whatever else it has."""
     if isinstance(given, dict):
@@ -54,25 +50,16 @@ def is_part(given, whole):
     return given == whole
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_named_configuration_resolves(name):
-    given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    config = printed("fit", "--config", name)
-    assert is_part(given, config)
-    assert config["model"]["fitting"]["baselines"] is False
-
-
-def test_an_evaluation_counts_baselines_by_default():
-    fitting = printed("evaluate", "--config", "gptj")["model"]["fitting"]
-    assert (fitting["baselines"], fitting["line_integrals"], len(fitting["choices"])) == (True, 10, 46)
-
-
-def test_an_evaluation_is_not_in_the_folder_of_a_fit():
+def test_an_evaluation_has_a_folder_of_its_own_and_counts_baselines():
     folders = [printed(name)["trainer"]["default_root_dir"] for name in ("fit", "predict", "evaluate")]
     assert folders == ["lre_runs", "lre_runs", "lre_evaluation"]
+    fitting = printed("evaluate", "--config", "gptj")["model"]["fitting"]
+    assert (fitting["baselines"], fitting["line_integrals"]) == (True, 10)
+    assert printed("fit", "--config", "gptj")["model"]["fitting"]["baselines"] is False
 
 
 def test_the_settings_are_the_papers():
+    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == NAMES
     for name, n, beta in (("gpt2_xl", 8, 2.25), ("gptj", 8, 2.25), ("llama_13b", 5, 8.0)):
         config = printed("fit", "--config", name)
         assert (config["data"]["n_shot"], config["data"]["trials"], config["model"]["beta"]) == (n, 24, beta)
@@ -94,13 +81,14 @@ def test_a_file_of_that_name_is_taken_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_shape_has_the_layers_and_ranks(name):
+def test_a_named_configuration_resolves_and_the_published_shape_has_its_layers_and_ranks(name):
     """On the meta device, where weights take no memory."""
     from transformers import AutoModelForCausalLM
 
+    config = printed("fit", "--config", name)
+    assert is_part(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()), config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(published(name))
-    config = printed("evaluate", "--config", name)
     given = config["model"]
     width, layers = model.get_input_embeddings().weight.shape[1], model.config.num_hidden_layers
     for choice in (given["fitting"]["choices"] or {}).values():

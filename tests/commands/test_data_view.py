@@ -18,22 +18,6 @@ CONTEXT = (Sample("Rome", "Italy"), Sample("Milan", "Italy"))
 SUBJECTS = ["Paris", "New York City", "São Paulo", "北京 😀", "Cafe\u0301", "i", "x" * 30]
 
 
-@pytest.fixture
-def tokenizer_dir(tmp_path):
-    """GPT-2-like, with the toy's relations beside it."""
-    tokenizers.byte_level(bos=tokenizers.START, post=tokenizers.around(tokenizers.START)).save_pretrained(
-        tmp_path / "tokenizer"
-    )
-    return tmp_path / "tokenizer"
-
-
-def relations_in(folder, *relations):
-    folder.mkdir(parents=True)
-    for number, relation in enumerate(relations):
-        (folder / f"{number}.json").write_text(json.dumps(relation, ensure_ascii=False))
-    return folder
-
-
 def run(capsys, *args):
     status = main(["data", *map(str, args)])
     out, err = capsys.readouterr()
@@ -57,9 +41,19 @@ CITIES = relation_json("city in country", category="factual") | {
 }
 
 
-def test_the_table_counts(capsys, tmp_path, tokenizer_dir):
-    folder = relations_in(tmp_path / "relations", CITIES, relation_json("thing colour"))
-    out = run(capsys, "--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2)
+@pytest.fixture
+def cities(tmp_path):
+    """Options for the cities, and a tokenizer like GPT-2's."""
+    (tmp_path / "relations").mkdir()
+    (tmp_path / "relations" / "0.json").write_text(json.dumps(CITIES))
+    tokenizer = tokenizers.byte_level(bos=tokenizers.START, post=tokenizers.around(tokenizers.START))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    return ["--data.source", tmp_path / "relations", "--data.tokenizer", tmp_path / "tokenizer", "--data.n_shot", 2]
+
+
+def test_the_table_counts(capsys, tmp_path, cities):
+    (tmp_path / "relations" / "1.json").write_text(json.dumps(relation_json("thing colour")))
+    out = run(capsys, *cities)
     lines = {line.split("  ")[0].strip(): line.split() for line in out.splitlines() if line.startswith(" ")}
     assert lines["city in country"][3:] == [
         *("factual", "city", "country", "many-to-one", "6", "6", "5", "4", "(80%)", "2", "+", "0", "1", "1"),
@@ -69,24 +63,20 @@ def test_the_table_counts(capsys, tmp_path, tokenizer_dir):
     assert "Problems: 1 stray characters, 1 object in prompt." in out
 
 
-def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, tokenizer_dir):
-    folder = relations_in(tmp_path / "relations", CITIES)
-    options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2]
-    out = run(capsys, *options, "--check", "true")
+def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, cities):
+    out = run(capsys, *cities, "--check", "true")
     assert "city in country: samples[3].subject is 'Tokyo '; repaired it is 'Tokyo'" in out
     assert "samples[4].subject is 'New York', which contains its object 'York'" in out
-    out = run(capsys, *options, "--data.selection.repair", "true", "--out", tmp_path / "mended")
+    out = run(capsys, *cities, "--data.selection.repair", "true", "--out", tmp_path / "mended")
     assert f"relations written to {tmp_path / 'mended'}: 1" in out
     mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())
     assert mended["samples"][3] == {"subject": "Tokyo", "object": "Japan"}
     assert mended["samples"][:3] == CITIES["samples"][:3]
-    assert "Problems: 1 object in prompt." in run(capsys, "--data.source", tmp_path / "mended", *options[2:])
+    assert "Problems: 1 object in prompt." in run(capsys, "--data.source", tmp_path / "mended", *cities[2:])
 
 
-def test_prompts_as_the_model_sees_them(capsys, tmp_path, tokenizer_dir):
-    folder = relations_in(tmp_path / "relations", CITIES)
-    options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir, "--data.n_shot", 2, "--prompts", 2]
-    out = run(capsys, *options)
+def test_prompts_as_the_model_sees_them(capsys, cities):
+    out = run(capsys, *cities, "--prompts", 2)
     shown = out[out.index("\ncity in country\n") :].split("\n\n")
     assert shown[0].splitlines()[1:] == ["city in country", "one first token: 'Quito', 'Qatar'"]
     assert len(shown) == 3
@@ -102,9 +92,8 @@ def test_prompts_as_the_model_sees_them(capsys, tmp_path, tokenizer_dir):
     assert " is in the country of" in plain
 
 
-def test_relations_that_are_too_small_are_shown_too(capsys, tmp_path, tokenizer_dir):
-    folder = relations_in(tmp_path / "relations", CITIES)
-    options = ["--data.source", folder, "--data.tokenizer", tokenizer_dir]  # n_shot is 8
+def test_relations_that_are_too_small_are_shown_too(capsys, cities):
+    options = cities[:4]  # n_shot is 8
     assert "city in country" in run(capsys, *options)
     assert main(["data", *map(str, options), "--prompts", "1"]) == 2
     assert "has 6 distinct subjects, but n_shot=8 needs" in capsys.readouterr().err
@@ -124,16 +113,10 @@ def test_relations_by_name(capsys):
     [
         (["contry currency"], "no relation, category or path 'contry currency': did you mean 'country currency'"),
         (["--prompts", "-1"], "prompts must be a whole number of at least 0, got -1"),
-        (["--data.source", "/no/where"], "no such file or folder of relations: '/no/where'"),
-        (["--data.selection.function", "injective"], "injective"),
     ],
 )
 def test_mistakes_are_one_line(capsys, options, message):
-    try:
-        status = main(["data", *options])
-    except SystemExit as stopped:  # the parser's own
-        status = stopped.code
-    assert status == 2
+    assert main(["data", *options]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err

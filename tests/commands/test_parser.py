@@ -39,23 +39,14 @@ def lre(monkeypatch, capsys):
         (["report"], "the following arguments are required: results"),
         (["edit", "The capital of Canada is"], "the following arguments are required: target"),
         (["fit", "run"], "unrecognized arguments: run"),
-        (
-            ["fit", "--config=gptjj"],
-            "there is no configuration 'gptjj': give a file or gpt2_xl, .* did you mean gptj?",
-        ),
+        (["fit", "--config=gptjj"], "no configuration 'gptjj': give a file or gpt2_xl, .* did you mean gptj?"),
         (["fit", "--config=options.yaml"], "there is no option --model.layer; did you mean --model.layers?"),
-        (
-            ["fit", "--model.layers=[emd]"],
-            "--model.layers takes [a whole number or emb, ...] or null, not ['emd']; did you mean emb?",
-        ),
+        (["fit", "--model.layers=[emd]"], "takes [a whole number or emb, ...] or null, not ['emd']; did you mean emb?"),
         (
             ["fit", "--model.fitting.select_by=causalty"],
             "--model.fitting.select_by takes causality or faithfulness, not causalty; did you mean causality?",
         ),
-        (
-            ["fit", "--data.prompts.chat=flase"],
-            "--data.prompts.chat takes true or false, not flase; did you mean false?",
-        ),
+        (["fit", "--data.prompts.chat=flase"], "chat takes true or false, not flase; did you mean false?"),
         (["fit", "--data.trials=many"], "--data.trials takes a whole number, not many"),
         (["fit", "--help=modle"], "no option begins with 'modle'; did you mean model?"),
     ],
@@ -78,10 +69,9 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
     assert len(short.splitlines()) < 100
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:
-        own = ("averaging", "targets {later,same}", "--data.length")
-        group, choice, number = (
-            own if name == "jlens" else ("fitting", "select_by {causality,faithfulness}", "--data.n_shot")
-        )
+        group, choice, number = "fitting", "select_by {causality,faithfulness}", "--data.n_shot"
+        if name == "jlens":
+            group, choice, number = "averaging", "targets {later,same}", "--data.length"
         for option in ("--model.layers", number, "--trainer.default_root_dir", choice.split()[0]):
             assert option in short
         assert "limit_train_batches" not in short
@@ -95,13 +85,10 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
 
 
 def test_the_help_says_in_one_line_what_each_subcommand_does(lre):
+    assert lre("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
     lines = lre("--help")[1].splitlines()
     for name, command in COMMANDS.items():
         assert f"    {name:<20}{type(command).__doc__.splitlines()[0]}" in lines
-
-
-def test_the_version(lre):
-    assert lre("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
 
 
 def test_a_shell_completes_subcommands_options_and_values(lre):
@@ -109,15 +96,13 @@ def test_a_shell_completes_subcommands_options_and_values(lre):
     script = lre("--print_completion", "bash")[1]
 
     def completed(*words):
-        code = (
-            f"{script}\nCOMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}\n_shtab_lre\necho ${{COMPREPLY[*]}}"
-        )
-        return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        asked = f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}\n_shtab_lre\necho ${{COMPREPLY[*]}}"
+        command = ["bash", "-c", f"{script}\n{asked}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
     assert completed("lre", "d") == ["dataset", "distract", "data"]
-    assert completed("lre", "fit", "--data.prompts.s") == [
-        f"--data.prompts.{name}" for name in ("shots", "separator", "system", "sampling")
-    ]
+    prompts = [f"--data.prompts.{name}" for name in ("shots", "separator", "system", "sampling")]
+    assert completed("lre", "fit", "--data.prompts.s") == prompts
     assert completed("lre", "fit", "--model.fitting.select_by", "c") == ["causality"]
     assert completed("lre", "fit", "--config", "gptj") == ["gptj"]
 
