@@ -112,9 +112,8 @@ class AttributeLens(Callback):
         if self.texts is None and not isinstance(data, RelationDataModule):
             raise LREError("AttributeLens needs texts, or a RelationDataModule to take them from")
         if isinstance(data, RelationDataModule):
-            known = dict.fromkeys(
-                [*(relation.name for relation in data.relations), *(name for name, _ in pl_module.lres)]
-            )
+            known = dict.fromkeys(relation.name for relation in data.relations)
+            known |= dict.fromkeys(name for name, _ in pl_module.lres)
             unknown = [relation for relation in self.relations or () if relation not in known]
             if unknown:
                 raise LREError(f"no LRE of {unknown} can be shown: the data have {list(known)}")
@@ -127,12 +126,10 @@ class AttributeLens(Callback):
                 read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
                 for text, own in texts.items()
             ]
-        pictures = write_lenses(grids, self._folder(trainer)) if grids else []
+        folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lenses"
+        pictures = write_lenses(grids, folder) if grids else []
         for number, (text, picture) in enumerate(zip(texts, pictures, strict=True)):
             log_image(trainer, f"attribute_lens/{number} {sentence(text)[:LONGEST_TAG]}", picture)
-
-    def _folder(self, trainer: L.Trainer) -> Path:
-        return Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lenses"
 
 
 def sentences_of(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str, list[str]]:

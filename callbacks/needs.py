@@ -6,11 +6,7 @@ from lre_lightning.errors import LREError
 
 
 def require(callback: object, kind: str, owner: object, *names: str) -> None:
-    """Check that an owner, which is a ``"module"`` or a ``"datamodule"``, has the attributes that a callback needs.
-
-    Raises:
-        LREError: If it lacks one.
-    """
+    """Raise an `LREError` if an owner, a ``"module"`` or a ``"datamodule"``, lacks what a callback needs."""
     lacking = [name for name in names if not hasattr(owner, name)]
     if lacking:
         raise LREError(
@@ -20,10 +16,6 @@ def require(callback: object, kind: str, owner: object, *names: str) -> None:
 
 
 def require_trials(callback: object, trainer: object, module: object) -> None:
-    """Check that a Trainer's module has records, and its datamodule a schedule of trials and their relations.
-
-    Raises:
-        LREError: If one of them lacks something.
-    """
+    """Raise an `LREError` unless a Trainer's module has records, and its datamodule a schedule and relations."""
     require(callback, "module", module, "records")
     require(callback, "datamodule", getattr(trainer, "datamodule", None), "schedule", "relations")

@@ -45,16 +45,11 @@ class LatentKnowledge:
     """Counts of the known facts of one relation and trial that are found in distracted prompts.
 
     Attributes:
-        model: The LM, as `TrialRecord.model`.
-        relation: Name of the relation.
-        category: Its category.
-        trial: Number of the trial.
         distraction: ``"repetition"`` or ``"instruction"``.
         range_size: Number of the relation's distinct objects.
         tested: Number of test samples.
         known: Those whose object the LM answers undistracted; the counts below are out of these.
         layer: The layer of h.
-        beta: The beta of the lens.
         other_relation: The relation of the control's lens; None if there is no other.
         ks: The k of recall at k.
         found: Number of true objects whose first token is among the k most likely, `[k]`, by reader.

@@ -90,13 +90,8 @@ def _readings(
     decoded = iter(_decoded(lm, lre(states), top_k))
     for row, subject, at in zip(rows, subjects, places, strict=True):
         place, best = max(zip(at, islice(decoded, len(at)), strict=True), key=lambda one: one[1][0][1])
-        cells: dict[str, Any] = {
-            "text": texts[row].text,
-            "subject": subject,
-            "relation": lre.origin.relation,
-            "layer": lre.layer,
-        }
-        cells["token"] = token_text(lm.tokenizer, int(ids[row][place])).strip()
+        cells: dict[str, Any] = {"text": texts[row].text, "subject": subject, "relation": lre.origin.relation}
+        cells |= {"layer": lre.layer, "token": token_text(lm.tokenizer, int(ids[row][place])).strip()}
         for number, (answer, probability) in enumerate(best, 1):
             cells |= {f"answer_{number}": answer, f"probability_{number}": probability}
         yield cells
@@ -120,11 +115,7 @@ def _decoded(lm: LanguageModel, hidden: Tensor, top_k: int) -> list[list[tuple[s
 
 
 def check_name(path: Path) -> None:
-    """Check that the name of a table ends as one of its formats does.
-
-    Raises:
-        LREError: If it does not.
-    """
+    """Raise an `LREError` unless the name of a table ends as one of its formats does."""
     if path.suffix not in (".csv", ".jsonl"):
         raise LREError(f"the table {str(path)!r} must end in .csv or .jsonl")
 

@@ -1,8 +1,7 @@
-"""The record of a trial: its counts on the grid of layers, betas and ranks, and files of records.
+"""The record of a trial: its counts on the grid of layers, betas and ranks.
 
 Records hold counts alone, so any choice of layer, rank or beta can be made again from them, and any table or figure
-plotted, without the LM. A file has one record per line (JSON Lines): to merge the files of several jobs, give all of
-them to `read_records`.
+plotted, without the LM.
 """
 
 from __future__ import annotations
@@ -211,12 +210,11 @@ class TrialRecord:
 
         With `zero_shot` s is that of a prompt of the subject alone.
         """
-        counts = self.faithful_zero_shot if zero_shot else self.faithful
-        return fraction(counts[self.layers.index(layer)][self.betas.index(beta)], self.known)
+        return self.score("faithful_zero_shot" if zero_shot else "faithful", layer, beta)
 
     def causality(self, layer: Layer, rank: int) -> float:
         """Return the fraction of edits at `layer` and `rank` after which the LM answers o'; NaN if there is none."""
-        return fraction(self.causal[self.layers.index(layer)][self.ranks.index(rank)], self.edited)
+        return self.score("causal", layer, rank)
 
     def score(self, name: str, *point: Layer | float | None, method: str = "") -> float:
         """Return the score that a field of `GRIDS` counts, at a point of its axes; NaN where it was not measured.
@@ -240,9 +238,11 @@ class TrialRecord:
         """Number of test prompts that the LM does not complete with the object."""
         return self.tested - self.known
 
-    def measure(self, name: str, layer: Layer, point: float | None = None) -> float:
-        """Return the mean of one of `MEASURES` at a layer and a beta or rank; NaN if there is nothing to measure."""
+    def measure(self, name: str, layer: Layer | None, point: float | None = None) -> float:
+        """Return the mean of one of `MEASURES` at a layer and a beta or rank; NaN where it was not measured."""
         axis, over = MEASURES[name]
+        if name not in self.measures or layer not in self.layers:
+            return float("nan")
         column = getattr(self, axis).index(point) if axis else 0
         return fraction(self.measures[name][self.layers.index(layer)][column], getattr(self, over))
 

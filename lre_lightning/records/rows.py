@@ -67,25 +67,15 @@ def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
 
 
 def records_of(given: Iterable[Mapping[str, Any]]) -> list[TrialRecord]:
-    """Rebuild records from the rows of some trials: their grids and baselines, which figures are made of.
-
-    Columns and rows of your own metrics are ignored, and so are missing values (NaN).
-
-    Raises:
-        LREError: If a column is missing, or the rows of a trial do not fill its grid.
-    """
+    """Rebuild records from the rows of some trials, which may have other columns too: see `Records.from_pandas`."""
     trials: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in given:
         missing = [name for name in COLUMNS if name not in row]
         if missing:
             raise LREError(f"the rows lack the column {missing[0]!r}: they must have those of `rows`")
-        known = {name: None if _absent(value) else value for name, value in row.items()}
+        known = {name: value if value == value else None for name, value in row.items()}  # NaN is not itself
         trials.setdefault(tuple(known[name] for name in COMMON), []).append(known)
     return [_record_of(dict(zip(COMMON, key, strict=True)), found) for key, found in trials.items()]
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value != value  # NaN
 
 
 def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> TrialRecord:

@@ -53,23 +53,9 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
 class RelationSummary:
     """A line of the table of results: means over the scored trials of a relation, with standard deviations.
 
-    The chosen layer, rank and beta, and the scores, are None if no trial was scored.
-
-    Attributes:
-        relation: Name of the relation.
-        category: Its category.
-        samples: Number of all its samples.
-        known: Mean number of known test samples, over all trials.
-        trials: Number of scored trials.
-        random_guess: Probability of guessing the object's first token.
-        range_size: Number of its distinct objects.
-        layer: The chosen layer.
-        rank: The chosen rank.
-        beta: The chosen beta.
-        faithfulness: Mean and standard deviation.
-        causality: Mean and standard deviation; None also if no trial had an edit.
-        whole_objects: Means and standard deviations of `WHOLE_OBJECTS`, where they were scored.
-        unscored: Why the relation has no scored trial; empty if it has some.
+    `known` is the mean over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were measured. The
+    chosen layer, rank and beta, and the scores, are None if no trial was scored, which `unscored` gives the reason of;
+    causality is None also if no trial had an edit.
     """
 
     relation: str

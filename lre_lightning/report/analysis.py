@@ -97,6 +97,11 @@ def names_of(models: Sequence[ModelResults]) -> list[str]:
     return [name if names.count(name) == 1 else model.model or name for name, model in zip(names, models, strict=True)]
 
 
+def named(models: Sequence[ModelResults]) -> dict[str, ModelResults]:
+    """Return LMs by the names of `names_of`."""
+    return dict(zip(names_of(models), models, strict=True))
+
+
 def lm_of(records: Sequence[TrialRecord]) -> str:
     """Return the short name of the LM that records are of."""
     return short_name(records[0].model)
@@ -186,9 +191,9 @@ def scored_in_all(groups: Mapping[K, Sequence[TrialRecord]]) -> dict[K, list[Tri
     return {name: [record for record in records if record.relation in shared] for name, records in found.items()}
 
 
-def spreads(values: Iterable[tuple[str, float]]) -> dict[str, Spread]:
+def spreads(values: Iterable[tuple[K, float]]) -> dict[K, Spread]:
     """Return mean and deviation of the values by name, in the order of the names; NaN is left out."""
-    found: dict[str, list[float]] = {}
+    found: dict[K, list[float]] = {}
     for name, value in values:
         if not math.isnan(value):
             found.setdefault(name, []).append(value)
@@ -232,9 +237,14 @@ def over_relations(records: Iterable[TrialRecord], score: Score) -> Spread | Non
     return overall(per_relation(records, score))
 
 
+def both_by_relation(records: Sequence[TrialRecord]) -> dict[str, Means]:
+    """Return faithfulness and causality, mean and deviation over trials by relation."""
+    return {name: per_relation(records, score) for name, score in SCORES.items()}
+
+
 def both_scores(records: Sequence[TrialRecord]) -> list[Spread | None]:
     """Return faithfulness and causality, mean and deviation over relations."""
-    return [over_relations(records, score) for score in SCORES.values()]
+    return list(map(overall, both_by_relation(records).values()))
 
 
 def layers_of(records: Iterable[TrialRecord]) -> list[Layer]:
@@ -254,13 +264,9 @@ def on_most(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) ->
 
 @dataclass(frozen=True)
 class BetaScores:
-    """The scores at one beta (table "beta").
+    """Mean and deviation of the scores over relations at one beta, and Pearson's correlation of them (table "beta").
 
-    Attributes:
-        beta: The beta.
-        faithfulness: Mean and deviation over relations.
-        causality: Likewise; always at beta 1, hence the same for every beta.
-        correlation: Pearson's correlation of faithfulness and causality over relations.
+    Causality is always at beta 1, hence the same for every beta.
     """
 
     beta: float

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABELS = {"oracle": "oracle s'", "unembedding": "unembedding row of o'", "object": "object o'"}
+EVERY = {metric: METHODS[metric] | GENERIC_METHODS[metric] for metric in METHODS}
+"""Scores of the LRE, of the paper's baselines and of the Jacobian lens by metric and method."""
+ZERO_SHOT = analysis.faithfulness_methods(zero_shot=True)
 
 
 def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
@@ -26,11 +29,6 @@ def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     if not any(record.faithful_baselines or record.generic_faithful for record in records):
         return (missing("Baselines", "Baselines were", "--model.fitting.baselines true"),)
     return _faithfulness(records), _causality(records), _by_relation(records)
-
-
-def with_generic(metric: str) -> dict[str, Score]:
-    """Return the scores of the LRE, of the paper's baselines and of the Jacobian lens."""
-    return METHODS[metric] | GENERIC_METHODS[metric]
 
 
 def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
@@ -42,14 +40,13 @@ def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *
 
 def _faithfulness(records: Sequence[TrialRecord]) -> Section:
     """Figures "faithfulness-baselines" and "faith-baselines-prompting"."""
-    few, zero = with_generic("faithfulness"), analysis.faithfulness_methods(zero_shot=True)
     table = Table(
         "faithfulness_baselines",
         f"Faithfulness of linear approximations of LM decoding by category of relations on {analysis.lm_of(records)}, "
         "with s from few-shot prompts, and from zero-shot prompts that consist of the subject alone. Means and "
         "standard deviations over relations.",
         ("method", "prompts of s", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        (*_by_category(records, few, "few-shot"), *_by_category(records, zero, "zero-shot")),
+        (*_by_category(records, EVERY["faithfulness"], "few-shot"), *_by_category(records, ZERO_SHOT, "zero-shot")),
     )
     note = "Light bars: s from zero-shot prompts that consist of the subject alone."
     name = "faithfulness_baselines_zero_shot"
@@ -65,7 +62,7 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
         "standard deviations over relations.",
         ("method", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        tuple(_by_category(records, with_generic("causality"))),
+        tuple(_by_category(records, EVERY["causality"])),
     )
 
     def best_rank(record: TrialRecord, layer: Layer) -> float:
@@ -86,12 +83,12 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
 
 def _by_relation(records: Sequence[TrialRecord]) -> Section:
     """Figures "faithfulness-baselines" and "causality-baselines", by relation."""
-    found = {
-        f"{metric}: {name}": analysis.per_relation(records, score)
+    measured = {
+        f"{metric}: {name}": scores
         for metric, methods in METHODS.items()
         for name, score in methods.items()
+        if (scores := analysis.per_relation(records, score))
     }
-    measured = {name: scores for name, scores in found.items() if scores}
     table = by_relation(
         "baselines_by_relation",
         f"LRE faithfulness and causality compared with baselines by relation on {analysis.lm_of(records)}. Means and "
@@ -108,10 +105,10 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means and
     standard deviations over relations.
     """
-    few, zero = with_generic("faithfulness"), analysis.faithfulness_methods(zero_shot=True)
-    dark, light = LOOKS["faithfulness"], Style("#56B4E9", hatch="////")
-    kinds = {"few-shot s": (few, dark), "zero-shot s": (zero, light)} if zero_shot else {"": (few, dark)}
-    return _plot_by_category(records, "faithfulness", kinds)
+    few, zero = (EVERY["faithfulness"], LOOKS["faithfulness"]), (ZERO_SHOT, Style("#56B4E9", hatch="////"))
+    return _plot_by_category(
+        records, "faithfulness", {"few-shot s": few, "zero-shot s": zero} if zero_shot else {"": few}
+    )
 
 
 def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
@@ -120,7 +117,7 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
     Means and standard deviations over relations.
     """
-    return _plot_by_category(records, "causality", {"": (with_generic("causality"), LOOKS["causality"])})
+    return _plot_by_category(records, "causality", {"": (EVERY["causality"], LOOKS["causality"])})
 
 
 def _plot_by_category(
@@ -153,14 +150,11 @@ def _plot_by_category(
 def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality of the LRE and of baselines by relation. Means over trials."""
     found = {
-        metric: [
-            Series(LABELS.get(name, name), plotting.style(index), analysis.per_relation(records, score))
-            for index, (name, score) in enumerate(methods.items())
-        ]
+        metric: {LABELS.get(name, name): analysis.per_relation(records, score) for name, score in methods.items()}
         for metric, methods in METHODS.items()
     }
     kinds = analysis.categories(analysis.counted(records))
-    return plotting.dotted_rows(found, plotting.best_first(kinds, found["faithfulness"][0].scores), kinds)
+    return plotting.dotted_rows(found, plotting.best_first(kinds, found["faithfulness"]["LRE"]), kinds)
 
 
 def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
@@ -168,8 +162,7 @@ def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
 
     Means over trials, at the relations' ranks. The first panel is the mean over relations, with the middle half shaded.
     """
-    names = plotting.best_first(
-        analysis.categories(analysis.counted(records)), analysis.per_relation(records, analysis.causality)
-    )
+    scores = analysis.per_relation(records, analysis.causality)
+    names = plotting.best_first(analysis.categories(analysis.counted(records)), scores)
     series = {LABELS.get(name, name): (records, score) for name, score in METHODS["causality"].items()}
     return plot_layer_grid(series, names, "causality")

@@ -23,10 +23,7 @@ def chapters_of(
 ) -> list[Chapter]:
     """Return a chapter per LM and, if there are several, one that compares them.
 
-    Args:
-        models: The records of the LMs.
-        measured: Records of concepts; those of other LMs are left out.
-        given: Columns of the user's.
+    Records of concepts, `measured`, of other LMs are left out; `given` are columns of the user's.
 
     Raises:
         LREError: If a column has no number for any relation of the records.

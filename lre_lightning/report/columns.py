@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,7 @@ KEYS = ("relation", "subject")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers.
-
-    Attributes:
-        name: Its name.
-        keys: Those of `KEYS` that its file has.
-        values: The numbers by the keys' values.
-    """
+    """A column of numbers: those of `KEYS` that its file has, and the numbers by the keys' values."""
 
     name: str
     keys: tuple[str, ...]
@@ -45,11 +40,9 @@ class Column:
         return analysis.spreads((record.relation, self._of(record)) for record in analysis.counted(records))
 
     def _of(self, record: TrialRecord) -> float:
-        subjects = {subject for subject, _ in record.train} if "subject" in self.keys else {""}
-        places = [
-            tuple({"relation": record.relation, "subject": subject}[key] for key in self.keys) for subject in subjects
-        ]
-        found = [self.values[place] for place in places if place in self.values]
+        relation = (record.relation,) if "relation" in self.keys else ()
+        subjects = {(subject,) for subject, _ in record.train} if "subject" in self.keys else {()}
+        found = [self.values[place] for subject in subjects if (place := (*relation, *subject)) in self.values]
         return math.fsum(found) / len(found) if found else math.nan
 
 
@@ -111,10 +104,8 @@ def _section(models: Sequence[ModelResults], column: Column, stem: str) -> Secti
     for name, model, values in zip(analysis.names_of(models), models, found, strict=True):
         for metric, score in SCORES.items():
             scores = analysis.per_relation(model.main, score)
-            shared = len(values.keys() & scores.keys())
-            rows.append(
-                (name, metric, shared, *(analysis.correlation(values, scores, ranks=ranks) for ranks in (False, True)))
-            )
+            both = (analysis.correlation(values, scores, ranks=ranks) for ranks in (False, True))
+            rows.append((name, metric, len(values.keys() & scores.keys()), *both))
     table = Table(
         stem,
         f"Correlations of {column.name} with the scores of LREs over relations; its value is {joined}.",
@@ -132,13 +123,9 @@ def plot_column(models: Sequence[ModelResults], column: Column) -> Figure:
     """
     figure, panels = plotting.panel_grid(2 * len(models), 2, 9, 3, shared=False)
     kinds = analysis.categories(record for model in models for record in model.main)
-    shown = [
-        (name, model, metric)
-        for name, model in zip(analysis.names_of(models), models, strict=True)
-        for metric in SCORES
-    ]
-    for axes, (name, model, metric) in zip(panels, shown, strict=True):
-        values, scores = column.by_relation(model.main), analysis.per_relation(model.main, SCORES[metric])
+    shown = itertools.product(analysis.named(models).items(), SCORES.items())
+    for axes, ((name, model), (metric, score)) in zip(panels, shown, strict=True):
+        values, scores = column.by_relation(model.main), analysis.per_relation(model.main, score)
         points = {relation: (values[relation][0], scores[relation][0]) for relation in values if relation in scores}
         plotting.category_points(axes, points, kinds, set(points))
         plotting.fraction_axis(axes, "y")

@@ -27,7 +27,6 @@ SIDE_BY_SIDE = 6
 
 def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     """Return the main scores of several LMs, and their agreement (appendix "models"); of many LMs, tables alone."""
-    by_name = dict(zip(analysis.names_of(models), (model.main for model in models), strict=True))
     found = _faithful(models)
     overview = Table(
         "models",
@@ -35,8 +34,8 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
         "standard deviations over the relations that were scored.",
         ("LM", "n", "relations scored", *SCORES, "R"),
         tuple(
-            (name, records[0].n_shot, len(found[name]), *analysis.both_scores(records), analysis.agreement(records))
-            for name, records in by_name.items()
+            (name, lm.main[0].n_shot, len(found[name]), *analysis.both_scores(lm.main), analysis.agreement(lm.main))
+            for name, lm in analysis.named(models).items()
         ),
     )
     agreement = Table(
@@ -60,11 +59,8 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
 
 def _faithful(models: Sequence[ModelResults]) -> dict[str, Means]:
     """Return the faithfulness of each LM by relation."""
-    names = analysis.names_of(models)
-    return {
-        name: analysis.per_relation(model.main, analysis.faithfulness)
-        for name, model in zip(names, models, strict=True)
-    }
+    by_name = analysis.named(models).items()
+    return {name: analysis.per_relation(model.main, analysis.faithfulness) for name, model in by_name}
 
 
 def _rows(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from lre_lightning.concepts.record import METHODS, SCORES, ConceptRecord
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.plotting import Series
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Cell, Table, by_relation
 
@@ -78,11 +77,7 @@ def plot_concepts(records: Sequence[ConceptRecord]) -> Figure:
     metrics = ("accuracy", "causality")
     figure, panels = plotting.rows(names, metrics, "mean over trials", 0.5)
     for axes, metric in zip(panels, metrics, strict=True):
-        series = [
-            Series(method, plotting.style(index), _scores(records, metric, method))
-            for index, method in enumerate(METHODS)
-        ]
-        plotting.bars(axes, names, series)
+        plotting.bars(axes, names, plotting.in_styles({name: _scores(records, metric, name) for name in METHODS}))
     guesses = analysis.spreads((record.relation, 1 / record.objects) for record in records if not record.reason)
     plotting.guess_marks(panels[0], names, guesses)
     plotting.category_marks(panels[-1], names, kinds)

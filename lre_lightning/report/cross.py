@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lre_lightning.records.summary import spread
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.tables import Cell, Row, Table, alphabetical
+from lre_lightning.report.tables import Cell, Table, alphabetical
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
 from lre_lightning.scoring.derived import Derivation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCORES: dict[str, Callable[[CrossScore], float]] = {
-    "faithfulness": lambda score: score.faithfulness,
-    "causality": lambda score: score.causality,
-}
+SCORES = ("faithfulness", "causality")
+OWN = "its own LRE"
+SAME, OTHER = "LREs of other relations, same category", "LREs of other relations, other categories"
 
 
 def matrix(scores: Sequence[CrossScore], metric: str) -> tuple[list[str], NDArray[np.float64]]:
@@ -28,10 +26,17 @@ def matrix(scores: Sequence[CrossScore], metric: str) -> tuple[list[str], NDArra
 
     It is NaN where it was not measured.
     """
-    means = analysis.spreads(("\x1f".join((one.relation, one.reader)), SCORES[metric](one)) for one in scores)
+    means = analysis.spreads(((one.relation, one.reader), getattr(one, metric)) for one in scores)
     names = alphabetical({one.relation for one in scores})
-    cells = [[means.get("\x1f".join((row, column)), (np.nan, None))[0] for column in names] for row in names]
+    cells = [[means.get((row, column), (np.nan, None))[0] for column in names] for row in names]
     return names, np.array(cells, dtype=np.float64)
+
+
+def _means(scores: Iterable[CrossScore], over: str) -> list[Cell]:
+    """Return mean and deviation of both scores over the values of a field, ``"relation"`` or ``"reader"``."""
+    scores = list(scores)
+    by_value = [analysis.spreads((getattr(one, over), getattr(one, metric)) for one in scores) for metric in SCORES]
+    return list(map(analysis.overall, by_value))
 
 
 def matrix_table(scores: Sequence[CrossScore], metric: str) -> Table:
@@ -47,25 +52,17 @@ def matrix_table(scores: Sequence[CrossScore], metric: str) -> Table:
 
 def controls_table(scores: Sequence[CrossScore]) -> Table:
     """Return both scores of the relations' own LREs, of their controls, and of the LREs of other relations."""
-
-    def row(label: str, chosen: Callable[[CrossScore], bool]) -> Row:
-        found = [one for one in scores if chosen(one)]
-        means = [analysis.spreads((one.relation, score(one)) for one in found) for score in SCORES.values()]
-        return (label, *(spread([mean for mean, _ in by.values()]) if by else None for by in means))
-
     category = {one.relation: one.category for one in scores}
-    rows = (
-        row("its own LRE", lambda one: one.reader == one.relation),
-        *(row(control, lambda one, name=control: one.reader == name) for control in CONTROLS),  # type: ignore[misc]
-        row(
-            "LREs of other relations, same category",
-            lambda one: one.reader in category and one.reader != one.relation and category[one.reader] == one.category,
-        ),
-        row(
-            "LREs of other relations, other categories",
-            lambda one: one.reader in category and category[one.reader] != one.category,
-        ),
-    )
+
+    def kind_of(one: CrossScore) -> str:
+        if one.reader == one.relation:
+            return OWN
+        if one.reader in category:
+            return SAME if category[one.reader] == one.category else OTHER
+        return one.reader
+
+    kinds = (OWN, *CONTROLS, SAME, OTHER)
+    rows = tuple((kind, *_means((one for one in scores if kind_of(one) == kind), "relation")) for kind in kinds)
     caption = (
         "What of an LRE is particular to its relation: scores on a relation's test samples. Means and standard "
         "deviations over relations."
@@ -78,9 +75,7 @@ def derived_table(scores: Sequence[CrossScore], found: Sequence[Derivation]) -> 
     names = dict.fromkeys(one.relation for one in scores)
 
     def cells(relation: str, labels: Container[str]) -> list[Cell]:
-        own = [one for one in scores if one.relation == relation and one.reader in labels]
-        means = [analysis.spreads((one.reader, score(one)) for one in own) for score in SCORES.values()]
-        return [spread([mean for mean, _ in by.values()]) if by else None for by in means]
+        return _means((one for one in scores if one.relation == relation and one.reader in labels), "reader")
 
     rows = []
     for one in found:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import Score
-from lre_lightning.report.baselines import with_generic
+from lre_lightning.report.analysis import GENERIC_METHODS, Score
+from lre_lightning.report.baselines import EVERY
 from lre_lightning.report.plotting import STYLES
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.sweeps import sweep_table
@@ -47,8 +47,7 @@ def _panels() -> dict[str, dict[str, Score]]:
         return record.likeness[record.generic_layers.index(layer)][index]
 
     return {
-        "faithfulness": {name: with_generic("faithfulness")[name] for name in ("LRE", *GENERIC)},
-        "causality": {name: with_generic("causality")[name] for name in ("LRE", *GENERIC[1:])},
+        **{metric: {name: EVERY[metric][name] for name in ("LRE", *GENERIC_METHODS[metric])} for metric in EVERY},
         "likeness of W and J": {name: partial(likeness, index=index) for index, name in enumerate(LIKENESS)},
     }
 

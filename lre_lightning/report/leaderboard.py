@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 def make_leaderboard(
     results: Sequence[str | Path], out: str | Path, title: str | None = None
 ) -> tuple[Path, list[Table]]:
-    """Write a page that compares LMs, ``index.html``, and its tables as CSV and LaTeX next to it.
+    """Write a page that compares LMs, ``index.html``, its tables as CSV and LaTeX next to it, and return both.
 
-    Args:
-        results: Files of records, or folders of collections or runs, of one LM or several.
-        out: The folder to write to.
-        title: Title of the page.
-
-    Returns:
-        The page, and its tables.
+    `results` are files of records, or folders of collections or runs, of one LM or several.
 
     Raises:
         LREError: If there are no results, they contradict each other, or `out` is not writable.
@@ -56,7 +50,7 @@ def make_leaderboard(
 
 def shared_scores(models: Sequence[ModelResults]) -> list[list[analysis.Means]]:
     """Return the scores of each LM by relation, both of `SCORES`, over the relations that all LMs have scores of."""
-    found = [[analysis.per_relation(model.main, score) for score in SCORES.values()] for model in models]
+    found = [analysis.both_by_relation(model.main).values() for model in models]
     shared = set.intersection(*(set(faithful) for faithful, _ in found))
     return [[{name: mean for name, mean in one.items() if name in shared} for one in scores] for scores in found]
 
@@ -64,9 +58,9 @@ def shared_scores(models: Sequence[ModelResults]) -> list[list[analysis.Means]]:
 def ranked(models: Sequence[ModelResults]) -> list[ModelResults]:
     """Return LMs by falling faithfulness over the relations that all have, then over all of their own."""
 
-    def merit(place: int) -> tuple[float, float]:
-        own = analysis.overall(analysis.per_relation(models[place].main, analysis.faithfulness)) or (0.0, None)
-        return (analysis.overall(shared[place][0]) or (0.0, None))[0], own[0]
+    def merit(place: int) -> list[float]:
+        own = analysis.over_relations(models[place].main, analysis.faithfulness)
+        return [mean[0] if mean else 0.0 for mean in (analysis.overall(shared[place][0]), own)]
 
     shared = shared_scores(models)
     return [models[place] for place in sorted(range(len(models)), key=merit, reverse=True)]
@@ -84,9 +78,7 @@ def models_table(models: Sequence[ModelResults]) -> Table:
             *map(analysis.overall, scores),
             *analysis.both_scores(model.main),
         )
-        for place, (name, model, scores) in enumerate(
-            zip(analysis.names_of(models), models, shared, strict=True), start=1
-        )
+        for place, ((name, model), scores) in enumerate(zip(analysis.named(models).items(), shared, strict=True), 1)
     )
     return Table(
         "leaderboard",

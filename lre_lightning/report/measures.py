@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import MEASURES, TrialRecord
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.plotting import style
+from lre_lightning.report.plotting import STYLES
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import by_relation
@@ -39,11 +39,8 @@ def measure(record: TrialRecord, name: str, layer: Layer | None = None) -> float
 
     The layer is the chosen one if None.
     """
-    at, axis = record.layer if layer is None else layer, MEASURES[name][0]
-    if at not in record.layers or name not in record.measures:
-        return math.nan
-    assert at is not None
-    return record.measure(name, at, getattr(record, axis[:-1]) if axis else None)
+    axis = MEASURES[name][0][:-1]
+    return record.measure(name, record.layer if layer is None else layer, getattr(record, axis) if axis else None)
 
 
 def measures(records: Sequence[TrialRecord]) -> Section:
@@ -81,7 +78,7 @@ def plot_measures(records: Sequence[TrialRecord]) -> Figure:
     """
     figure, layers = plotting.new_figure(11, 4), analysis.layers_of(records)
     found = {name: analysis.by_layer(records, partial(measure, name=name)) for _, names in PANELS for name in names}
-    looks = {name: style(i) for i, name in enumerate(found)}
+    looks = dict(zip(found, cycle(STYLES), strict=False))
     panels = [panel for panel in PANELS if any(any(found[name].values()) for name in panel[1])]
     for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:

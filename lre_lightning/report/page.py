@@ -73,20 +73,15 @@ def make_report(
     """
     models = analysis.by_model(read_records(results))
     if not models:
-        given = ", ".join(map(repr, map(str, results))) or "nothing"
-        raise LREError(f"there are no results in {given}: run lre fit first")
+        places = ", ".join(map(repr, map(str, results))) or "nothing"
+        raise LREError(f"there are no results in {places}: run lre fit first")
     folder = Path(out)
     check_writable(folder)
-    found = (record for given in map(Path, results) if given.is_dir() for record in read_concept_records(given))
+    found = (record for place in map(Path, results) if place.is_dir() for record in read_concept_records(place))
     own = [column for table in columns for column in read_columns(Path(table))]
     chapters = chapters_of(models, list({record.place: record for record in found}.values()), own)
-    command = shlex.join(
-        [
-            *("lre", "report", *map(str, results)),
-            *(["--title", title] if title else []),
-            *(["--column", *map(str, columns)] if columns else []),
-        ]
-    )
+    given = ["lre", "report", *map(str, results), *(["--title", title] if title else [])]
+    command = shlex.join([*given, *(["--column", *map(str, columns)] if columns else [])])
     default = f"Linear relational embeddings of {', '.join(analysis.names_of(models))}"
     return write_page(folder, title or default, chapters, results, command)
 
@@ -94,17 +89,9 @@ def make_report(
 def write_page(
     folder: Path, title: str, chapters: Sequence[Chapter], results: Sequence[str | Path], command: str
 ) -> Path:
-    """Write a page of chapters, and its figures and tables as files next to it.
+    """Write a page of chapters, and its figures and tables as files next to it; return the page.
 
-    Args:
-        folder: The folder to write to.
-        title: The title of the page.
-        chapters: What it shows.
-        results: Where the records come from, as in `make_report`.
-        command: The command that writes it again.
-
-    Returns:
-        The page.
+    The records come from `results`, as in `make_report`, and `command` writes the page again.
 
     Raises:
         LREError: If the folder is not writable.
@@ -142,8 +129,8 @@ def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
 
     Those of validations and predictions are left out: only they have the options `verbose` and `texts`.
     """
-    sources = [("evaluate", path, [path / "config.yaml"]) for path in map(Path, results) if path.is_dir()]
-    sources = [source for source in sources if not (source[1] / "fit_results.jsonl").is_file()]
+    folders = [path for path in map(Path, results) if path.is_dir() and not (path / "fit_results.jsonl").is_file()]
+    sources = [("evaluate", folder, [folder / "config.yaml"]) for folder in folders]
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
     # Those of other runs, in folders below, have more folders between.
     places = ("config.yaml", "*/version_*/config.yaml")

@@ -13,6 +13,7 @@ import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from lre_lightning.grid import Layer, place_of
@@ -56,11 +57,6 @@ OTHERS = [Style(look.colour, marker) for marker in "X*<>hpd8" for look in STYLES
 """Styles of other categories."""
 
 
-def style(index: int) -> Style:
-    """Return the style of a series by its number; styles repeat after eight."""
-    return STYLES[index % len(STYLES)]
-
-
 def styles_of(categories: Mapping[str, str]) -> dict[str, Style]:
     """Return a style for every category, given by relation: that of its name, the same in every figure and run.
 
@@ -81,6 +77,11 @@ class Series:
     label: str
     look: Style
     scores: Means
+
+
+def in_styles(found: Mapping[str, Means]) -> list[Series]:
+    """Return scores by label in one style after the other; styles repeat after eight."""
+    return [Series(label, look, scores) for (label, scores), look in zip(found.items(), cycle(STYLES), strict=False)]
 
 
 def text(name: str, width: int = 34) -> str:
@@ -218,11 +219,11 @@ def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str
         axes.annotate(name, (1, row), (18, 0), xycoords=side, textcoords="offset points", fontsize=8, va="center")
 
 
-def dotted_rows(found: Mapping[str, Sequence[Series]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
-    """Return a figure with a panel per metric, a row per relation, and a dot per series that has the relation."""
+def dotted_rows(found: Mapping[str, Mapping[str, Means]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
+    """Return a figure with a panel per metric, a row per relation, and a dot per label that has the relation."""
     figure, panels = rows(names, list(found), "mean over trials", 0.3)
-    for axes, series in zip(panels, found.values(), strict=True):
-        dots(axes, names, [one for one in series if one.scores])
+    for axes, scores in zip(panels, found.values(), strict=True):
+        dots(axes, names, [one for one in in_styles(scores) if one.scores])
         for row in range(0, len(names), 2):
             axes.axhspan(row - 0.5, row + 0.5, color=GREY, alpha=0.1, linewidth=0, zorder=0.2)
         fraction_axis(axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
@@ -28,7 +29,7 @@ def relations(records: Sequence[TrialRecord]) -> Section:
     columns: dict[str, Mapping[str, Cell]] = {
         "|range|": {record.relation: record.range_size for record in records},
         **{label: {name: getattr(record, axis) for name, record in scored.items()} for label, axis in axes.items()},
-        **{name: analysis.per_relation(records, score) for name, score in SCORES.items()},
+        **analysis.both_by_relation(records),
         "random guess": {record.relation: record.random_guess for record in records},
     }
     guess, _ = analysis.over_relations(records, analysis.random_guess) or (None, None)
@@ -55,7 +56,7 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     Means and standard deviations over trials; the mark is a random guess. Relations that were not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
-    series = [Series(name, LOOKS[name], analysis.per_relation(records, score)) for name, score in SCORES.items()]
+    series = plotting.in_styles(analysis.both_by_relation(records))
     kinds = analysis.categories(records)
     names = plotting.best_first(scored, series[0].scores)
     without = len(kinds) - len(names)
@@ -75,7 +76,7 @@ def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     if not measured:
         return ()
     known = analysis.spreads((record.relation, record.whole_objects["known"]) for record in measured)
-    columns = {name: analysis.per_relation(records, score) for name, score in SCORES.items()}
+    columns = analysis.both_by_relation(records)
     for name in WHOLE_OBJECTS:
         columns[name] = analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: name.split()[-1] == "causality")}
@@ -116,15 +117,12 @@ def plot_categories(models: Sequence[ModelResults]) -> Figure:
     Means and standard deviations over relations.
     """
     rows = [*dict.fromkeys(record.category for model in models for record in analysis.counted(model.main)), ALL]
-    labels = analysis.names_of(models)
+    by_name = analysis.named(models)
     figure, panels = plotting.rows(rows, list(SCORES), plotting.MEAN, 0.25 + 0.2 * len(models))
     for axes, score in zip(panels, SCORES.values(), strict=True):
-        series = [
-            Series(plotting.text(label), plotting.style(index), analysis.per_category(model.main, score))
-            for index, (label, model) in enumerate(zip(labels, models, strict=True))
-        ]
-        plotting.bars(axes, rows, series)
-    plotting.legend(figure, columns=4 if all(len(label) < 24 for label in labels) else 2)
+        found = {plotting.text(name): analysis.per_category(model.main, score) for name, model in by_name.items()}
+        plotting.bars(axes, rows, plotting.in_styles(found))
+    plotting.legend(figure, columns=4 if all(len(name) < 24 for name in by_name) else 2)
     return figure
 
 
@@ -163,7 +161,7 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
     Dots are filled where the LM knows 30 or more test samples, on average over trials. The relations farthest from the
     diagonal are named.
     """
-    faithful, causal = (analysis.per_relation(records, score) for score in SCORES.values())
+    faithful, causal = analysis.both_by_relation(records).values()
     points = {name: (faithful[name][0], causal[name][0]) for name in faithful if name in causal}
     figure = plotting.new_figure(8.5, 6)
     axes = figure.subplots()
@@ -224,7 +222,7 @@ def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
     Means and standard deviations over pairs of subjects; at 1 nothing is underestimated.
     """
     ratios = analysis.underestimation(records)
-    names = sorted(ratios, key=lambda name: -ratios[name][0])
+    names = plotting.best_first(ratios, ratios)
     figure, (axes,) = plotting.rows(names, [""], "underestimation ratio, mean over pairs of subjects", 0.24)
     plotting.dots(axes, names, [Series("", LOOKS["faithfulness"], ratios)])
     plotting.deviations(axes, [(row, *ratios[name]) for row, name in enumerate(names)])
@@ -239,9 +237,8 @@ def templates(model: ModelResults) -> Section:
     """Return the scores by prompt template, of the relations with several (table "prompt_template")."""
     found: dict[str, list[Row]] = {}
     for _, records in sorted(model.by_template.items()):
-        scores = [analysis.per_relation(records, score) for score in SCORES.values()]
         texts = {record.relation: record.template for record in analysis.counted(records)}
-        for row in rows_of(texts, texts, *scores):
+        for row in rows_of(texts, texts, *analysis.both_by_relation(records).values()):
             found.setdefault(str(row[0]), []).append(row)
     several = [name for name in alphabetical(found) if len(found[name]) > 1]
     if not several:
@@ -261,15 +258,11 @@ def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
 
     Means over trials, for the relations with several templates.
     """
-    groups = sorted(by_template.items())
-    found = {
-        metric: [
-            Series(f"template {index}", plotting.style(i), analysis.per_relation(records, score))
-            for i, (index, records) in enumerate(groups)
-        ]
-        for metric, score in SCORES.items()
-    }
-    kinds = analysis.categories(record for _, records in groups for record in analysis.counted(records))
-    counts = Counter(name for series in found["faithfulness"] for name in series.scores)
+    groups = dict(sorted(by_template.items()))
+    scores = {f"template {index}": analysis.both_by_relation(records) for index, records in groups.items()}
+    found = {metric: {name: both[metric] for name, both in scores.items()} for metric in SCORES}
+    first, *others = found["faithfulness"].values()
+    counts = Counter(itertools.chain(first, *others))
+    kinds = analysis.categories(analysis.counted(itertools.chain(*groups.values())))
     several = {name: kind for name, kind in kinds.items() if counts[name] > 1}
-    return plotting.dotted_rows(found, plotting.best_first(several, found["faithfulness"][0].scores), several)
+    return plotting.dotted_rows(found, plotting.best_first(several, first), several)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -103,19 +104,16 @@ def mode_switch(model: ModelResults) -> Section:
     """Return faithfulness by layer with and without relation-specific text (figure "mode-switch")."""
     title = "With and without relation-specific text"
     series = _with_and_without(model.main, model.bare)
-    kept = [analysis.on_most(records, "layers") for records in series.values()]
-    if not all(kept):
+    kept = {label: analysis.on_most(records, "layers") for label, records in series.items()}
+    if not all(kept.values()):
         return missing(title, "Prompts without relation-specific text were", "--data.prompts.template '{}'")
-    layers = analysis.layers_of([*kept[0], *kept[1]])
+    layers = analysis.layers_of(itertools.chain(*kept.values()))
     table = sweep_table(
         "mode_switch",
         f"LRE faithfulness by layer of {analysis.lm_of(model.main)} with and without relation-specific text in the "
         "prompt.",
         "layer",
-        {
-            label: analysis.sweep(records, analysis.faithfulness, "layer", layers)
-            for label, records in zip(series, kept, strict=True)
-        },
+        {label: analysis.sweep(kept[label], analysis.faithfulness, "layer", layers) for label in kept},
     )
     return Section(title, (picture_of(plot_mode_switch, model.main, model.bare),), (table,))
 
@@ -131,11 +129,11 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
     last layer is o itself.
     """
     series = _with_and_without(main, bare)
-    kinds = analysis.categories(series["without"])
-    names = plotting.best_first(kinds, analysis.per_relation(main, analysis.faithfulness))
-    return plot_layer_grid(
-        {label: (records, analysis.faithfulness) for label, records in series.items()}, names, "faithfulness"
+    names = plotting.best_first(
+        analysis.categories(series["without"]), analysis.per_relation(main, analysis.faithfulness)
     )
+    scores = {label: (records, analysis.faithfulness) for label, records in series.items()}
+    return plot_layer_grid(scores, names, "faithfulness")
 
 
 def ranks(records: Sequence[TrialRecord]) -> Section:
@@ -237,11 +235,8 @@ def n_shots(model: ModelResults) -> Section:
 
 
 def _by_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> dict[str, Sweep]:
-    kept = analysis.scored_in_all(by_n)
-    return {
-        name: {n: analysis.per_relation(records, score) for n, records in kept.items()}
-        for name, score in SCORES.items()
-    }
+    found = {n: analysis.both_by_relation(records) for n, records in analysis.scored_in_all(by_n).items()}
+    return {name: {n: both[name] for n, both in found.items()} for name in SCORES}
 
 
 def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import Means, ModelResults, Sweep, per_relation
+from lre_lightning.report.analysis import ModelResults, Sweep
 from lre_lightning.report.plotting import LOOKS, STYLES
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Table
@@ -25,12 +23,8 @@ _COUNT = re.compile(rf"({'|'.join(UNITS)})[-_=]?(\d+)", re.IGNORECASE)
 _REVISION = re.compile(r"@\D*(\d+)\D*$")
 
 
-SCORES: dict[str, Callable[[Sequence[TrialRecord]], Means]] = {
-    "faithfulness": partial(per_relation, score=analysis.faithfulness),
-    "causality": partial(per_relation, score=analysis.causality),
-    "known": analysis.known,
-}
 STYLE = {**LOOKS, "known": STYLES[7]}
+"""The looks of what changes over a training."""
 
 
 def series_of(models: Sequence[ModelResults]) -> dict[str, Series]:
@@ -50,8 +44,12 @@ def series_of(models: Sequence[ModelResults]) -> dict[str, Series]:
 
 
 def sweeps_of(series: Series) -> dict[str, Sweep]:
-    """Return each of `SCORES` by relation at every step."""
-    return {name: {step: score(model.main) for step, model in series.items()} for name, score in SCORES.items()}
+    """Return both scores, and the fraction of known samples, by relation at every step."""
+    found = {
+        step: {**analysis.both_by_relation(model.main), "known": analysis.known(model.main)}
+        for step, model in series.items()
+    }
+    return {name: {step: scores[name] for step, scores in found.items()} for name in STYLE}
 
 
 def training(models: Sequence[ModelResults]) -> tuple[Section, ...]:
@@ -59,26 +57,25 @@ def training(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     sections = []
     for place, (name, series) in enumerate(series_of(models).items(), 1):
         suffix = f"_{place}" if place > 1 else ""
+        sweeps = sweeps_of(series)
         table = Table(
             f"training{suffix}",
             f"Scores over the training of {analysis.short_name(name)}. Means and standard deviations over the "
             "relations that were scored at a step; known is the fraction of the test samples that the LM itself "
             "answers, over all relations.",
-            ("step", "relations scored", *SCORES, "R"),
+            ("step", "relations scored", *STYLE, "R"),
             tuple(
                 (
                     step,
-                    len(SCORES["faithfulness"](model.main)),
-                    *(analysis.overall(score(model.main)) for score in SCORES.values()),
+                    len(sweeps["faithfulness"][step]),
+                    *(analysis.overall(sweep[step]) for sweep in sweeps.values()),
                     analysis.agreement(model.main),
                 )
                 for step, model in series.items()
             ),
         )
-        pictures = (
-            picture_of(plot_training, series, name=f"training{suffix}"),
-            picture_of(plot_training_by_relation, series, name=f"training_by_relation{suffix}"),
-        )
+        plots = {"training": plot_training, "training_by_relation": plot_training_by_relation}
+        pictures = tuple(picture_of(plot, series, name=f"{stem}{suffix}") for stem, plot in plots.items())
         sections.append(Section("Over training", pictures, (table,)))
     return tuple(sections)
 
