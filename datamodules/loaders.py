@@ -1,14 +1,22 @@
 """The split of a trial's prompts into batches and processes."""
 
+import math
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lre_lightning.errors import check_choice, check_number
 from lre_lightning.options import option
 from lre_lightning.prompts.batch import Side
+from lre_lightning.prompts.prompt import fill
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from lre_lightning.prompts.trials import Trial
 
 Batch = TypeVar("Batch")
 
@@ -88,22 +96,53 @@ def split_train(
     return [Portion(index, *zip(*batch, strict=True)) for batch in batches]
 
 
+def shapes_of(trial: "Trial", tokenizer: "PreTrainedTokenizerBase") -> list[tuple[int, int]]:
+    """Return which template each test prompt of a trial has, and how many tokens without its context."""
+    templates = trial.asked_with
+    texts = [fill(templates[i % len(templates)], sample.subject) for i, sample in enumerate(trial.test_asked)]
+    found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return [(i % len(templates), len(ids)) for i, ids in enumerate(found)]
+
+
 def split_test(
-    samples: Mapping[int, Sequence[int]], batch_size: int, process: int = 0, count: int = 1
+    shapes: Mapping[int, Sequence[Any]], batch_size: int, process: int = 0, count: int = 1, together: int = 1
 ) -> list[Portion]:
     """Split the test prompts of several trials, each prompt to exactly one process, never two trials in one batch.
 
+    Prompts of one shape run together, and the first one of a shape takes as long as `together` prompts that fill a
+    batch. So those of one shape go to one process, the most first, unless that had far more to do than the others.
+
     A process that would get no prompt gets a copy of weight 0: Lightning leaves validation out where a process has no
-    batch, and the others would wait for it at the end of validation. `samples` are the test prompts by the index of
-    each trial, of which a process gets consecutive ones.
+    batch, and the others would wait for it at the end of validation.
+
+    Args:
+        shapes: The shape of each test prompt, by the index of the trial; anything that can be a key.
+        batch_size: The number of prompts in a batch.
+        process: The index of this process.
+        count: The number of processes.
+        together: The number of prompts that keep the device busy.
     """
     portions = []
-    for index, order in samples.items():
-        first, end = process * len(order) // count, (process + 1) * len(order) // count
-        for start in range(first, end, batch_size):
-            chosen = tuple(order[start : min(start + batch_size, end)])
+    for index, found in shapes.items():
+        groups: dict[Any, list[int]] = {}
+        for i, shape in enumerate(found):
+            groups.setdefault(shape, []).append(i)
+        waiting = sorted(groups.values(), key=len)
+        fair = (len(found) + (together - 1) * len(groups)) / count
+        loads, mine = [0] * count, list[int]()
+        while waiting:
+            group, least = waiting.pop(), loads.index(min(loads))
+            room = math.ceil(fair) - loads[least] - (together - 1)
+            if len(group) > room + together - 1 and room > 0:
+                insort(waiting, group[room:], key=len)
+                group = group[:room]
+            loads[least] += len(group) + together - 1
+            mine += group if least == process else []
+        mine.sort()
+        for start in range(0, len(mine), batch_size):
+            chosen = tuple(mine[start : start + batch_size])
             portions.append(Portion(index, chosen, (1.0,) * len(chosen)))
-    return portions or [Portion(index, (order[0],), (0.0,)) for index, order in samples.items() if order][:1]
+    return portions or [Portion(index, (0,), (0.0,)) for index, found in shapes.items() if found][:1]
 
 
 def load(

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from lre_lightning.datamodules.loaders import Loader, Portion, load, split_test, split_train
+from lre_lightning.datamodules.loaders import Loader, Portion, load, shapes_of, split_test, split_train
 from lre_lightning.datamodules.records import arguments_of, check_relation
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
@@ -57,11 +57,11 @@ class RelationDataModule(LightningDataModule):
     all trials, their batches in an order that is drawn anew each time, and validation serves all test prompts.
 
     On several devices this class splits the batches itself and Lightning injects no sampler: each test prompt goes to
-    one process, subjects of equally many tokens to the same one; `together` consecutive training prompts go to one
-    process. Where a process would have fewer batches, it gets a copy whose `RelationBatch.weight` is 0.
+    one process, subjects of about equally many tokens to the same one; `together` consecutive training prompts go to
+    one process. Where a process would have fewer batches, it gets a copy whose `RelationBatch.weight` is 0.
 
     Attributes:
-        together: Number of training prompts of a trial that go to one process; an `LREModule` sets it for its LM.
+        together: Number of prompts that keep the device busy; an `LREModule` sets it for its LM.
 
     Args:
         tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
@@ -311,14 +311,11 @@ class RelationDataModule(LightningDataModule):
         """
         if indices is None:
             indices = self._trials_of_epoch(default=list(range(len(self.schedule))))
-        samples: dict[int, Sequence[int]] = {}
+        shapes: dict[int, Sequence[Any]] = {}
         for index in indices:
-            asked = self.trial(index).test_asked
-            samples[index] = range(len(asked))
-            if self._process[1] > 1:  # prompts of one shape run together, so that they belong to one process
-                subjects = self.tokenizer([sample.subject for sample in asked], add_special_tokens=False)["input_ids"]
-                samples[index] = sorted(samples[index], key=lambda i: len(subjects[i]))
-        return self._load(split_test(samples, self.loader.batch_size, *self._process), "test")
+            trial, alone = self.trial(index), self._process[1] == 1
+            shapes[index] = range(len(trial.test_asked)) if alone else shapes_of(trial, self.tokenizer)
+        return self._load(split_test(shapes, self.loader.batch_size, *self._process, self.together), "test")
 
     def test_dataloader(self) -> DataLoader[RelationBatch]:
         """Serve the test prompts of all trials."""

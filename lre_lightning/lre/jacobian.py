@@ -166,12 +166,12 @@ def check_finite(lm: LanguageModel, numbers: Tensor, what: str) -> None:
         raise LREError(f"{what} not finite in {dtype}: load the LM in bfloat16 or float32")
 
 
-def prompts_in_a_sweep(lm: LanguageModel) -> int:
-    """Return how many prompts' Jacobians keep the LM's device busy, from one to `MOST_PROMPTS`.
+def prompts_in_a_sweep(lm: LanguageModel, device: torch.device | None = None) -> int:
+    """Return how many prompts' Jacobians keep a device busy, that of the LM if None, from one to `MOST_PROMPTS`.
 
-    That depends on nothing but the LM, its chunk size and the type of its device, and is the same in all processes.
+    That depends on nothing but the LM, its chunk size and the type of the device, and is the same in all processes.
     """
-    busy = lm.chunk_size or busy_rows(lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 1)
+    busy = lm.chunk_size or busy_rows(device or lm.device, lm.hidden_size, NUMBERS_AT_A_TIME, 1)
     return min(MOST_PROMPTS, max(1, busy // lm.hidden_size))
 
 

@@ -22,7 +22,7 @@ class PromptSource(Protocol):
     seed: int
     prompts: Prompts
     together: int
-    """Number of consecutive training prompts of a trial that belong to one process."""
+    """Number of prompts that keep the device busy; as many consecutive training prompts go to one process."""
 
     @property
     def relations(self) -> Sequence[Relation]:

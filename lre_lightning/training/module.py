@@ -136,6 +136,8 @@ class LREModule(FrozenLMModule):
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
 
+        The datamodule learns how many prompts keep the device busy.
+
         Raises:
             LREError: If the Trainer has no `RelationDataModule`, its strategy shards the LM, processes differ in the
                 LM or the data, or the options do not fit the data.
@@ -144,6 +146,7 @@ class LREModule(FrozenLMModule):
         if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
             raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
         self.lm.tokenizer = self._data.tokenizer
+        self._data.together = prompts_in_a_sweep(self.lm, self.trainer.strategy.root_device)
         self.bank.lres.writes = self.trainer.is_global_zero
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)
@@ -154,9 +157,8 @@ class LREModule(FrozenLMModule):
     # Fit: one epoch is one trial of one relation.
 
     def on_fit_start(self) -> None:
-        """Forget the records of an earlier validation, and say how many training prompts are run together."""
+        """Forget the records of an earlier validation."""
         self._rescored = None
-        self._data.together = prompts_in_a_sweep(self.lm)
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""

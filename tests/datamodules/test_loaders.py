@@ -1,5 +1,7 @@
 """The split of prompts into batches and processes."""
 
+import math
+
 import pytest
 
 from lre_lightning.datamodules.loaders import split_test, split_train
@@ -34,19 +36,34 @@ def test_training_prompts_that_belong_together_are_never_parted(batch_size, size
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16])
 def test_every_test_prompt_goes_to_one_process(count):
-    samples = {2: [4, 3, 2, 1, 0], 0: [0], 7: range(4)}
-    processes = [split_test(samples, 2, process, count) for process in range(count)]
+    shapes = {2: [3, 2, 2, 1, 1], 0: [1], 7: [1] * 4}
+    processes = [split_test(shapes, 2, process, count) for process in range(count)]
     own = [[portion for portion in portions if all(portion.weights)] for portions in processes]
     split = [(portion.index, i) for portions in own for portion in portions for i in portion.samples]
-    assert sorted(split) == sorted((index, i) for index, order in samples.items() for i in order)
+    assert sorted(split) == sorted((index, i) for index, found in shapes.items() for i in range(len(found)))
     for portions in own:
         assert all(len(portion.samples) == len(portion.weights) <= 2 for portion in portions)
-        for index, order in samples.items():
+        for index, found in shapes.items():
             mine = sum(len(portion.samples) for portion in portions if portion.index == index)
-            assert abs(mine - len(order) / count) < 1
+            assert mine <= math.ceil(len(found) / count)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_prompts_of_one_shape_go_to_one_process_where_that_is_fair(count):
+    """No load exceeds the mean, with as few prompts of a shape apart as that allows, by more than a shape's cost."""
+    for sizes in ([1, 15, 31, 11, 6], [61, 5, 6], [14, 37, 6], [8, 33, 56, 6, 1], [40], [1, 1, 2]):
+        shapes = [shape for shape, size in enumerate(sizes) for _ in range(size)]
+        for together in (1, 4):
+            loads, parts = [], 0
+            for process in range(count):
+                chosen = [i for one in split_test({0: shapes}, 8, process, count, together) for i in one.samples]
+                parts += len({shapes[i] for i in chosen})
+                loads.append(len(chosen) + (together - 1) * len({shapes[i] for i in chosen}))
+            assert parts < len(sizes) + count
+            assert max(loads) <= sum(loads) / count + together
 
 
 def test_no_process_is_without_a_batch():
-    processes = [split_test({3: [1, 0]}, 4, process, 4) for process in range(4)]
+    processes = [split_test({3: [1, 1]}, 4, process, 4) for process in range(4)]
     assert sorted(portion.weights for (portion,) in processes) == [(0.0,), (0.0,), (1.0,), (1.0,)]
     assert split_test({}, 4, 1, 2) == []  # after the last trial no process has one

@@ -8,6 +8,7 @@ import torch
 from lightning import LightningModule
 
 from lre_lightning.datamodules import Loader, Prompts, RelationBatch, RelationDataModule, Selection
+from lre_lightning.datamodules.loaders import shapes_of
 from lre_lightning.errors import LREError
 from lre_lightning.prompts import trials
 from lre_lightning.relations.relation import Relation, Sample
@@ -309,14 +310,14 @@ def test_processes_serve_together_what_one_serves_alone(make, count):
         assert len({(key_of(batch)[:2], len(batch)) for batch in together}) == 1
 
 
-def test_subjects_of_similar_length_go_to_one_process(make):
-    lengths = []
-    for process in range(2):
-        data = make((process, 2))
-        for batch in data.val_dataloader([0]):
-            lengths += [len(prompt.subject) for prompt in batch.prompts]
-            assert [data.trial(0).test[i].subject for i in batch.sample] == [p.subject for p in batch.prompts]
-    assert lengths == sorted(lengths)
+def test_shapes_of_prompts_are_known_before_they_are_made():
+    data = RelationDataModule("demo", ["country capital city"], "demo", trials=1, prompts=Prompts(template="all"))
+    data.setup()
+    prompts = prompts_of(data.val_dataloader())
+    real = [(len(prompt.input_ids), prompt.subject_position) for prompt in prompts]
+    shapes = shapes_of(data.trial(0), data.tokenizer)
+    assert len(shapes) == len(real) > len({*real}) > 1
+    assert len({*real}) == len({*shapes}) == len({*zip(real, shapes, strict=True)})
 
 
 # Options.
