@@ -13,6 +13,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
+from tests.helpers.hub import hub  # noqa: F401
+
 # No test cuts the power: files need not be on the disk, but descriptors valid.
 os.fsync = os.fstat
 

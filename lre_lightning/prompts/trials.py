@@ -127,10 +127,7 @@ def draw(
 
 
 def train_prompts(
-    trial: Trial,
-    tokenizer: "PreTrainedTokenizerBase",
-    chosen: Sequence[int] | None = None,
-    options: Prompts = LINES,
+    trial: Trial, tokenizer: "PreTrainedTokenizerBase", chosen: Sequence[int] | None = None, options: Prompts = LINES
 ) -> list[Prompt]:
     """Make the leave-one-out prompts: each training sample in the context of the others, in draw order.
 

@@ -118,12 +118,7 @@ def _entry(data: Mapping[str, Any], key: str, at: str) -> Any:
 
 
 def _entries(
-    data: Mapping[str, Any],
-    key: str,
-    at: str,
-    required: bool,
-    check: Callable[[Any, str], _T],
-    problems: Problems,
+    data: Mapping[str, Any], key: str, at: str, required: bool, check: Callable[[Any, str], _T], problems: Problems
 ) -> tuple[_T, ...]:
     """Check the entries of a list."""
     entries: list[Any] | tuple[Any, ...] = ()

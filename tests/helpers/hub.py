@@ -1,4 +1,4 @@
-"""A local server that speaks the part of the Hugging Face hub's protocol that model repositories need."""
+"""A local server that speaks the part of the Hugging Face hub's protocol that this project needs."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ from tests.helpers.servers import Handler, serving
 
 
 class Hub:
-    """Model repositories, in memory: the files of each branch, large ones by digest, and all requests.
+    """Repositories, in memory: the files of each branch, large ones by digest, and all requests.
 
     Attributes:
         branches: Files by path, by repository and branch.
@@ -106,9 +106,10 @@ class _Request(Handler):
         self.json({}, status=409 if known else 200)
 
     def information(self, body, sent, name, revision=None):
-        files = self.hub.revision(name, revision or "main") if name in self.hub.branches else None
-        if files is None:
-            return self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body)
+        if name not in self.hub.branches or self.hub.revision(name, revision or "main") is None:
+            error = "RevisionNotFound" if name in self.hub.branches else "RepoNotFound"
+            return self.reply(404, b"{}", {"X-Error-Code": error}, body)
+        files = self.hub.revision(name, revision or "main")
         found = {"id": name, "sha": self.hub.commit_of(files), "siblings": [{"rfilename": file} for file in files]}
         return self.json(found, body)
 
@@ -149,19 +150,19 @@ class _Request(Handler):
         return self.reply(200, files[file], {"ETag": f'"{etag}"', "X-Repo-Commit": self.hub.commit_of(files)}, body)
 
 
-_NAME, _REVISION = r"([\w.-]+/[\w.-]+)", r"([^/]+)"
+_KIND, _NAME, _REVISION = "(?:models|datasets)", r"([\w.-]+/[\w.-]+)", r"([^/]+)"
 _ROUTES = (
     ("POST api/repos/create", "create"),
     ("POST api/validate-yaml", "validate"),
     (f"POST api/models/{_NAME}/branch/{_REVISION}", "branch"),
-    (f"GET api/models/{_NAME}", "information"),
-    (f"GET api/models/{_NAME}/revision/{_REVISION}", "information"),
-    (f"GET api/models/{_NAME}/tree/{_REVISION}", "tree"),
+    (f"GET api/{_KIND}/{_NAME}", "information"),
+    (f"GET api/{_KIND}/{_NAME}/revision/{_REVISION}", "information"),
+    (f"GET api/{_KIND}/{_NAME}/tree/{_REVISION}", "tree"),
     (f"POST api/models/{_NAME}/preupload/{_REVISION}", "preupload"),
     (rf"POST {_NAME}\.git/info/lfs/objects/batch", "batch"),
     (r"PUT large/(\w+)", "put"),
     (f"POST api/models/{_NAME}/commit/{_REVISION}", "add"),
-    (f"(?:GET|HEAD) {_NAME}/resolve/{_REVISION}/(.+)", "resolve"),
+    (f"(?:GET|HEAD) (?:datasets/)?{_NAME}/resolve/{_REVISION}/(.+)", "resolve"),
 )
 
 

@@ -16,12 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from lre_lightning.errors import LREError
 from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, start_token
 from lre_lightning.prompts.options import Prompts
-from lre_lightning.prompts.prompt import (
-    Prompt,
-    first_token_coverage,
-    make_prompt,
-    make_prompts,
-)
+from lre_lightning.prompts.prompt import Prompt, first_token_coverage, make_prompt, make_prompts
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.prompts.trials import test_prompts as make_test_prompts

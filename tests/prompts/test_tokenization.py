@@ -27,8 +27,7 @@ LONG = ["x" * 70, " " * 50, "1" * 45, "\n" * 40, "the word " * 30, "é" * 40, "a
 ANY = st.text(st.characters(codec="utf-8"), max_size=3)
 PHRASE = st.lists(st.one_of(*map(st.sampled_from, (WORDS, SPACES, SIGNS)), ANY), max_size=5).map("".join)
 TEMPLATE = st.one_of(
-    st.sampled_from(["The capital of {} is", "{}", "In {},", "Q: {}?\nA:"]),
-    st.tuples(PHRASE, PHRASE).map("{}".join),
+    st.sampled_from(["The capital of {} is", "{}", "In {},", "Q: {}?\nA:"]), st.tuples(PHRASE, PHRASE).map("{}".join)
 )
 SEPARATOR = st.sampled_from(["\n", "\n", "\n\n", " ", ". ", "", "\t", " \n "])
 
@@ -147,8 +146,7 @@ def test_splits_that_depend_on_a_far_place(make):
 
 @pytest.mark.parametrize(("name", "token"), [("unigram", "</s>"), ("toy", "[BOS]")])
 @pytest.mark.parametrize(
-    ("head", "tail"),
-    [(HEAD + "{} ", "x"), ("{} " + HEAD, "x"), (HEAD, "a {}"), (HEAD + "{}", " is"), (HEAD, "{}")],
+    ("head", "tail"), [(HEAD + "{} ", "x"), ("{} " + HEAD, "x"), (HEAD, "a {}"), (HEAD + "{}", " is"), (HEAD, "{}")]
 )
 def test_control_tokens_are_refused_wherever_they_are(name, token, head, tail):
     tokenizer = toy_tokenizer() if name == "toy" else tokenizers.make(name)

@@ -186,10 +186,7 @@ def test_a_subject_may_be_written_in_another_form():
         (["Pari", "Rome"], r"has no sample 'Pari' to train on; did you mean 'Paris'\?"),
         (["", "Rome"], "has no sample '' to train on$"),
         ([["Paris", "Texas!"], "Rome"], r"has no sample \['Paris', 'Texas!'\] to train on$"),
-        (
-            [["Paris", "France"], ["Paris", "Texas"]],
-            "'places' must be 2 samples of distinct subjects, as n_shot",
-        ),
+        ([["Paris", "France"], ["Paris", "Texas"]], "'places' must be 2 samples of distinct subjects, as n_shot"),
         (["Rome", " Rome"], r"of distinct subjects, as n_shot says, not \['Rome', ' Rome'\]"),
         (["Rome"], r"must be 2 samples of distinct subjects, as n_shot says, not \['Rome'\]"),
         ([1, "Rome"], r"a training sample of 'places' is 1: give its subject, or \[subject, object\]"),

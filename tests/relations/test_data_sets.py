@@ -1,89 +1,24 @@
 """Data sets of the Hub: real requests to a local HTTP server that answers as the Hub does."""
 
 import gzip
-import hashlib
 import json
 import re
-from types import SimpleNamespace
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from lre_lightning.errors import LREError
 from lre_lightning.relations.sources import read_source
-from tests.helpers.servers import Handler, serving
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CSV = "subject,object\n007,NA\nb,2020-01-01\n"
 LINES = '{"subject": "007", "object": "NA"}\n{"subject": "b", "object": "2020-01-01"}\n'
 FACTS = [("007", "NA"), ("b", "2020-01-01")]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A Hub of data sets, which are the folders of `root`."""
-    root, requests = tmp_path_factory.mktemp("repositories"), []
-
-    class Hub(Handler):
-        def answer(self, body):
-            requests.append(self.path)
-            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-            api = parts[0] == "api"
-            _, _, name, *rest = [*parts[api:], "", ""]
-            folder = root / name
-            revision = rest[1] if len(rest) > 1 and rest[1] else "main"
-            if name == "down":
-                return self.reply(503, b"{}", {}, body)
-            content, error = None, "RepoNotFound"
-            if folder.is_dir():
-                error = "EntryNotFound" if revision in ("main", "v1", COMMIT) else "RevisionNotFound"
-            if error == "EntryNotFound":
-                files = [path for path in folder.rglob("*") if path.is_file()]
-                if api and rest[:1] == ["tree"]:
-                    content = [self.entry(folder, path) | {"type": "file"} for path in files]
-                elif api:
-                    siblings = [{"rfilename": str(f.relative_to(folder)), "size": f.stat().st_size} for f in files]
-                    content = {"id": f"toy/{name}", "sha": COMMIT, "siblings": siblings}
-                elif (folder / "/".join(rest[2:])).is_file():
-                    content = (folder / "/".join(rest[2:])).read_bytes()
-            if content is None:
-                return self.reply(404, b"{}", {"X-Error-Code": error}, body)
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
-            return self.reply(200, content, headers, body)
-
-        def entry(self, folder, path):
-            oid = hashlib.sha1(path.read_bytes()).hexdigest()
-            return {"path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": oid}
-
-    with serving(Hub) as address:
-        yield SimpleNamespace(address=address, root=root, requests=requests)
-
-
-@pytest.fixture
-def hub(server, tmp_path, monkeypatch):
-    """The server, for a process that has downloaded nothing."""
-    constants = "huggingface_hub.constants"
-    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(f"{constants}.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
-
-    def direct_to(address):
-        monkeypatch.setattr(f"{constants}.ENDPOINT", address)
-        monkeypatch.setattr(
-            f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-
-    server.direct_to = direct_to
-    direct_to(server.address)
-    return server
-
-
-def put(folder, **files):
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+def put(hub, name, **files):
+    """Put a data set on the hub, in two branches."""
+    content = {path: text if isinstance(text, bytes) else text.encode() for path, text in files.items()}
+    hub.branches[f"toy/{name}"] = {"main": content, "v1": content}
+    hub.commits[hub.commit_of(content)] = content
 
 
 def read(source, **options):
@@ -109,26 +44,20 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_data_set_is_downloaded_and_then_read_from_the_cache(hub, name, monkeypatch):
-    put(hub.root / name, **LAYOUTS[name])
+    put(hub, name, **LAYOUTS[name])
     expected = ("r" if name == "nested" else name, FACTS)
     assert read(f"hf://datasets/toy/{name}@v1") == expected
     assert read(f"toy/{name}") == expected
-    assert not [path for path in hub.requests if "huge.bin" in path or "loader.py" in path]
-    hub.direct_to("http://127.0.0.1:9")
+    assert not [path for _, path in hub.requests if "huge.bin" in path or "loader.py" in path]
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert read(f"toy/{name}") == expected
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert read(f"toy/{name}", revision="main") == expected
 
 
 def test_splits_of_a_data_set_are_chosen(hub):
-    put(
-        hub.root / "split",
-        **{
-            "data/train-0.tsv": CSV.replace(",", "\t"),
-            "data/test-0.tsv.gz": gzip.compress(b"subject\tobject\nc\td\n"),
-            "data/dev-0.tsv": '"broken',  # and never requested
-        },
-    )
+    more = {"data/test-0.tsv.gz": gzip.compress(b"subject\tobject\nc\td\n"), "data/dev-0.tsv": '"broken'}
+    put(hub, "split", **{"data/train-0.tsv": CSV.replace(",", "\t")}, **more)
     assert read("toy/split", split="train") == ("split", FACTS)
     assert read("toy/split", split="train+test") == ("split", [*FACTS, ("c", "d")])
     assert read("toy/split") == (
@@ -141,7 +70,7 @@ def test_splits_of_a_data_set_are_chosen(hub):
 def test_configurations_and_files_of_a_data_set_are_chosen(hub):
     configs = card(*(f"{{config_name: {name}, data_files: {name}.jsonl}}" for name in ("big", "small")))
     files = {"README.md": configs, "big.jsonl": LINES, "small.jsonl": '{"subject": "x", "object": "y"}'}
-    put(hub.root / "configs", **files)
+    put(hub, "configs", **files)
     assert read("toy/configs", name="big") == ("configs", FACTS)
     assert read("toy/configs", data_files={"train": "**/small.jsonl"}) == ("configs", [("x", "y")])
     for options in ({}, {"name": "medium"}):
@@ -151,11 +80,7 @@ def test_configurations_and_files_of_a_data_set_are_chosen(hub):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (
-            "toy/other",
-            {},
-            "there is no file or folder 'toy/other', and the data set 'toy/other' of the Hub does not exist",
-        ),
+        ("toy/other", {}, "there is no file or folder 'toy/other', and the data set 'toy/other' of the Hub does not"),
         ("hf://datasets/toy/other", {}, "the data set 'toy/other' of the Hub does not exist: check the name"),
         ("hf://datasets/toy/good@v9", {}, "the data set 'toy/good' of the Hub has no revision 'v9'"),
         ("toy/good", {"trust_remote_code": True}, "'toy/good' takes no option 'trust_remote_code': it may"),
@@ -168,19 +93,19 @@ def test_configurations_and_files_of_a_data_set_are_chosen(hub):
 )
 def test_the_error_of_an_unusable_data_set_says_why(hub, tmp_path, source, options, message):
     secret, good = tmp_path / "secret.csv", "subject,object\na,b\n"
-    put(tmp_path, **{"secret.csv": "subject,object\nmine,own\n"})
-    put(hub.root / "good", **{"facts.csv": good})
+    secret.write_text("subject,object\nmine,own\n")
+    put(hub, "good", **{"facts.csv": good})
     for name, file in {"absolute": secret, "above": "../../../../secret.csv"}.items():
-        put(hub.root / name, **{"README.md": card(f"{{config_name: default, data_files: '{file}'}}"), "a.csv": good})
-    put(hub.root / "broken", **{"facts.csv": good, "more.csv": "subject,object\nc,\n,d\n"})
-    hub.requests.clear()
+        put(hub, name, **{"README.md": card(f"{{config_name: default, data_files: '{file}'}}"), "a.csv": good})
+    put(hub, "broken", **{"facts.csv": good, "more.csv": "subject,object\nc,\n,d\n"})
+    hub.refuse = lambda method, path, body: 503 if "down" in path else None
     assert read(source, **options).startswith(message)
     if "other" in source or "down" in source:  # a mistyped name, or a Hub that is down, costs one request
         assert len(hub.requests) == 1
 
 
 def test_the_error_of_an_unreachable_hub_says_what_to_do(hub, monkeypatch):
-    hub.direct_to("http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     for offline, reason in ((False, "Connection refused"), (True, "HF_HUB_OFFLINE")):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         found = read("hf://datasets/toy/one")

@@ -76,14 +76,8 @@ def test_optional_keys_have_defaults():
         ({"name": "\x1b[31m"}, "name is '\\x1b[31m', which contains the control character '\\x1b'"),
         ({"prompt_templates": "The {} is"}, "prompt_templates must be a list, not 'The {} is'"),
         ({"prompt_templates": []}, "prompt_templates is empty; it must hold at least one entry"),
-        (
-            {"prompt_templates": ["{} is", "{} {a}"]},
-            "prompt_templates[1] is '{} {a}'; it must have exactly one {}",
-        ),
-        (
-            {"prompt_templates": ["{}" + "x" * 10_000]},
-            "prompt_templates[0] has 10002 characters, and may",
-        ),
+        ({"prompt_templates": ["{} is", "{} {a}"]}, "prompt_templates[1] is '{} {a}'; it must have exactly one {}"),
+        ({"prompt_templates": ["{}" + "x" * 10_000]}, "prompt_templates[0] has 10002 characters, and may"),
         ({"prompt_templates_zs": None}, "prompt_templates_zs must be a list, not None"),
         ({"prompt_templates_zs": [3]}, "prompt_templates_zs[0] must be a string, not 3"),
         ({"properties": []}, "properties must be an object with names for keys, not a list"),
@@ -93,10 +87,7 @@ def test_optional_keys_have_defaults():
         ({"samples": ["c"]}, "samples[0] must be an object with subject and object, not 'c'"),
         ({"samples": [{"subject": "a", "object": "b"}, {"subject": "a"}]}, "samples[1] lacks the key 'object'"),
         ({"samples": [{"subject": "a", "object": 1924}]}, "samples[0].object must be a string, not 1924"),
-        (
-            {"samples": [{"subject": "\ud83d", "object": "b"}]},
-            "samples[0].subject is '\\ud83d', which contains an u",
-        ),
+        ({"samples": [{"subject": "\ud83d", "object": "b"}]}, "samples[0].subject is '\\ud83d', which contains an u"),
     ],
 )
 def test_a_problem_names_its_place_the_value_and_what_would_be_right(changes, problem):

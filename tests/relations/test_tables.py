@@ -158,22 +158,14 @@ EXAMPLE = "with columns, as in {'subject': 'head', 'object': 'tail'}"
         ('subject,object\n"a"b,c\n', None, "facts.csv, line 2 is not CSV: "),
         (f"subject,object\na,{'b' * 200_000}\n", None, "facts.csv, line 2 is not CSV: field larger than"),
         ("subject,object\na,b\x00\n", None, "facts.csv, line 2: object is 'b\\x00', which contains the control"),
-        (
-            "subject,object\na,d\xe9\n".encode("latin-1"),
-            None,
-            "facts.csv, line 2 is not in UTF-8 (the byte 0xe9)",
-        ),
+        ("subject,object\na,d\xe9\n".encode("latin-1"), None, "facts.csv, line 2 is not in UTF-8 (the byte 0xe9)"),
         ("subject,object\na,b\n".encode("utf-16"), None, "facts.csv, line 1 is not in UTF-8"),
         ("subject,object,subject\na,b,c\n", None, "facts.csv has the columns 'subject', 'object', 'subject', and so"),
         ("head,tail,x\na,b,c\n", None, f"{HAS} 'subject': Name it {EXAMPLE}"),
         ("head,tail,x\na,b,c\n", {"subject": "heda"}, f"{HAS} 'heda': did you mean 'head'? Name it {EXAMPLE}"),
         ("head,tail,x\na,b,c\n", {"subject": "head"}, f"{HAS} 'object': Name it"),
         ("head,tail,x\na,b,c\n", {"subject": 3}, f"{HAS} 3: "),
-        (
-            "a,b\n",
-            {"sbject": "a"},
-            "columns has 'sbject', which is not a field: did you mean 'subject'? The",
-        ),
+        ("a,b\n", {"sbject": "a"}, "columns has 'sbject', which is not a field: did you mean 'subject'? The"),
     ],
 )
 def test_the_error_of_an_invalid_csv_file_says_where_and_what(read, content, columns, message):

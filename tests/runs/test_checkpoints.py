@@ -158,11 +158,7 @@ def legacy(path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        (deflated, "is compressed"),
-        (two_pickles, "contains 2 pickles"),
-        (legacy, "cannot be read"),
-    ],
+    [(deflated, "is compressed"), (two_pickles, "contains 2 pickles"), (legacy, "cannot be read")],
 )
 def test_another_kind_of_archive_is_no_checkpoint(checkpoint, tmp_path, change, message):
     path = tmp_path / "x.ckpt"

@@ -1,4 +1,4 @@
-"""A run of the toy with random affine blocks, whose LREs lose something when they are cut down, and a hub."""
+"""A run of the toy with random affine blocks, whose LREs lose something when they are cut down."""
 
 import pytest
 
@@ -7,7 +7,6 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.smaller import Scorer
 from lre_lightning.training.module import LREModule
-from tests.helpers.hub import hub  # noqa: F401
 from tests.helpers.toy import WIDTH, random_toy, toy_tokenizer
 from tests.helpers.trainer import trainer_of
 
