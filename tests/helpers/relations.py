@@ -1,6 +1,12 @@
 """Files of relations for tests."""
 
 import json
+import os
+
+import pytest
+
+PAPERS = os.environ.get("LRE_RELATIONS_DIR")
+with_papers_relations = pytest.mark.skipif(not PAPERS, reason="LRE_RELATIONS_DIR does not name the paper's relations")
 
 CAPITALS = {
     "name": "country capital city",

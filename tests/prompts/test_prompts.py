@@ -1,6 +1,5 @@
 """Prompts in tokens: where the subject is, which tokens are the object's, and how prompts begin."""
 
-import os
 import re
 import unicodedata
 from dataclasses import replace
@@ -23,6 +22,7 @@ from lre_lightning.prompts.trials import test_prompts as make_test_prompts
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.relations import with_papers_relations
 from tests.prompts.test_tokenization import PHRASE, TEMPLATE, outcome, tried
 
 TEMPLATES = ["{} is in the country of", "The sentiment of '{}' is", "{}'s CEO is", "{}", "Q: Where is {}?\nA:"]
@@ -299,7 +299,7 @@ PAPER = {
 }
 
 
-@pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set")
+@with_papers_relations
 def test_first_token_coverage_is_the_papers_table():
     tokenizer = tokenizers.make("gpt2")
     found = [first_token_coverage(relation, tokenizer) for relation in load_relations()]

@@ -17,11 +17,11 @@ import pytest
 
 from lre_lightning.errors import LREError
 from lre_lightning.relations import paper
+from tests.helpers.relations import PAPERS, with_papers_relations
 from tests.helpers.servers import Handler, serving
 
 A, B, C = NAMES = ("bias/a.json", "factual/b.json", "factual/c.json")
 CONTENT = {name: json.dumps({"name": name, "samples": ["ü" * 500]}).encode() for name in NAMES}
-RELATIONS_DIR = os.environ.get("LRE_RELATIONS_DIR")
 CHILD = """
 import sys
 from pathlib import Path
@@ -102,9 +102,9 @@ def test_the_manifest_has_the_47_relations_by_category():
     assert all(re.fullmatch("[0-9a-f]{64}", checksum) for _, checksum in entries)
 
 
-@pytest.mark.skipif(not RELATIONS_DIR, reason="LRE_RELATIONS_DIR does not name the paper's relations")
+@with_papers_relations
 def test_the_47_relations_arrive_byte_for_byte(server):
-    server.files = content_of(Path(RELATIONS_DIR))
+    server.files = content_of(Path(PAPERS))
     folder = paper.fetch_paper_relations()
     assert len(server.requests) == 47
     assert content_of(folder) == server.files

@@ -1,8 +1,6 @@
 """Likely mistakes in relations are found, and only certain ones are repaired."""
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +12,7 @@ from lre_lightning.relations.json_files import read_folder
 from lre_lightning.relations.quality import find_problems, repair
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.schema import Problems, check_relation
-
-with_papers_relations = pytest.mark.skipif(
-    not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set"
-)
+from tests.helpers.relations import PAPERS, with_papers_relations
 
 
 def relation(*samples, templates=("{} is",), zero_shot=()):
@@ -151,7 +146,7 @@ def test_the_bundled_relations_need_no_repair():
 
 @with_papers_relations
 def test_the_certain_mistakes_in_the_papers_relations():
-    found = [problem for _, read in read_folder(Path(os.environ["LRE_RELATIONS_DIR"])) for problem in certain(read)]
+    found = [problem for _, read in read_folder(PAPERS) for problem in certain(read)]
     assert [problem.what for problem in found if problem.kind != "duplicate"] == [
         "samples[3].object is 'Bras\\\\u00edlia'; repaired it is 'Brasília'",
         "samples[7].object is 'Bogot\\\\u00e1'; repaired it is 'Bogotá'",

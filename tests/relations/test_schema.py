@@ -12,26 +12,17 @@ from lre_lightning.relations.json_files import read_folder, read_json, write_rel
 from lre_lightning.relations.relation import LONGEST, Relation, Sample
 from lre_lightning.relations.schema import Problems, check_relation
 from lre_lightning.storage.plain import CONTROLS, LONGEST_NAME
+from tests.helpers import relations
 from tests.helpers.relations import write
 
-CAPITALS = {
-    "name": "country capital city",
-    "prompt_templates": ["The capital city of {} is", "{}'s capital is"],
-    "prompt_templates_zs": ["What is the capital of {}? It is"],
+CAPITALS = relations.CAPITALS | {
     "properties": {"relation_type": "factual", "domain_name": "country", "range_name": "city", "symmetric": True},
     "samples": [{"subject": "France", "object": "Paris"}, {"subject": "日本 ", "object": "東京"}],
 }
 FEW = {key: CAPITALS[key] for key in ("name", "prompt_templates", "samples")}
-RELATION = Relation(
-    name="country capital city",
-    category="factual",
-    prompt_templates=("The capital city of {} is", "{}'s capital is"),
-    zero_shot_templates=("What is the capital of {}? It is",),
-    domain_name="country",
-    range_name="city",
-    symmetric=True,
-    samples=(Sample("France", "Paris"), Sample("日本 ", "東京")),
-)
+FEW_SHOT, ZERO_SHOT = ("The capital city of {} is", "{}'s capital is"), ("What is the capital of {}? It is",)
+SAMPLES = (Sample("France", "Paris"), Sample("日本 ", "東京"))
+RELATION = Relation("country capital city", "factual", FEW_SHOT, ZERO_SHOT, "country", "city", True, SAMPLES)
 LETTERS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(str.strip)
 
 
@@ -150,10 +141,7 @@ def test_a_file_may_hold_one_relation_or_a_list_and_a_byte_order_mark(tmp_path):
     path.write_text(json.dumps(CAPITALS), encoding="utf-8-sig")
     assert read_json(path) == [(path, RELATION)]
     two = read_json(write(tmp_path / "geography" / "two.json", [CAPITALS, FEW | {"name": "other"}]))
-    assert [(relation.name, relation.category) for _, relation in two] == [
-        ("country capital city", "factual"),
-        ("other", "geography"),
-    ]
+    assert [(r.name, r.category) for _, r in two] == [("country capital city", "factual"), ("other", "geography")]
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
@@ -226,8 +214,7 @@ def test_written_relations_are_read_back(tmp_path_factory, relation):
 
 
 def test_files_are_named_after_their_relations_and_are_distinct(tmp_path):
-    relations = [replace(RELATION, name=name) for name in NAMES]
-    paths = write_relations(relations, tmp_path / "new" / "folder")
+    paths = write_relations([replace(RELATION, name=name) for name in NAMES], tmp_path / "new" / "folder")
     assert paths[0] == tmp_path / "new" / "folder" / "factual" / "country_capital_city.json"
     assert len({str(path).casefold() for path in paths}) == len(NAMES)
     assert {relation.name for _, relation in read_folder(tmp_path / "new")} == set(NAMES)

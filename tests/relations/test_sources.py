@@ -15,42 +15,24 @@ from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.selection import Selection, cap
 from lre_lightning.relations.sources import load_relations, plain_source
 from tests.helpers import toy
+from tests.relations.test_tables import rows_of
 
-CAPITALS = Relation(
-    "capital",
-    "factual",
-    ("The capital of {} is",),
-    (),
-    "country",
-    "city",
-    False,
-    tuple(Sample(f"country {i}", f"city {i}") for i in range(6)),
-)
+SIX = tuple(Sample(f"country {i}", f"city {i}") for i in range(6))
+CAPITALS = Relation("capital", "factual", ("The capital of {} is",), (), "country", "city", False, SIX)
 CITIES = replace(CAPITALS, name="largest city", samples=tuple(Sample(f"land {i}", f"town {i % 3}") for i in range(9)))
-MANY = replace(
-    CAPITALS,
-    name="language",
-    range_name="language",
-    samples=(Sample("Belgium", "French"), Sample("Belgium", "Dutch"), Sample("France", "French")),
-)
+SPOKEN = (Sample("Belgium", "French"), Sample("Belgium", "Dutch"), Sample("France", "French"))
+MANY = replace(CAPITALS, name="language", range_name="language", samples=SPOKEN)
 BORDERS = replace(CAPITALS, name="part", samples=(Sample("a", "b"), Sample("a", "c"), Sample("d", "e")), symmetric=True)
 ALL = [CAPITALS, CITIES, MANY, BORDERS]
-
-
-def rows(relation):
-    same = {"relation": relation.name, "category": relation.category, "template": relation.template}
-    same |= {"domain": relation.domain_name, "range": relation.range_name}
-    return [{**same, "subject": sample.subject, "object": sample.object} for sample in relation.samples]
 
 
 @pytest.fixture
 def sources(tmp_path):
     """The same two relations from everywhere."""
-    relations, table = [CAPITALS, CITIES], Dataset.from_list(rows(CAPITALS) + rows(CITIES))
+    relations, table = [CAPITALS, CITIES], Dataset.from_list(list(rows_of([CAPITALS, CITIES])))
     (file, _) = write_relations(relations, tmp_path / "folder")
-    (tmp_path / "both.json").write_text(
-        json.dumps([json.loads(path.read_text()) for path in sorted((tmp_path / "folder").rglob("*.json"))])
-    )
+    files = [json.loads(path.read_text()) for path in (tmp_path / "folder").rglob("*.json")]
+    (tmp_path / "both.json").write_text(json.dumps(files))
     table.to_csv(tmp_path / "table.csv")
     table.save_to_disk(str(tmp_path / "saved"))
     places = {name: tmp_path / name for name in ("folder", "both.json", "table.csv", "saved")}
@@ -92,12 +74,14 @@ def test_the_paper_is_a_source(monkeypatch, sources):
     assert data.relations == (CITIES,)
 
 
-def test_options_of_tables_for_what_is_none(sources):
+def test_options_of_other_sources_are_refused(sources):
+    others = {"saved": "revision", "a data set": "name", "several": "token"}
+    for name, option in (dict.fromkeys(("folder", "both.json", "table.csv"), "split") | others).items():
+        with pytest.raises(LREError, match=f"takes no option '{option}': {'it may' if name in others else 'leave'}"):
+            load_relations(source=sources[name], options={option: "train"})
     for source in (sources["folder"], sources["both.json"], "demo"):
         with pytest.raises(LREError, match="columns is for tables and data sets"):
             load_relations(source=source, columns={"subject": "head"})
-        with pytest.raises(LREError, match="takes no option 'split': leave it out"):
-            load_relations(source=source, options={"split": "train"})
 
 
 def test_columns_and_splits_reach_the_table(sources, tmp_path):

@@ -10,7 +10,7 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -122,12 +122,6 @@ def test_a_table_of_relations_gives_the_relations_of_the_json_files(bundled, tmp
     rows = [json.loads(path.read_text(encoding="utf-8")) for path, _ in read_folder(RELATIONS_DIR)]
     del rows[0]["properties"]["symmetric"]  # the default; columns have None for it
     assert read_table(WRITERS[name](rows, tmp_path / name)) == bundled
-
-
-def test_json_files_can_be_loaded_by_datasets(bundled, tmp_path):
-    files = [str(path) for path, _ in read_folder(RELATIONS_DIR)]
-    loaded = load_dataset("json", data_files=files, cache_dir=str(tmp_path))
-    assert read_table(loaded) == bundled
 
 
 def test_no_cell_of_a_csv_file_is_interpreted(read):
@@ -332,15 +326,6 @@ def test_a_source_that_is_not_a_table_is_refused(tmp_path):
     ]:
         with pytest.raises(LREError, match=message):
             read_table(source)
-
-
-@pytest.mark.parametrize(
-    ("name", "option"), [("facts.csv", "split"), ("saved", "revision"), ("data set", "name"), ("splits", "token")]
-)
-def test_unknown_options_of_a_source_are_refused(tmp_path, name, option):
-    source = WRITERS[name]([{"subject": "a", "object": "b"}], tmp_path / name)
-    with pytest.raises(LREError, match=f"takes no option '{option}'"):
-        read_table(source, options={option: "train"})
 
 
 @pytest.mark.parametrize("name", ["saved splits", "splits"])
