@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -180,7 +180,7 @@ def test_the_objects_tokens_are_those_that_follow_in_the_conversation(name):
     tokenizer, kind = make(name), KINDS[name]
     for answer in ("France", "New York City", "北京", "ж", "an assistant", "1924", "\"'x"):
         for context in ((), CONTEXT):
-            prompt = make_prompt(tokenizer, "{} is in", Sample("Paris", answer), context, Prompts(chat=True))
+            prompt = make_prompt(tokenizer, "{} is in", Sample("Paris", answer), context, CHAT)
             assert letters(tokenizer.decode(prompt.object_tokens)) == letters(answer)
             messages = conversation("{} is in", context, "Paris")
             if name == "chatml, thinking":  # the prompt is followed by the answer and not by thoughts
@@ -210,30 +210,14 @@ def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
             assert make_prompts(tokenizer, template, samples, context, CHAT) == expected
 
 
-def test_a_system_message_replaces_the_templates_default():
-    tokenizer = make("chatml, default system message")
-    texts = [
-        make_prompt(tokenizer, "{} is", Sample("user", "x"), (), Prompts(chat=True, system=system)).text
-        for system in (None, "Be brief.")
-    ]
-    assert "You are a helpful user" in texts[0]
-    assert "You are" not in texts[1]
-    assert texts[1].startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
-
-
 @pytest.mark.parametrize(
     ("name", "front", "strips"),
-    [
-        ("chatml", "<|im_start|>user\n", False),
-        ("llama 2", "[INST] ", True),
-        ("llama 3", "<|end_header_id|>\n\n", True),
-        ("gemma", "<start_of_turn>user\n", True),
-    ],
+    [("chatml", "<|im_start|>user\n", False), ("llama 2", "[INST] ", True), ("llama 3", "<|end_header_id|>\n\n", True)],
 )
 @pytest.mark.parametrize(("template", "subject"), [("{} is", " Bonn"), ("Say {}", "Bonn \n"), ("\n{}?", " Bonn ")])
 def test_white_space_around_messages_is_kept_or_not_as_the_chat_template_has_it(name, front, strips, template, subject):
     tokenizer = make(name)
-    prompt = make_prompt(tokenizer, template, Sample(subject, " Paris"), (), Prompts(chat=True))
+    prompt = make_prompt(tokenizer, template, Sample(subject, " Paris"), (), CHAT)
     said = template.replace("{}", subject)
     assert prompt.text.endswith(front + (said.strip() if strips else said) + KINDS[name].after)
     assert prompt.subject == subject
@@ -257,38 +241,30 @@ def test_the_templates_own_later_mention_counts_and_no_later_one():
 # Mistakes.
 
 
-def changed(template):
-    """Return the ChatML tokenizer with another chat template."""
-    kind = KINDS["chatml"]
-    return tokenizer_of(Kind(kind.base, template, kind.controls, kind.after, kind.ends))
+def with_content(expression):
+    """Return ChatML with something else in place of messages."""
+    return CHATML.replace("message.content", f"({expression})")
 
 
 def shouting(role):
     """Return ChatML with the messages of one role in capitals."""
-    return CHATML.replace(
-        "message.content", f"(message.content | upper if message.role == '{role}' else message.content)"
-    )
+    return with_content(f"message.content | upper if message.role == '{role}' else message.content")
 
 
 LEFT_OUT = CHATML.replace("in messages %", "in messages[-1:] %")
 TURNED_ROUND = CHATML.replace("in messages %", "in (messages[:-1] | reverse | list) + messages[-1:] %")
+SYSTEM_CHANGED = "changes the message 'Be “brief” & <co>', or leaves it out"
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        *(
-            (
-                CHATML.replace("message.content", f"(message.content | {change})"),
-                "changes the message 'Be “brief” & <co>'",
-            )
-            for change in ("title", "replace('e', 'b')", "truncate(5)", "e")
-        ),
-        (shouting("system"), "changes the message 'Be “brief” & <co>', or leaves it out"),
+        *((with_content(f"message.content | {change}"), SYSTEM_CHANGED) for change in ("title", "truncate(5)", "e")),
+        (shouting("system"), SYSTEM_CHANGED),
         (shouting("user"), "changes the message 'Rome is', or leaves it out"),
         (shouting("assistant"), "changes the message 'Italy', or leaves it out"),
         (TURNED_ROUND, "changes the message"),
-        (LEFT_OUT, "changes the message 'Be “brief” & <co>', or leaves it out"),
+        (LEFT_OUT, SYSTEM_CHANGED),
         ("Hello", "does not show the user's messages"),
         ("{{ raise_exception('no\nsuch\nroles') }}", "does not accept such a conversation: no$"),
         ("{% if %}", "does not accept such a conversation: "),
@@ -297,7 +273,7 @@ TURNED_ROUND = CHATML.replace("in messages %", "in (messages[:-1] | reverse | li
     ],
 )
 def test_a_chat_template_that_changes_or_rejects_messages_is_refused(template, message):
-    tokenizer = changed(template)
+    tokenizer = tokenizer_of(replace(KINDS["chatml"], template=template))
     options = Prompts(chat=True, system="Be “brief” & <co>")
     with pytest.raises(LREError, match=message) as caught:
         make_prompt(tokenizer, "{} is", Sample("Paris", "x"), [Sample("Rome", "Italy")], options)
@@ -305,10 +281,13 @@ def test_a_chat_template_that_changes_or_rejects_messages_is_refused(template, m
 
 
 def test_only_the_messages_that_are_needed_must_be_shown():
-    prompt = make_prompt(changed(LEFT_OUT), "{} is", Sample("Paris", "x"), (), CHAT)
+    left_out, shouts = (
+        tokenizer_of(replace(KINDS["chatml"], template=template)) for template in (LEFT_OUT, shouting("user"))
+    )
+    prompt = make_prompt(left_out, "{} is", Sample("Paris", "x"), (), CHAT)
     assert prompt.text.startswith("<|im_start|>user\nParis")
     with pytest.raises(LREError, match="changes the message 'Paris is', or leaves it out"):
-        make_prompt(changed(shouting("user")), "{} is", Sample("Paris", "x"), (), CHAT)
+        make_prompt(shouts, "{} is", Sample("Paris", "x"), (), CHAT)
 
 
 WHERE = ["subject", "object", "template", "example's subject", "example's object", "system"]

@@ -1,10 +1,10 @@
 """Prompts in tokens: where the subject is, which tokens are the object's, and how prompts begin."""
 
 import re
-import unicodedata
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, start_token
+from lre_lightning.models.tokenizer import load_tokenizer, start_token
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import Prompt, first_token_coverage, make_prompt, make_prompts
 from lre_lightning.prompts.tokenization import tokenize
@@ -22,8 +22,9 @@ from lre_lightning.prompts.trials import test_prompts as make_test_prompts
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.hostile import tried
 from tests.helpers.relations import with_papers_relations
-from tests.prompts.test_tokenization import PHRASE, TEMPLATE, outcome, tried
+from tests.prompts.test_tokenization import PHRASE, TEMPLATE, outcome
 
 TEMPLATES = ["{} is in the country of", "The sentiment of '{}' is", "{}'s CEO is", "{}", "Q: Where is {}?\nA:"]
 WORDS = ["Paris", "New York City", "Tesla, Inc.", "São Paulo", "Москва", "x" * 40, "a", "\u200b"]
@@ -33,14 +34,10 @@ CONTEXT = (Sample("Paris", "France"), Sample("北京", "中国"), Sample("😀",
 # The subject.
 
 
-def byte_alphabet():
-    """Return the byte that each letter of a byte-level token stands for."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-ALPHABET = byte_alphabet()
+# The byte that each letter of a byte-level token stands for.
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+ALPHABET = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
 
 def bytes_of(tokenizer, id_):
@@ -81,20 +78,8 @@ def questions(draw):
 
 
 @pytest.mark.parametrize("name", tokenizers.LOSSLESS)
-@tried(6)
-@given(question=questions())
-def test_the_subjects_tokens_are_those_that_hold_a_byte_of_it(name, question):
-    tokenizer = tokenizers.make(name)
-    template, sample, examples = question
-    prompt = outcome(make_prompt, tokenizer, template, sample, examples)
-    assume(isinstance(prompt, Prompt))
-    # These tokenizers do not tell apart other forms of a character (NFC), and their own sign for a space.
-    assume(unicodedata.is_normalized("NFC", prompt.text) and "▁" not in prompt.text)
-    check_subject(tokenizer, prompt, template)
-
-
-@pytest.mark.parametrize("name", tokenizers.LOSSLESS)
 def test_the_tokens_of_difficult_subjects(name):
+    """They are those that hold a byte of the subject."""
     tokenizer = tokenizers.make(name)
     composed = isinstance(tokenizer.backend_tokenizer.normalizer, normalizers.NFC)
     samples = [Sample(word, "an object") for word in WORDS + SIGNS if not composed or word != "Cafe\u0301"]
@@ -103,8 +88,8 @@ def test_the_tokens_of_difficult_subjects(name):
             check_subject(tokenizer, prompt, template)
 
 
-@pytest.mark.parametrize("name", [*tokenizers.OTHERS, *tokenizers.CHANGING])
-@tried(8)
+@pytest.mark.parametrize("name", [*tokenizers.LOSSLESS, *tokenizers.OTHERS, *tokenizers.CHANGING])
+@tried(6)
 @given(question=questions())
 def test_the_subjects_tokens_are_those_that_reach_into_it(name, question):
     tokenizer = tokenizers.make(name)
@@ -333,13 +318,8 @@ def test_invalid_options_are_refused(options, message):
 
 
 def test_slow_tokenizers_are_refused():
-    class SlowTokenizer:
-        is_fast = False
-
-    with pytest.raises(LREError, match=r"SlowTokenizer .* use the fast tokenizer"):
-        check_tokenizer(SlowTokenizer())
-    with pytest.raises(LREError, match="use the fast tokenizer"):
-        make_prompts(SlowTokenizer(), "{}", [])
+    with pytest.raises(LREError, match=r"SimpleNamespace .* use the fast tokenizer"):
+        make_prompts(SimpleNamespace(is_fast=False), "{}", [])
 
 
 def test_a_subject_or_object_that_the_tokenizer_drops_is_refused():

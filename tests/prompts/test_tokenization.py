@@ -1,13 +1,9 @@
-"""Texts with the same beginning have the same tokens after it as when they are tokenized whole, with any tokenizer.
+"""Texts with the same beginning have the same tokens after it as when they are tokenized whole, with any tokenizer."""
 
-``LRE_EXAMPLES=n`` tries n new inputs for each kind of tokenizer, instead of a few that are the same in every run.
-"""
-
-import os
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -15,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from lre_lightning.errors import LREError
 from lre_lightning.prompts.tokenization import tokenize, tokenize_after
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.hostile import tried
 from tests.helpers.toy import toy_tokenizer
 
-EXAMPLES = int(os.environ.get("LRE_EXAMPLES", "0"))
 KINDS = [*tokenizers.LOSSLESS, *tokenizers.OTHERS, *tokenizers.CHANGING]
 
 WORDS = ["Paris", "New York City", "the", "capital of", "São Paulo", "北京", "it's", "Is", "is in", "1924", "ris", "xq"]
@@ -30,17 +26,6 @@ TEMPLATE = st.one_of(
     st.sampled_from(["The capital of {} is", "{}", "In {},", "Q: {}?\nA:"]), st.tuples(PHRASE, PHRASE).map("{}".join)
 )
 SEPARATOR = st.sampled_from(["\n", "\n", "\n\n", " ", ". ", "", "\t", " \n "])
-
-
-def tried(examples):
-    """Return the settings of a property that is tried on so many inputs."""
-    return settings(
-        max_examples=EXAMPLES or examples,
-        derandomize=not EXAMPLES,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def context(template, separator, facts):

@@ -7,7 +7,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lre_lightning.datamodules import RelationDataModule
@@ -16,6 +16,7 @@ from lre_lightning.prompts import trials
 from lre_lightning.prompts.trials import draw, train_prompts
 from lre_lightning.relations.relation import Relation, Sample
 from tests.helpers import tokenizers_fixtures as tokenizers
+from tests.helpers.hostile import tried
 from tests.helpers.options import nested
 
 NFC, NFD = "Caf\u00e9", "Cafe\u0301"
@@ -68,10 +69,7 @@ def numbers(count, copies=1):
         ((2, 0, -3), "seed must be a whole number of at least 0, got -3"),
         ((8, 0, 0), "'numbers' has 8 distinct subjects, but n_shot=8 needs at least 9"),
         ((8, 0, 0, "random", [f"s{i}" for i in range(8)]), "has the objects 'o0.0' and 'o0.1'"),
-        (
-            (8, 0, 0, "random", [[f"s{i}", f"o{i}.0"] for i in range(8)]),
-            "'numbers' has 8 distinct subjects, but n_shot=8",
-        ),
+        ((8, 0, 0, "random", [[f"s{i}", f"o{i}.0"] for i in range(8)]), "has 8 distinct subjects, but n_shot=8"),
     ],
 )
 def test_a_draw_that_cannot_be_made_is_refused(given, message):
@@ -83,17 +81,12 @@ def test_a_draw_that_cannot_be_made_is_refused(given, message):
 def test_training_prompts_leave_one_sample_out_and_test_prompts_show_all():
     tokenizer = tokenizers.make("characters")
     trial = draw(replace(numbers(6), name="x"), 3, 0, 0)
-    a, b, c = trial.train
-    assert [prompt.text for prompt in train_prompts(trial, tokenizer)] == [
-        f"{b.subject} is {b.object}\n{c.subject} is {c.object}\n{a.subject} is",
-        f"{a.subject} is {a.object}\n{c.subject} is {c.object}\n{b.subject} is",
-        f"{a.subject} is {a.object}\n{b.subject} is {b.object}\n{c.subject} is",
-    ]
-    context = "".join(f"{s.subject} is {s.object}\n" for s in trial.train)
-    test = trials.test_prompts(trial, tokenizer)
-    assert [(prompt.text, prompt.object) for prompt in test] == [
-        (f"{context}{sample.subject} is", sample.object) for sample in trial.test
-    ]
+    a, b, c = (f"{sample.subject} is {sample.object}\n" for sample in trial.train)
+    asked = [f"{sample.subject} is" for sample in trial.train]
+    train = [prompt.text for prompt in train_prompts(trial, tokenizer)]
+    assert train == [f"{b}{c}{asked[0]}", f"{a}{c}{asked[1]}", f"{a}{b}{asked[2]}"]
+    test = [(prompt.text, prompt.object) for prompt in trials.test_prompts(trial, tokenizer)]
+    assert test == [(f"{a}{b}{c}{sample.subject} is", sample.object) for sample in trial.test]
 
 
 @pytest.mark.parametrize("sampling", ["random", "balanced"])
@@ -107,13 +100,7 @@ def test_a_draw_depends_neither_on_the_order_of_the_samples_nor_on_the_size_of_t
         assert draw(replace(PLACES, prompt_templates=("{}?",)), 6, 3, seed, sampling).train == drawn.train
 
 
-@pytest.mark.parametrize("sampling", ["random", "balanced"])
-def test_draws_differ_by_trial_seed_and_relation(sampling):
-    others = [(PLACES, 0, 0), (PLACES, 1, 0), (PLACES, 0, 1), (replace(PLACES, name="x"), 0, 0)]
-    assert len({draw(relation, 8, trial, seed, sampling).train for relation, trial, seed in others}) == 4
-
-
-@settings(max_examples=60, deadline=None)
+@tried(60)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     share=st.floats(0, 1),
@@ -139,7 +126,7 @@ forms = st.sampled_from(["NFC", "NFD"])
 variants = st.builds(lambda name, spell, form: unicodedata.normalize(form, spell(name)), names, spellings, forms)
 
 
-@settings(max_examples=60, deadline=None)
+@tried(60)
 @given(
     pairs=st.lists(st.tuples(variants, st.sampled_from("123")), min_size=2, max_size=20),
     n=st.integers(1, 5),
@@ -257,15 +244,8 @@ def test_training_samples_by_relation():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"train_samples": {"citties": ["a"]}},
-            "train_samples are given for 'citties', which is none of the relations",
-        ),
-        (
-            {"train_samples": {"cities": [f"sity {i}" for i in range(4)]}},
-            r"no sample 'sity 0' .*did you mean 'city 0'\?",
-        ),
-        ({"train_samples": "city 1"}, "train_samples must be lists by relation, got 'city 1'"),
+        ({"train_samples": {"citties": ["a"]}}, "samples are given for 'citties', which is none of the relations"),
+        ({"train_samples": {"cities": ["sity 0"] * 4}}, r"no sample 'sity 0' .*did you mean 'city 0'\?"),
         ({"train_samples": {"cities": 3}}, "train_samples must be lists by relation, got {'cities': 3}"),
         ({"train_samples": {"cities": ["a"]}, "trials": 2}, "with train_samples all 2 trials would be the same: give"),
         ({"first_trial": -1}, "first_trial must be a whole number of at least 0, got -1"),

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lre_lightning.demo import RELATIONS_DIR
@@ -12,6 +12,7 @@ from lre_lightning.relations.json_files import read_folder
 from lre_lightning.relations.quality import find_problems, repair
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.schema import Problems, check_relation
+from tests.helpers.hostile import tried
 from tests.helpers.relations import PAPERS, with_papers_relations
 
 
@@ -118,7 +119,7 @@ TEXTS = st.lists(PIECE, min_size=1, max_size=8).map("".join)
 TEMPLATES = st.tuples(TEXTS, TEXTS).map(lambda parts: "{}".join(re.sub("[{}]", "", part) for part in parts))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@tried(150)
 @given(templates=st.lists(TEMPLATES, max_size=2), samples=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4))
 def test_a_repaired_relation_is_valid_and_has_nothing_left_to_repair(templates, samples):
     def valid(found):

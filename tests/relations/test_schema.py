@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lre_lightning.errors import LREError
@@ -13,6 +13,7 @@ from lre_lightning.relations.relation import LONGEST, Relation, Sample
 from lre_lightning.relations.schema import Problems, check_relation
 from lre_lightning.storage.plain import CONTROLS, LONGEST_NAME
 from tests.helpers import relations
+from tests.helpers.hostile import tried
 from tests.helpers.relations import write
 
 CAPITALS = relations.CAPITALS | {
@@ -126,7 +127,7 @@ ANY_TEXT = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@tried(150)
 @given(text=ANY_TEXT)
 def test_a_text_is_accepted_if_it_has_letters_and_no_control_character(text):
     data = FEW | {"samples": [{"subject": text, "object": "o"}, {"subject": "s", "object": text}]}
@@ -193,7 +194,7 @@ def test_files_that_are_not_json_are_refused(tmp_path, content, reason):
 NAMES = ["country capital city", "..", "a/b", "CON", "con", "\u202e", "é", "e\u0301", "x" * 999]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@tried(25)
 @given(
     relation=st.builds(
         Relation,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lre_lightning.demo import RELATIONS_DIR
@@ -20,6 +20,7 @@ from lre_lightning.relations import tables
 from lre_lightning.relations.json_files import read_folder
 from lre_lightning.relations.relation import Sample
 from lre_lightning.relations.sources import read_source
+from tests.helpers.hostile import tried
 
 PLAIN = ("subject", "object", "relation", "category", "domain", "range", "template", "zero_shot_template", "symmetric")
 OTHER = ("head", "tail", "rel", "kind", "from what", "to,what", 'the "template"', "zs\n", "both ways")
@@ -354,7 +355,7 @@ PAIRS = st.lists(st.tuples(*[TEXTS.filter(str.strip)] * 2), min_size=1, max_size
 
 
 @pytest.mark.parametrize("name", ["facts.csv", "facts.tsv", "facts.jsonl.gz", "facts.parquet", "data set"])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@tried(15)
 @given(pairs=PAIRS)
 def test_any_text_is_read_as_it_was_written(tmp_path_factory, name, pairs):
     path = tmp_path_factory.mktemp("facts") / name
