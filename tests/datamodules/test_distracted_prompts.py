@@ -35,26 +35,16 @@ def make(tmp_path):
 
 def served(data, trials=None):
     """Return all prompts that are served, as (trial, distracted, undistracted, false object, its token)."""
-    return [
-        row
-        for batch in data.val_dataloader(trials)
-        for row in zip(
-            batch.trial.tolist(),
-            batch.prompts,
-            batch.undistracted.prompts,
-            batch.false_objects,
-            batch.false_token.tolist(),
-            strict=True,
-        )
-    ]
+    rows = []
+    for batch in data.val_dataloader(trials):
+        false = batch.false_objects, batch.false_token.tolist()
+        rows += zip(batch.trial.tolist(), batch.prompts, batch.undistracted.prompts, *false, strict=True)
+    return rows
 
 
 def falsehoods(data):
     """Return the false object of every fact and trial."""
     return {(trial, asked.subject, asked.object): false for trial, asked, _, false, _ in served(data)}
-
-
-# The prompts.
 
 
 @pytest.mark.parametrize(
@@ -115,9 +105,6 @@ def test_the_test_samples_are_those_of_the_same_trial_in_undistracted_data(make)
     assert [batch.sample.tolist() for batch in data.val_dataloader([1])] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
 
 
-# The false object.
-
-
 def test_a_false_object_is_another_one_of_the_range_with_another_first_token(make):
     seen = Counter()
     for seed in range(12):
@@ -162,13 +149,9 @@ def test_samples_without_a_false_object_of_another_first_token_are_left_out(make
         assert data.trial(trial).train == whole.trial(trial).train
         left_out += len(whole.trial(trial).test) - len(data.trial(trial).test)
     assert left_out > 0
-
-
-def test_a_trial_may_serve_nothing(make):
-    samples = [{"subject": COUNTRIES[i], "object": ["New York", "New Delhi"][i % 2]} for i in range(12)]
-    data = make(tokenizer="characters", samples=samples)  # every object's first token is "N", after a space
-    assert list(data.val_dataloader()) == []
-    assert data.trial(0).test == ()
+    nothing = make(tokenizer="characters", samples=samples)  # every object's first token is a space
+    assert list(nothing.val_dataloader()) == []
+    assert nothing.trial(0).test == ()
 
 
 def test_a_relation_with_one_object_is_refused(make):
@@ -176,9 +159,6 @@ def test_a_relation_with_one_object_is_refused(make):
     for _ in range(2):
         with pytest.raises(LREError, match=r"'capital' has only the object 'Rome', so nothing false .*exclude"):
             data.setup()
-
-
-# The datamodule.
 
 
 def test_arguments_are_hyperparameters(make):

@@ -18,6 +18,7 @@ from lre_lightning.relations.selection import cap
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.scoring.scores import new_record
 from lre_lightning.training.module import LREModule
+from tests.datamodules.test_relations import prompts_of
 from tests.helpers.options import nested
 from tests.prompts.test_chat import LINES
 from tests.training.test_module import trainer_of
@@ -34,10 +35,6 @@ def data_of(**options):
     return RelationDataModule(**nested(**given | options))
 
 
-def prompts_of(loader):
-    return [prompt for batch in loader for prompt in batch.prompts]
-
-
 def record_of(data, index=0):
     """Return the record of a trial, before it is scored and after it was in a file."""
     record = new_record(data.trial(index), data, tested=1, known=0)
@@ -49,16 +46,13 @@ FORMS = {
     "balanced, another form": {"sampling": "balanced", "separator": ". ", "shots": 1, "seed": 5},
     "all templates": {"template": "all", "shots": 2},
     "own template": {"template": {CAPITALS.name: "The government of {} sits in"}, "sampling": "balanced"},
-    "own samples": {
-        "train_samples": {CAPITALS.name: [s.subject for s in cap(CAPITALS, 16, 0).samples[5:2:-1]]},
-        "trials": 1,
-    },
+    "own samples": {"train_samples": {CAPITALS.name: [s.subject for s in cap(CAPITALS, 16, 0).samples[5:2:-1]]}},
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_trial_is_repeated_from_its_record(form):
-    data = data_of(**{"trials": 2, **FORMS[form]})
+    data = data_of(**{"trials": 1 if form == "own samples" else 2, **FORMS[form]})
     last = data.trials - 1
     record = record_of(data, last)
     for _ in range(2):
@@ -82,20 +76,14 @@ def test_conversations_are_repeated_from_their_record():
     assert all(prompt.text.startswith("Be brief.\n") for prompt in prompts_of(again.val_dataloader()))
 
 
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
-    """Return an LM and fits with several templates, padded on either side."""
-    lm, found = LanguageModel.from_pretrained("demo"), []
-    for side in ("right", "left"):
+def test_a_fit_with_several_templates_padded_on_either_side(tmp_path):
+    """Its LRE is the mean over all their prompts, and its record names them and the draw."""
+    lm, fits = LanguageModel.from_pretrained("demo"), []
+    for side in ("left", "right"):
         data = data_of(template="all", batch_size=4, sampling="balanced", padding_side=side, max_samples=10)
         module = LREModule(lm, layers=["emb", 1], betas=[1.0, 2.0], ranks=[8])
-        trainer_of(tmp_path_factory.mktemp(side)).fit(module, datamodule=data)
-        found.append((module, data))
-    return lm, found
-
-
-def test_an_lre_of_several_templates_is_the_mean_over_all_their_prompts(fitted):
-    lm, ((module, data), _) = fitted
+        trainer_of(tmp_path / side).fit(module, datamodule=data)
+        fits.append((module, next(iter(data.val_dataloader([0]))).attention_mask))
     trial, (lre,) = data.trial(0), module.lres.values()
     estimator = LREEstimator([lre.layer])
     for i, sample in enumerate(trial.train):
@@ -106,10 +94,6 @@ def test_an_lre_of_several_templates_is_the_mean_over_all_their_prompts(fitted):
     assert estimator.count == 9
     torch.testing.assert_close(lre.weight, estimator.weight(lre.layer), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(lre.bias, estimator.bias(lre.layer), rtol=1e-4, atol=1e-5)
-
-
-def test_the_record_names_the_templates_and_the_draw(fitted):
-    _, ((module, data), _) = fitted
     (record,) = module.records.values()
     assert record.scored
     assert record.template == BETWEEN_TEMPLATES.join(CAPITALS.templates)
@@ -118,17 +102,12 @@ def test_the_record_names_the_templates_and_the_draw(fitted):
     assert record.prompts == {**PLAIN, "sampling": "balanced", "template": "all"}
     assert record.train == tuple((sample.subject, sample.object) for sample in data.trial(0).train)
     assert (record.seed, record.digest) == (0, data.relations[0].digest)
-
-
-def test_a_fit_is_the_same_with_padding_on_either_side(fitted):
-    _, ((right, _), (left, data)) = fitted
-    batch = next(iter(data.val_dataloader([0])))
-    assert batch.attention_mask[:, 0].min() == 0
-    assert batch.attention_mask[:, -1].min() == 1
-    assert right.records == left.records
-    for key, lre in right.lres.items():
-        assert torch.equal(lre.weight, left.lres[key].weight)
-        assert torch.equal(lre.bias, left.lres[key].bias)
+    (left, mask), _ = fits
+    assert (mask[:, 0].min(), mask[:, -1].min()) == (0, 1)
+    assert left.records == module.records
+    (other,) = left.lres.values()
+    assert torch.equal(other.weight, lre.weight)
+    assert torch.equal(other.bias, lre.bias)
 
 
 def test_a_relation_that_has_changed_is_refused():
