@@ -25,7 +25,7 @@ from lre_lightning.grid import WIDEST, Layer, layer_of, rank_of
 from lre_lightning.html import html_table
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
-from lre_lightning.lre.files import ORIGIN, check_dtype, entries, opened
+from lre_lightning.lre.files import ORIGIN, check_tensor, entries, opened
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.origin import Origin, check_origin
@@ -225,9 +225,9 @@ class Concepts:
         with opened(path, "a file of concepts") as file:
             if [*file.keys()] != ["vectors"]:
                 raise LREError(f"it has the tensors {', '.join(file.keys())}, and should have vectors alone")
-            check_dtype(file.get_slice("vectors"), "vectors")
+            vectors = check_tensor(file.get_tensor("vectors"), "vectors")
             found: dict[str, Any] = entries(_METADATA, json.loads((file.metadata() or {})["concepts"]), "it")
-            concepts = cls(vectors=file.get_tensor("vectors"), **found | {"origin": Origin(**found["origin"])})
+            concepts = cls(vectors=vectors, **found | {"origin": Origin(**found["origin"])})
         return concepts if lm is None else concepts.bind(lm)
 
     def _repr_html_(self) -> str:

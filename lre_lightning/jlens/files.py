@@ -20,7 +20,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError, check_choice, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Targets
-from lre_lightning.lre.files import FLOATS, check_dtype, check_tensor, entries, opened, or_none
+from lre_lightning.lre.files import FLOATS, check_tensor, entries, opened, or_none
 from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, text, whole
@@ -66,12 +66,12 @@ def _layer(name: str) -> Layer:
     return layer_of(int(name) if name.isdecimal() and len(name) < 6 else name, "a layer of a Jacobian lens")
 
 
-def _check_shapes(shapes: Sequence[Sequence[int]]) -> None:
-    """Check that Jacobians are `(hidden, hidden)`, all of one width, and neither too many nor too large."""
+def check_jacobians(shapes: Sequence[Sequence[int]]) -> None:
+    """Check the shapes of Jacobians: `(hidden, hidden)`, all of one width, and neither too many nor too large."""
     width = shapes[0][0] if shapes and shapes[0] else 0
     if not 1 <= width <= WIDEST or len(shapes) > MOST_LAYERS + 1 or {tuple(one) for one in shapes} != {(width, width)}:
         found = sorted({tuple(one) for one in shapes})[:3]
-        raise LREError(f"its Jacobians must have one shape, (hidden, hidden), not {found}")
+        raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {found}")
 
 
 def write_lens(path: Path, jacobians: Mapping[Layer, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -86,11 +86,9 @@ def read_lens(path: Path) -> tuple[dict[str, Any], dict[Layer, Tensor]]:
     """Read our own file of a lens: its metadata, checked, and its Jacobians by layer."""
     with opened(path, "the file of a Jacobian lens") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        for name, part in parts.items():
-            check_dtype(part, name)
-        _check_shapes([part.get_shape() for part in parts.values()])
+        check_jacobians([part.get_shape() for part in parts.values()])
         metadata = entries(_METADATA, json.loads((file.metadata() or {})["jacobian_lens"]), "it")
-        return metadata, {_layer(name): file.get_tensor(name) for name in parts}
+        return metadata, {_layer(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in parts}
 
 
 def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: int) -> None:
@@ -117,7 +115,7 @@ def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
             raise LREError(f"it has no entry J of Jacobians by layer, but {sorted(map(str, given))[:10]}")
         names = [whole(layer, "a layer of J", most=MOST_LAYERS) for layer in found]
         tensors = [check_tensor(tensor, "a Jacobian", FLOATS) for tensor in found.values()]
-        _check_shapes([tensor.shape for tensor in tensors])
+        check_jacobians([tensor.shape for tensor in tensors])
         width = whole(given.get("d_model"), "d_model")
         blocks = [whole(block, "an entry of source_layers") for block in listing(given.get("source_layers"), "it")]
         if width != len(tensors[0]) or sorted(blocks) != sorted(names):
@@ -125,11 +123,8 @@ def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
         count = whole(given.get("n_prompts"), "n_prompts", 1)
     except LREError as error:
         raise LREError(f"{what} {str(path)!r} is invalid: {first_line(error)}") from error
-    wide = {
-        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        for name, tensor in zip(names, tensors, strict=True)
-    }
-    return {layer: tensor.contiguous() for layer, tensor in wide.items()}, count
+    wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)).contiguous() for tensor in tensors]
+    return dict(zip(names, wide, strict=True)), count
 
 
 def find_lens(source: str, revision: str | None = None) -> Path:

@@ -15,7 +15,8 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.html import html_table
-from lre_lightning.jlens.files import find_lens, read_lens, read_published, write_lens, write_published
+from lre_lightning.jlens.files import check_jacobians, find_lens, read_lens, read_published, write_lens, write_published
+from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 
 
@@ -67,9 +68,7 @@ class JacobianLens:
     origin: LensOrigin | None = None
 
     def __post_init__(self) -> None:
-        shapes = {tuple(jacobian.shape) for jacobian in self.jacobians.values()}
-        if len(shapes) != 1 or shapes != {(self.width, self.width)}:
-            raise LREError(f"a Jacobian lens needs Jacobians of one shape, (hidden, hidden), not {sorted(shapes)}")
+        check_jacobians([jacobian.shape for jacobian in self.jacobians.values()])
         for layer, jacobian in self.jacobians.items():
             if not torch.isfinite(jacobian).all():
                 raise LREError(f"the Jacobian lens holds values that are not finite at layer {layer}")
@@ -130,12 +129,8 @@ class JacobianLens:
         Raises:
             LREError: If the fingerprint of the unembedding differs, or the LM has another width or lacks a layer.
         """
-        if self.origin and self.origin.fingerprint != lm.fingerprint:
-            raise LREError(
-                f"the Jacobian lens was estimated from {self.origin.model!r} (fingerprint "
-                f"{self.origin.fingerprint[:12]}), not from {lm.name!r} ({lm.fingerprint[:12]}): load the LM it was "
-                "estimated from, in the same dtype"
-            )
+        if self.origin:
+            check_origin(asdict(self.origin), lm, "Jacobian lens")
         if self.width != lm.hidden_size:
             raise LREError(f"the Jacobian lens has the width {self.width}, and {lm.name!r} {lm.hidden_size}")
         lm.check_layers(self.layers)

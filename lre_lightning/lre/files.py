@@ -105,12 +105,6 @@ WIDE = (torch.float32, torch.float64)
 """Dtypes of W, singular values and b."""
 FLOATS = (*WIDE, torch.float16, torch.bfloat16)
 """Dtypes of singular vectors, and of Jacobians in files of others."""
-_IN_FILES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
-
-
-def _dtypes(name: str) -> Sequence[torch.dtype]:
-    """Return the dtypes that a tensor of an LRE may have."""
-    return FLOATS if name in ("left", "right") else WIDE
 
 
 def check_tensor(tensor: object, name: str, dtypes: Sequence[torch.dtype] = WIDE) -> Tensor:
@@ -128,9 +122,10 @@ def check_tensor(tensor: object, name: str, dtypes: Sequence[torch.dtype] = WIDE
 def check_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """Check the tensors of an LRE and return them without a graph."""
     _check_names(tensors)
-    found = {name: check_tensor(tensor, f"{name} of an LRE", _dtypes(name)) for name, tensor in tensors.items()}
-    check_shapes({name: tensor.shape for name, tensor in found.items()})
-    return {name: tensor.detach() for name, tensor in found.items()}
+    for name, tensor in tensors.items():
+        check_tensor(tensor, f"{name} of an LRE", FLOATS if name in ("left", "right") else WIDE)
+    check_shapes({name: tensor.shape for name, tensor in tensors.items()})
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def write_lre(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -146,10 +141,8 @@ def read_lre(path: str | Path, tensors: bool = True) -> tuple[dict[str, Any], di
     with opened(path, "an LRE file") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         check_shapes({name: part.get_shape() for name, part in parts.items()})
-        for name, part in parts.items():
-            check_dtype(part, name, _dtypes(name))
         metadata = checked_metadata(json.loads((file.metadata() or {})["lre"]))
-        return metadata, {name: file.get_tensor(name) for name in parts if tensors}
+        return metadata, check_tensors({name: file.get_tensor(name) for name in parts}) if tensors else {}
 
 
 @contextmanager
@@ -165,10 +158,3 @@ def opened(path: str | Path, what: str) -> Iterator[Any]:
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, MemoryError) as error:
         reason = printable(first_line(error))
         raise LREError(f"{str(path)!r} is not {what} that can be read: {reason}") from error
-
-
-def check_dtype(part: Any, name: str, dtypes: Sequence[torch.dtype] = WIDE) -> None:
-    """Check that a tensor of a safetensors file, not read yet, has one of some dtypes."""
-    known = [_IN_FILES[dtype] for dtype in dtypes]
-    if part.get_dtype() not in known:
-        raise LREError(f"{name} must be {' or '.join(known)}, not {part.get_dtype()}")

@@ -58,9 +58,9 @@ class Operator(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that it consists of, by the names that they have in files."""
 
-    @abstractmethod
     def to(self, device: torch.device | str) -> Self:
         """Return the operator with its tensors on another device."""
+        return type(self)(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def dense(self) -> Tensor:
         """Return the matrix, `(width, width)`."""
@@ -98,10 +98,6 @@ class Dense(Operator):
     def tensors(self) -> dict[str, Tensor]:
         """Return W."""
         return {"weight": self.weight}
-
-    def to(self, device: torch.device | str) -> Dense:
-        """Return it with W on another device."""
-        return Dense(self.weight.to(device))
 
     def dense(self) -> Tensor:
         """Return W itself."""
@@ -163,7 +159,3 @@ class Factors(Operator):
     def tensors(self) -> dict[str, Tensor]:
         """Return the factors."""
         return {"left": self.left, "values": self.values, "right": self.right}
-
-    def to(self, device: torch.device | str) -> Factors:
-        """Return them on another device."""
-        return Factors(self.left.to(device), self.values.to(device), self.right.to(device))

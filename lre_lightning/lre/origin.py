@@ -101,10 +101,11 @@ class Origin:
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel, what: str = "LRE") -> None:
-    """Check that an LM has the fingerprint of an `Origin`, given as plain data."""
+    """Check that an LM has the fingerprint in the origin of something, given as plain data."""
     if origin["fingerprint"] != lm.fingerprint:
+        name = f"{what} of {origin['relation']!r}" if "relation" in origin else what
         raise LREError(
-            f"the {what} of {origin['relation']!r} was estimated from {origin['model']!r} "
+            f"the {name} was estimated from {origin['model']!r} "
             f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
             f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from lre_lightning.demo import resolve
-from lre_lightning.errors import LREError, check_number, first_line
+from lre_lightning.errors import LREError, check_choice, check_number, first_line
 from lre_lightning.models.quantization import QUANTIZATIONS, Quantization
 from lre_lightning.options import option
 
@@ -65,10 +65,9 @@ class Loading:
 
     def __post_init__(self) -> None:
         """Check what holds on any machine."""
-        if self.dtype not in DTYPES:
-            raise LREError(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise LREError(f"quantization {self.quantization!r} is unknown: use one of {', '.join(QUANTIZATIONS)}")
+        check_choice("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            check_choice("quantization", self.quantization, [*QUANTIZATIONS])
         places = self.device_map if isinstance(self.device_map, dict) else {}
         for part in places:
             for name in places:

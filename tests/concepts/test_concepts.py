@@ -304,7 +304,7 @@ def test_a_file_with_other_tensors(tmp_path):
     with pytest.raises(LREError, match="should have vectors alone"):
         Concepts.load(path)
     save_file({"vectors": torch.eye(2, dtype=torch.int64)}, path, {"concepts": "{}"})
-    with pytest.raises(LREError, match="vectors must be F32 or F64"):
+    with pytest.raises(LREError, match="vectors must be float32 or float64"):
         Concepts.load(path)
     with pytest.raises(LREError, match="no such file"):
         Concepts.load(tmp_path / "none")

@@ -180,7 +180,7 @@ def test_any_metadata_is_a_lens_or_an_error(tmp_path, recipe):
         ({"J": {0: torch.eye(WIDTH)}}, "its d_model and source_layers"),
         ({"d_model": 3}, "its d_model and source_layers"),
         ({"n_prompts": 0}, "n_prompts must be a whole number"),
-        ({"J": {0: torch.eye(WIDTH), 1: torch.eye(3)}}, "must have one shape"),
+        ({"J": {0: torch.eye(WIDTH), 1: torch.eye(3)}}, "must be of one shape"),
         ({"J": [torch.eye(WIDTH)]}, "it has no entry J"),
         ({"more": torch.nn.Linear}, "holds more than tensors and plain data: 'torch.nn.modules.linear.Linear'"),
     ],

@@ -60,8 +60,8 @@ def test_layers_are_checked_and_put_in_order(layers, message):
     [
         ("./nowhere", {}, "model folder './nowhere' does not exist"),
         ("no/such-model", {}, "no decoder-only LM can be loaded from 'no/such-model'"),
-        ("demo", {"dtype": "float8"}, "dtype 'float8' is unknown: use one of auto"),
-        ("demo", {"quantization": "2bit"}, "quantization '2bit' is unknown: use one of 8bit, 4bit"),
+        ("demo", {"dtype": "float8"}, "dtype must be 'auto' or .* got 'float8'"),
+        ("demo", {"quantization": "2bit"}, "quantization must be '8bit' or '4bit', got '2bit'"),
         ("demo", {"max_memory": {"cpu": "1GiB"}}, "max_memory needs a device_map of auto, .*, not None"),
         ("demo", {"dtyp": "float32"}, "from_pretrained has no option 'dtyp': it has dtype, attn_implementation, "),
     ],

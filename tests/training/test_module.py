@@ -198,7 +198,7 @@ def test_a_fit_leaves_gradients_hooks_and_modes_as_they_were(fitted):
         ({"ranks": [17]}, "rank 17 is out of range: it must be 1 to 16"),
         ({"betas": [float("nan")]}, "beta nan is out of range"),
         ({"loading": {"chunk_size": 0}}, "chunk_size must be a whole number of at least 1, got 0"),
-        ({"loading": {"dtype": "int8"}}, "dtype 'int8' is unknown"),
+        ({"loading": {"dtype": "int8"}}, "dtype must be 'auto' or .* got 'int8'"),
         ({"fitting": {"select_by": "luck"}}, "select_by must be 'causality' or 'faithfulness', got 'luck'"),
     ],
 )
