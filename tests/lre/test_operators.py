@@ -66,8 +66,14 @@ def test_a_file_of_factors_gives_the_same_lre(tmp_path, lre, dtype, error):
         ({"values": torch.tensor([1.0, 2.0])}, "must be positive or zero, the largest first"),
         ({"values": torch.tensor([1.0, -2.0])}, "must be positive or zero, the largest first"),
         ({"values": torch.tensor([1.0, float("nan")])}, "values that are not finite"),
-        ({"values": torch.tensor([2.0, 1.0], dtype=torch.float16)}, r"values of an LRE must be float32 or float64, not torch\.float16"),
-        ({"left": torch.ones(4, 2, dtype=torch.int64)}, r"left of an LRE must be float32 or .* bfloat16, not torch\.int64"),
+        (
+            {"values": torch.tensor([2.0, 1.0], dtype=torch.float16)},
+            r"values of an LRE must be float32 or float64, not torch\.float16",
+        ),
+        (
+            {"left": torch.ones(4, 2, dtype=torch.int64)},
+            r"left of an LRE must be float32 or .* bfloat16, not torch\.int64",
+        ),
         ({"left": torch.ones(4, 3)}, r"factors of shapes .* not \(4, 3\), \(2,\), \(4, 2\) and \(4,\)"),
         ({"values": torch.ones(5), "left": torch.ones(4, 5), "right": torch.ones(4, 5)}, r"\(4, 5\), \(5,\)"),
         ({"weight": torch.ones(4, 4)}, "it has 5 tensors"),

@@ -1,47 +1,178 @@
-"""All metrics against the plain-Python reference, and the promises that they share."""
+"""All metrics against a reference in plain Python, without tensor arithmetic, and the promises that they share."""
 
 import itertools
 import math
+import pickle
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from torch import tensor
-from torchmetrics import MetricCollection
+from torch import Tensor, tensor
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from lre_lightning.errors import LREError
 from lre_lightning.metrics import Causality, Faithfulness, RecallAtK, causality, faithfulness, recall_at_k, token_ranks
 from lre_lightning.metrics.functional import success_compute
-from tests.metrics import harness
-from tests.metrics.harness import Batch, Case, ranked
 
-PAIRS = [(Faithfulness, faithfulness), (Causality, causality)]
-RECALL = (RecallAtK, recall_at_k)
+FUNCTIONS = {Faithfulness: faithfulness, Causality: causality, RecallAtK: recall_at_k}
 AVERAGES = ["micro", "macro", "none"]
+TARGETS = 3  # few, so that chance alone makes about a third of the predictions right
+VOCABULARY = 6
+BATCH_SIZES = (5, 1, 8, 0, 3)  # uneven, one of them empty
+
+
+class Batch(NamedTuple):
+    """The arguments of one update."""
+
+    predictions: Tensor
+    targets: Tensor
+    relations: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A metric class and its arguments; with `ks`, predictions are scores."""
+
+    metric_class: type[Metric]
+    average: str = "macro"
+    grid_shape: tuple[int, ...] = ()
+    num_relations: int = 4
+    masked: bool = True
+    ks: tuple[int, ...] = ()
+
+    @property
+    def options(self):
+        return {"average": self.average, "num_relations": self.num_relations} | ({"ks": self.ks} if self.ks else {})
+
+    def metric(self):
+        return self.metric_class(grid_shape=self.grid_shape, **self.options)
+
+    def batches(self, seed, sizes=BATCH_SIZES):
+        """Draw random samples; the last relation has none at all, as long as there is another. Scores have ties."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(high, *shape):
+            return torch.randint(high, shape, generator=generator)
+
+        def predictions(size):
+            scores = (4, size, *self.grid_shape, VOCABULARY)
+            return draw(*scores).float() if self.ks else draw(TARGETS, size, *self.grid_shape)
+
+        return [
+            Batch(
+                predictions(size),
+                draw(TARGETS, size) * (2 if self.ks else 1),
+                draw(max(1, self.num_relations - 1), size),
+                draw(4, size) > 0 if self.masked else None,
+            )
+            for size in sizes
+        ]
+
+    def right(self, prediction, target):
+        """Whether a prediction, a token or the scores of all, is right: one answer, or one for each k."""
+        return [target in ranked(prediction)[:k] for k in self.ks] if self.ks else [prediction == target]
+
+    def expected(self, batches):
+        """The result of each sample at each grid point in turn; NaN where nothing was counted."""
+        points, shape = list(itertools.product(*map(range, self.grid_shape))), (*self.grid_shape, len(self.ks) or 1)
+        outcomes = [[] for _ in range(self.num_relations)]
+        for predictions, targets, relations, mask in batches:
+            for row, target in enumerate(targets.tolist()):
+                if mask is None or mask[row]:
+                    found = (self.right(predictions[row][point].tolist(), target) for point in points)
+                    outcomes[relations[row]].append([*itertools.chain(*found)])
+
+        def rates(rows):
+            return list(map(fmean, zip(*rows, strict=True))) if rows else [math.nan] * math.prod(shape)
+
+        values = {
+            "micro": rates([row for rows in outcomes for row in rows]),
+            "macro": rates([rates(rows) for rows in outcomes if rows]),
+            "none": [rates(rows) for rows in outcomes],
+        }[self.average]
+        found = tensor(values).reshape(*[self.num_relations] * (self.average == "none"), *shape)
+        return found if self.ks else found.squeeze(-1)
+
+
+def ranked(scores):
+    """Tokens from the most to the least likely; among equals the lower id first."""
+    return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+
+
 CASES = [
-    *(Case(*PAIRS[0], average, grid) for average in AVERAGES for grid in ((), (1,), (2, 3))),
-    *(Case(*PAIRS[1], average, (2,), masked=False) for average in AVERAGES),
-    Case(*PAIRS[0], "none", (1, 1), num_relations=1),
-    Case(*PAIRS[1], "macro", (3, 1, 2), num_relations=2),
-    *(Case(*RECALL, average, ks=(1, 2, 3)) for average in AVERAGES),
-    Case(*RECALL, "none", (2, 3), masked=False, ks=(2,)),
-    Case(*RECALL, "macro", (2,), ks=(6, 1)),
+    *(Case(Faithfulness, average, grid) for average in AVERAGES for grid in ((), (1,), (2, 3))),
+    *(Case(Causality, average, (2,), masked=False) for average in AVERAGES),
+    Case(Faithfulness, "none", (1, 1), num_relations=1),
+    Case(Causality, "macro", (3, 1, 2), num_relations=2),
+    *(Case(RecallAtK, average, ks=(1, 2, 3)) for average in AVERAGES),
+    Case(RecallAtK, "none", (2, 3), masked=False, ks=(2,)),
+    Case(RecallAtK, "macro", (2,), ks=(6, 1)),
 ]
 
 
-@pytest.mark.parametrize("check", harness.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_metric_agrees_with_the_reference(case, check):
-    check(case)
+def assert_equal(actual, expected):
+    """Same float32 numbers (to the last rounding), same shape, NaN in the same places."""
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=1.2e-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.metric_class.__name__}-{case.average}")
+def test_metric_agrees_with_the_reference(case):
+    """Batches add up, copies carry the counts on and are independent, and `reset` leaves nothing."""
+    metric, batches, more = case.metric(), case.batches(seed=1), case.batches(seed=4)[0]
+    for seen, batch in enumerate(batches, start=1):
+        assert_equal(metric(*batch), case.expected([batch]))
+        assert_equal(metric.compute(), case.expected(batches[:seen]))
+        function = FUNCTIONS[case.metric_class]
+        assert_equal(function(*batch[:3], mask=batch.mask, **case.options), case.expected([batch]))
+    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone(), torch.nn.Sequential(metric.clone()).half()[0]):
+        copy.update(*more)
+        assert_equal(copy.compute(), case.expected([*batches, more]))
+        assert {state.dtype for state in copy.metric_state.values()} == {torch.int64}
+    assert_equal(metric.compute(), case.expected(batches))
+    metric.reset()
+    metric.update(*batches[0])
+    assert_equal(metric.compute(), case.expected(batches[:1]))
+
+
+def samples_of(case, index):
+    """Samples of a process for two metrics. The first one has five batches; the second has two others, or none."""
+    return (case.batches(9),) * 2 if index == 0 else (case.batches(10, sizes=(4, 2)), [])
+
+
+def run_process(index, folder):
+    """Join a gloo group of two processes and save the results of each case."""
+    rendezvous = f"file://{folder}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=index, world_size=2)
+    results = []
+    for case in CASES:
+        metrics = case.metric(), case.metric()
+        for metric, samples in zip(metrics, samples_of(case, index), strict=True):
+            for batch in samples:
+                metric.update(*batch)
+        results.append([metric.compute() for metric in metrics])
+    torch.save(results, Path(folder) / f"{index}.pt")
+    torch.distributed.destroy_process_group()
 
 
 def test_metrics_add_up_over_two_processes(launch, tmp_path):
-    harness.check_two_processes(launch, CASES, __name__, tmp_path)
+    code = f"from {__name__} import run_process; run_process({{}}, {str(tmp_path)!r})"
+    started = [launch.start(tmp_path / f"cwd{index}", code=code.format(index)) for index in range(2)]
+    for ended in map(launch.wait, started):
+        assert ended.status == 0, ended.error
+    for index, place in itertools.product(range(2), range(2)):
+        for case, found in zip(CASES, torch.load(tmp_path / f"{index}.pt"), strict=True):
+            samples = [*samples_of(case, 0)[place], *samples_of(case, 1)[place]]
+            assert_equal(found[place], case.expected(samples))
 
 
-@pytest.mark.parametrize(("metric_class", "function"), PAIRS)
 @pytest.mark.parametrize(
     ("average", "expected"),
     [
@@ -50,39 +181,34 @@ def test_metrics_add_up_over_two_processes(launch, tmp_path):
         ("micro", tensor([3 / 4, 1 / 4])),
     ],
 )
-def test_numbers_small_enough_to_be_read_off(metric_class, function, average, expected):
+def test_numbers_small_enough_to_be_read_off(average, expected):
     """The reference is held to something too."""
     batch = Batch(tensor([[1, 1], [2, 0], [3, 3], [4, 0]]), tensor([1, 2, 0, 4]), tensor([0, 0, 0, 2]))
-    metric = metric_class(3, (2,), average)
+    metric = Faithfulness(3, (2,), average)
     metric.update(*batch)
     metric.update(*batch)
-    by_reference = Case(metric_class, function, average, (2,), num_relations=3).expected([batch])
-    by_function = function(*batch[:3], average, num_relations=3)
-    for value in (metric.compute(), by_reference, by_function):
+    by_reference = Case(Faithfulness, average, (2,), num_relations=3).expected([batch])
+    for value in (metric.compute(), by_reference, faithfulness(*batch[:3], average, num_relations=3)):
         torch.testing.assert_close(value, expected, equal_nan=True)
     assert (metric.correct.tolist(), metric.total.tolist()) == ([[4, 2], [0, 0], [2, 0]], [6, 0, 2])
-    assert function(*batch[:2]).tolist() == [0.75, 0.25]
-    assert function(*batch[:3], "none").shape == (3, 2)
+    assert causality(*batch[:2]).tolist() == [0.75, 0.25]
+    assert causality(*batch[:3], "none").shape == (3, 2)
 
 
 @pytest.mark.parametrize("average", AVERAGES)
-@pytest.mark.parametrize("grid", [(), (1,), (2, 3)])
-def test_nothing_counted_is_nan_after_a_warning(average, grid):
-    metric = Faithfulness(2, grid, average)
-    with pytest.warns(UserWarning, match="Faithfulness was called before the ``update``"):
-        value = metric.compute()
-    assert value.shape == ((2, *grid) if average == "none" else grid)
-    assert value.isnan().all()
-    empty = torch.zeros(0, *grid, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0).long()
-    metric.update(*empty)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert metric.compute().isnan().all()
-    assert faithfulness(*empty, average).isnan().all()
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-def test_counts_beyond_float32_are_exact(average):
+def test_nothing_counted_is_nan_after_a_warning_and_counts_beyond_float32_are_exact(average):
+    for grid in ((), (1,), (2, 3)):
+        metric = Faithfulness(2, grid, average)
+        with pytest.warns(UserWarning, match="Faithfulness was called before the ``update``"):
+            value = metric.compute()
+        assert value.shape == ((2, *grid) if average == "none" else grid)
+        assert value.isnan().all()
+        empty = torch.zeros(0, *grid, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0).long()
+        metric.update(*empty)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert metric.compute().isnan().all()
+        assert faithfulness(*empty, average).isnan().all()
     correct, total = tensor([2**24 + 1]), tensor([2**24 + 3])
     exact = tensor((2**24 + 1) / (2**24 + 3), dtype=torch.float64).float()
     assert torch.equal(success_compute(correct, total, average).squeeze(), exact)
@@ -145,17 +271,14 @@ def test_a_collection_shares_counts_between_averages():
     assert (values["micro"], values["macro"], values["none"].tolist()) == (pytest.approx(2 / 3), 0.5, [1, 0])
 
 
-# Token ranks
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("grid", [(), (2, 2)])
-def test_ranks_are_places_in_a_sorted_list(dtype, grid):
+def test_ranks_are_places_in_a_sorted_list(dtype):
     generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(7, *grid, 40, generator=generator).mul(4).round().to(dtype)
+    scores = torch.randn(7, 2, 2, 40, generator=generator).mul(4).round().to(dtype)
     targets = torch.randint(40, (7,), generator=generator)
     ranks = token_ranks(scores, targets)
     assert ranks.dtype == torch.int64
+    assert torch.equal(token_ranks(scores[:, 0, 0], targets), ranks[:, 0, 0])
     for place in itertools.product(*map(range, ranks.shape)):
         assert ranks[place] == ranked(scores[place].tolist()).index(int(targets[place[0]]))
 

@@ -1,6 +1,6 @@
 """fit and validate on the affine toy: what the numbers must be, and what is left behind."""
 
-import csv
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -8,13 +8,11 @@ import pytest
 import torch
 import transformers
 
-from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.grid import default_ranks
 from lre_lightning.lre.estimator import estimate
 from lre_lightning.lre.lre import LRE
-from lre_lightning.records.summary import COLUMNS
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.training import trial as engine
@@ -41,17 +39,22 @@ def data_of(folders, **options):
 def fitted(folders, tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     module = LREModule(folders[0], **GRID)
-    trainer = trainer_of(root, [ResultsTable()])
+    trainer = trainer_of(root)
     trainer.fit(module, datamodule=data_of(folders))
     trainer.save_checkpoint(root / "fit.ckpt")
     return module, trainer, root
 
 
-def test_a_fit_takes_one_epoch_per_trial_and_ends_by_itself(fitted):
+def test_a_fit_takes_one_epoch_per_trial_and_leaves_the_lm_as_it_was(fitted):
     module, trainer, _ = fitted
     assert trainer.current_epoch == 6
     names = ["half colour", "thing colour", "wrong colour"]
     assert list(module.records) == [(name, trial) for name in names for trial in (0, 1)]
+    record = module.records["wrong colour", 0]  # which the LM does not know
+    assert (record.tested, record.known, record.scored) == (20, 0, False)
+    assert ("wrong colour", 0) not in module.bank.lres
+    assert torch.is_grad_enabled()
+    assert not any(submodule._forward_hooks or submodule.training for submodule in module.lm.modules())
 
 
 def test_an_affine_relation_is_recovered_exactly(fitted):
@@ -112,83 +115,29 @@ def test_a_fit_of_an_lm_with_several_residual_streams(folders, tmp_path):
             assert record.score("causal_baselines", layer, method=name) == 1
 
 
-def test_relations_that_the_lm_does_not_know_are_not_scored(fitted):
-    module, _, _ = fitted
-    record = module.records["wrong colour", 0]
-    assert (record.tested, record.known, record.scored) == (20, 0, False)
-    assert ("wrong colour", 0) not in module.bank.lres
-
-
-def test_the_table_of_results_has_a_row_per_relation_and_trial(fitted):
+def test_files_and_checkpoints_bring_the_lres_back(fitted):
     module, _, root = fitted
-    with (root / "fit_results.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert list(found[0]) == COLUMNS
-    assert [(row["relation"], int(row["trial"])) for row in found] == list(module.records)
-    for row in found:
-        record = module.records[row["relation"], int(row["trial"])]
-        if not record.scored:
-            assert row["faithfulness"] == row["causality"] == row["layer"] == row["beta"] == row["rank"] == ""
-            continue
-        assert (row["layer"], float(row["beta"]), int(row["rank"])) == (str(record.layer), record.beta, record.rank)
-        assert float(row["faithfulness"]) == record.faithfulness(record.layer, record.beta)
-        assert float(row["causality"]) == record.causality(record.layer, record.rank)
-    assert sum(row["layer"] != "" for row in found) == 4
-
-
-def test_files_of_lres_are_those_of_the_bank(fitted):
-    module, _, root = fitted
-    files = sorted((root / "lres").rglob("*.safetensors"))
-    assert len(files) == len(module.bank.lres) == 4
+    assert len(list((root / "lres").rglob("*.safetensors"))) == len(module.bank.lres) == 4
     lre = LRE.load(root / "lres" / "thing_colour" / "trial1.safetensors", module.lm)
     assert torch.equal(lre.weight, module.bank.lres["thing colour", 1].weight)
     assert lre.origin.train == tuple((s.subject, s.object) for s in module._data.trial(3).train)
-
-
-def test_a_checkpoint_is_plain_data_without_the_lm(fitted):
-    _, _, root = fitted
     checkpoint = torch.load(root / "fit.ckpt", weights_only=True)
-    assert list(checkpoint["state_dict"]) == ["bank._extra_state"]
+    assert list(checkpoint["state_dict"]) == ["bank._extra_state"]  # without the LM
     assert checkpoint["hyper_parameters"]["beta"] == 1.0
     assert checkpoint["datamodule_hyper_parameters"]["n_shot"] == 4
-
-
-def test_a_trainer_with_lightnings_own_defaults_gives_the_same(fitted, folders, tmp_path):
-    module, _, _ = fitted
-    again = LREModule(folders[0], **GRID)
-    trainer = trainer_of(tmp_path, num_sanity_val_steps=2, inference_mode=True)
-    trainer.fit(again, datamodule=data_of(folders))
-    assert again.records == module.records
-    trainer.validate(again, data_of(folders))
-    assert {key for key, record in again.records.items() if record.scored} == set(module.bank.lres)
-
-
-def test_load_from_checkpoint_brings_the_lres_back(fitted):
-    module, _, root = fitted
     loaded = LREModule.load_from_checkpoint(root / "fit.ckpt")
-    assert loaded.hparams == module.hparams
+    assert (loaded.hparams, loaded.records) == (module.hparams, module.records)
     for key, lre in module.bank.lres.items():
         assert torch.equal(loaded.bank.lres[key].weight, lre.weight)
         assert loaded.bank.lres[key].metadata() == lre.metadata()
-    assert loaded.bank.records == module.records
 
 
-def test_validate_without_lres_is_an_error(folders, tmp_path):
+def test_validation_needs_lres_and_a_fit_a_relation_datamodule(folders, tmp_path):
+    module = LREModule(folders[0])
     with pytest.raises(LREError, match=r"there is no LRE to validate: fit first, or give a checkpoint"):
-        trainer_of(tmp_path).validate(LREModule(folders[0]), data_of(folders))
-
-
-def test_a_fit_needs_a_relation_datamodule(folders, tmp_path):
-    loader = data_of(folders).val_dataloader()
+        trainer_of(tmp_path).validate(module, data_of(folders))
     with pytest.raises(LREError, match="needs a RelationDataModule"):
-        trainer_of(tmp_path).fit(LREModule(folders[0]), loader)
-
-
-def test_a_fit_leaves_gradients_hooks_and_modes_as_they_were(fitted):
-    module, _, _ = fitted
-    assert torch.is_grad_enabled()
-    assert not any(submodule._forward_hooks for submodule in module.lm.modules())
-    assert not any(submodule.training for submodule in module.lm.modules())
+        trainer_of(tmp_path).fit(module, data_of(folders).val_dataloader())
 
 
 @pytest.mark.parametrize(
@@ -200,6 +149,18 @@ def test_a_fit_leaves_gradients_hooks_and_modes_as_they_were(fitted):
         ({"loading": {"chunk_size": 0}}, "chunk_size must be a whole number of at least 1, got 0"),
         ({"loading": {"dtype": "int8"}}, "dtype must be 'auto' or .* got 'int8'"),
         ({"fitting": {"select_by": "luck"}}, "select_by must be 'causality' or 'faithfulness', got 'luck'"),
+        *(
+            ({"fitting": {name: -1}}, f"{name} must be a whole number of at least 0, got -1")
+            for name in ("selection_trials", "line_integrals", "generations")
+        ),
+        *(
+            ({"fitting": {"choices": {"good": {"layer": 1, "rank": 3}, "of toys": choice}}}, f"for 'of toys'{message}")
+            for choice, message in (
+                ({"layer": 2, "rank": 3}, ": layer 2 is out of range"),
+                ({"layer": 1, "rank": 17}, ": rank 17 is out of range: it must be 1 to 16"),
+                ({"layer": 1}, " lacks its 'rank': give layer and rank"),
+            )
+        ),
     ],
 )
 def test_arguments_out_of_range(folders, options, message):
@@ -213,17 +174,13 @@ def test_default_ranks_fit_the_width():
     assert default_ranks(3) == [3]
 
 
-def test_lres_of_a_run_that_was_moved_are_looked_for_where_one_says(folders, tmp_path):
-    trainer = trainer_of(tmp_path / "run")
-    trainer.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders))
-    trainer.save_checkpoint(tmp_path / "run" / "last.ckpt")
-    (tmp_path / "run").rename(tmp_path / "moved")
-    checkpoint, lre_dir = tmp_path / "moved" / "last.ckpt", str(tmp_path / "moved" / "lres")
-    with pytest.raises(LREError, match=r"the LRE of .* is missing"):
-        LREModule.load_from_checkpoint(checkpoint)
-    assert len(LREModule.load_from_checkpoint(checkpoint, fitting={"lre_dir": lre_dir}).bank.lres) == 4
-    again = LREModule(folders[0], **GRID, fitting={"lre_dir": lre_dir})
+def test_lres_of_a_run_are_looked_for_where_one_says(fitted, folders, tmp_path):
+    checkpoint = shutil.copytree(fitted[2], tmp_path / "copy") / "fit.ckpt"
+    fitting = {"lre_dir": str(tmp_path / "copy" / "lres")}
+    loaded, again = LREModule.load_from_checkpoint(checkpoint, fitting=fitting), LREModule(folders[0], fitting=fitting)
     trainer_of(tmp_path / "elsewhere").validate(again, data_of(folders), checkpoint, weights_only=True)
+    for module in (loaded, again):
+        assert [path.is_relative_to(tmp_path) for path in module.lres._kept.values()] == [True] * 4
     assert sum(record.scored for record in again.records.values()) == 4
 
 
