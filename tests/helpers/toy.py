@@ -8,7 +8,9 @@ its object's direction and noise.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -23,13 +25,20 @@ WORDS = ["[BOS]", "[UNK]", "\n", "colour", *OBJECTS, *SUBJECTS]
 WIDTH, LAYERS = 16, 2
 
 
-def toy_tokenizer() -> PreTrainedTokenizerFast:
+def toy_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
     """One token a word, and the line break."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="[BOS]", unk_token="[UNK]")
+
+
+def silence_blocks(model: LlamaForCausalLM) -> None:
+    """Let the blocks return what they are given."""
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
 
 
 def toy_model(seed: int = 0) -> LlamaForCausalLM:
@@ -46,9 +55,7 @@ def toy_model(seed: int = 0) -> LlamaForCausalLM:
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).eval()
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.data.zero_()
-        layer.mlp.down_proj.weight.data.zero_()
+    silence_blocks(model)
     directions = torch.linalg.qr(torch.randn(WIDTH, WIDTH))[0][: len(OBJECTS)]
     first_object, first_subject = WORDS.index(OBJECTS[0]), WORDS.index(SUBJECTS[0])
     model.lm_head.weight.data.zero_()
@@ -100,6 +107,15 @@ class AffineBlock(LlamaDecoderLayer):
         return super().forward(hidden_states, *args, **kwargs) @ self.matrix.T + self.shift
 
 
+def with_affine_blocks(model: LlamaForCausalLM, *maps: tuple[Any, Any]) -> None:
+    """Let the blocks map h to A h + c, with A and c in float64 of each."""
+    silence_blocks(model)
+    for layer, (matrix, shift) in zip(model.model.layers, maps, strict=True):
+        layer.__class__ = AffineBlock
+        layer.register_buffer("matrix", torch.as_tensor(matrix))
+        layer.register_buffer("shift", torch.as_tensor(shift))
+
+
 def random_toy() -> LanguageModel:
     """The toy in float64 with blocks h -> A h + c that nothing but the LRE approximates well: o = A^k s + ….
 
@@ -112,10 +128,7 @@ def random_toy() -> LanguageModel:
     rows = torch.randn(6, WIDTH, generator=generator, dtype=torch.float64) / 10
     rows[:4] += torch.eye(WIDTH, dtype=torch.float64)[:4]
     model = toy_model().double()
-    for layer in model.model.layers:
-        layer.__class__ = AffineBlock
-        layer.register_buffer("matrix", matrix)
-        layer.register_buffer("shift", shift)
+    with_affine_blocks(model, *[(matrix, shift)] * LAYERS)
     first_object, first_subject = WORDS.index(OBJECTS[0]), WORDS.index(SUBJECTS[0])
     model.lm_head.weight.data.zero_()
     model.lm_head.weight.data[first_object : first_object + len(OBJECTS)] = rows[:4]

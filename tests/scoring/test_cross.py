@@ -1,6 +1,5 @@
 """LREs on every relation's test samples, on a toy of which numpy computes every count."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from lre_lightning.scoring.cross import CONTROLS, cross_scores, shuffled
 from tests.helpers.tiny_models import tiny_model
 from tests.lens.test_lens import random_lre, words
 from tests.scoring.test_fits import SCORED, ByHand, data_of, fitted  # noqa: F401
+from tests.scoring.trials import edits_of
 
 
 def test_every_count_is_that_of_numpy_and_the_diagonal_that_of_the_fit(random_toy, fitted, toy_relations):  # noqa: F811
@@ -36,16 +36,8 @@ def test_every_count_is_that_of_numpy_and_the_diagonal_that_of_the_fit(random_to
         if reader == "b alone":
             assert one.causal == 0
         elif reader != "shuffled examples":
-            left, values, right = np.linalg.svd(weight)
-            inverse = (right[: lre.rank].T / values[: lre.rank]) @ left[:, : lre.rank].T
-            pairs = zip(states.edited.tolist(), states.targets.tolist(), strict=True)
-            edits = [(states.prompts[row].subject, states.prompts[target].subject) for row, target in pairs]
-
-            def edited(subject, target):
-                difference = hand.output(hand.test[target]) - hand.output(hand.test[subject])  # noqa: B023
-                return hand.state(hand.test[subject], lre.layer) + inverse @ difference  # noqa: B023
-
-            assert one.causal == hand.causal(edits, lre.layer, edited)
+            edits, how = edits_of(states), (lre.layer, lre.rank, weight)
+            assert one.causal == hand.causal(edits, lre.layer, lambda *pair: hand.edited(*pair, *how))  # noqa: B023
 
 
 def test_shuffled_examples_have_the_object_of_the_next_one():

@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre.estimator import estimate_trial
@@ -17,7 +16,8 @@ from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.cross import CONTROLS, cross_scores
 from lre_lightning.scoring.derived import Derivation, derivations, derive
 from lre_lightning.scoring.states import draw_key, draw_targets
-from tests.helpers.toy import AffineBlock, toy_model
+from tests.helpers.toy import toy_model, toy_tokenizer, with_affine_blocks
+from tests.scoring.trials import pinv
 
 WIDTH, COUNT = 16, 7
 WORDS = ["[BOS]", "[UNK]", "\n", *(f"{letter}{i}" for letter in "abcA" for i in range(COUNT))]
@@ -118,21 +118,12 @@ def affine():
     config = toy_model().config
     config.vocab_size = len(WORDS)
     model = LlamaForCausalLM(config).eval().double()
-    for block, (one, other) in zip(model.model.layers, ((matrix, shift), (np.eye(WIDTH), 0 * shift)), strict=True):
-        block.__class__ = AffineBlock
-        block.self_attn.o_proj.weight.data.zero_()
-        block.mlp.down_proj.weight.data.zero_()
-        block.register_buffer("matrix", torch.tensor(one))
-        block.register_buffer("shift", torch.tensor(other))
+    with_affine_blocks(model, (matrix, shift), (np.eye(WIDTH), 0 * shift))
     model.lm_head.weight.data = torch.tensor(rows)
     outputs = np.stack([rows[WORDS.index(word)] for word in said])
     model.model.embed_tokens.weight.data[3:] = torch.tensor((outputs - shift) @ np.linalg.inv(matrix).T)
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
-    )
     lm = LanguageModel(model)
-    lm.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="[BOS]", unk_token="[UNK]")
+    lm.tokenizer = toy_tokenizer(WORDS)
     return lm
 
 
@@ -205,8 +196,3 @@ def test_every_count_is_that_of_numpy(affine, scored):
             causal += says(edited if layer == 0 else matrix @ edited + shift) == list(test.values())[target]
         assert one.causal == causal, (relation, label)
     assert {one.causal for one in scores.values()} >= {0, COUNT - 3}
-
-
-def pinv(weight, rank):
-    left, values, right = np.linalg.svd(weight)
-    return (right[:rank].T / values[:rank]) @ left[:, :rank].T

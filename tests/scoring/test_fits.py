@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
@@ -17,6 +16,7 @@ from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
 from tests.helpers.toy import WIDTH
+from tests.scoring.trials import edits_of, pinv
 from tests.training.test_module import trainer_of
 
 LAYERS = ("emb", 0, 1)
@@ -39,18 +39,24 @@ def data_of(source, **options):
     return RelationDataModule(toy.toy_tokenizer(), source=source, n_shot=4, **{"trials": 2, **options})
 
 
-@pytest.fixture(scope="module")
-def fitted(random_toy, toy_relations, tmp_path_factory):
-    """A fit with all measurements, the states of its trials by relation and number, and its folder."""
-    root, states, join = tmp_path_factory.mktemp("run"), {}, TrialStates.join
+def noted_fit(module, data, root):
+    """Fit a module and return its trainer, and the states of its trials by relation and number."""
+    trainer, states, join = trainer_of(root, [ResultsTable()], inference_mode=True), {}, TrialStates.join
 
     def note(batches, trial, processes):
         return states.setdefault((trial.relation.name, trial.number), join(batches, trial, processes))
 
-    module, trainer = LREModule(random_toy, **FULL), trainer_of(root, [ResultsTable()], inference_mode=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialStates, "join", note)
-        trainer.fit(module, datamodule=data_of(toy_relations))
+        trainer.fit(module, datamodule=data)
+    return trainer, states
+
+
+@pytest.fixture(scope="module")
+def fitted(random_toy, toy_relations, tmp_path_factory):
+    """A fit with all measurements, the states of its trials, and its folder."""
+    module, root = LREModule(random_toy, **FULL), tmp_path_factory.mktemp("run")
+    trainer, states = noted_fit(module, data_of(toy_relations), root)
     trainer.save_checkpoint(root / "fit.ckpt")
     return module, states, root
 
@@ -86,12 +92,12 @@ class ByHand:
         """The number of test samples of which a function of s says what the LM says."""
         return sum(self.says(function(self.state(s, layer))) == self.objects[name] for name, s in self.test.items())
 
-    def svd(self, layer):
-        return np.linalg.svd(np.linalg.matrix_power(self.matrix, 2 - LAYERS.index(layer)))
+    def weight(self, layer):
+        return np.linalg.matrix_power(self.matrix, 2 - LAYERS.index(layer))
 
     def lre(self, layer, beta, rank=WIDTH):
         bias = self.output(np.zeros(WIDTH), layer)
-        left, values, right = self.svd(layer)
+        left, values, right = np.linalg.svd(self.weight(layer))
         weight = (left[:, :rank] * values[:rank]) @ right[:rank]
         return lambda s: beta * weight @ s + bias
 
@@ -109,10 +115,11 @@ class ByHand:
         """The number of edits (subject, target) after which the LM says the target's object."""
         return sum(self.says(self.output(edit(*pair), layer)) == self.objects[pair[1]] for pair in edits)
 
-    def edited(self, subject, target, layer, rank):
-        left, values, right = self.svd(layer)
+    def edited(self, subject, target, layer, rank, weight=None):
+        """S after the edit by W, or by another matrix."""
+        inverse = pinv(self.weight(layer) if weight is None else weight, rank)
         difference = self.output(self.test[target]) - self.output(self.test[subject])
-        return self.state(self.test[subject], layer) + (right[:rank].T / values[:rank]) @ left[:, :rank].T @ difference
+        return self.state(self.test[subject], layer) + inverse @ difference
 
     def inserted(self, name, target, layer):
         """The state that a baseline of causality inserts in place of s."""
@@ -125,11 +132,7 @@ class ByHand:
 def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     module, all_states, _ = fitted
     record, states = module.records[key], all_states[key]
-    hand = ByHand(random_toy, states.trial)
-    edits = [
-        (states.prompts[row].subject, states.prompts[target].subject)
-        for row, target in zip(states.edited.tolist(), states.targets.tolist(), strict=True)
-    ]
+    hand, edits = ByHand(random_toy, states.trial), edits_of(states)
     assert (record.layers, record.betas, record.ranks) == (LAYERS, BETAS, RANKS)
     assert record.tested == record.known == record.edited == len(edits) == len(hand.test)
 
@@ -252,10 +255,7 @@ def test_validation_scores_the_saved_lres_alone(random_toy, fitted, toy_relation
 
 def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(random_toy, fitted):
     module, _, root = fitted
-    assert module.lm is random_toy
-    checkpoint = torch.load(root / "fit.ckpt", weights_only=True)
-    assert checkpoint["hyper_parameters"]["name_or_path"] == random_toy.name == "LlamaForCausalLM"
-    assert list(checkpoint["state_dict"]) == ["bank._extra_state"]
     loaded = LREModule.load_from_checkpoint(root / "fit.ckpt", name_or_path=random_toy)
-    assert loaded.lm is random_toy
+    assert module.lm is loaded.lm is random_toy
+    assert module.hparams["name_or_path"] == random_toy.name == "LlamaForCausalLM"
     assert (loaded.records, loaded.hparams) == (module.records, module.hparams)

@@ -9,11 +9,10 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.records.rows import rows
 from lre_lightning.scoring.generic import likeness
-from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import WIDTH
-from tests.scoring.test_fits import BETAS, GRID, RANKS, ByHand, data_of
-from tests.training.test_module import trainer_of
+from tests.scoring.test_fits import BETAS, GRID, RANKS, ByHand, data_of, noted_fit
+from tests.scoring.trials import edits_of
 
 LENS_LAYERS = (0, 1)
 
@@ -32,36 +31,24 @@ def lens(random_toy, tmp_path_factory):
     return str(path), {layer: jacobian.double().numpy() for layer, jacobian in jacobians.items()}
 
 
-def edited(hand, weight, subject, target, layer, rank):
-    """s after the edit by the pseudo-inverse of a rank of any weight."""
-    left, values, right = np.linalg.svd(weight)
-    difference = hand.output(hand.test[target]) - hand.output(hand.test[subject])
-    inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T
-    return hand.state(hand.test[subject], layer) + inverse @ difference
-
-
-def test_every_count_is_that_of_numpy(random_toy, toy_relations, lens, tmp_path, monkeypatch):
-    (path, jacobians), noted, join = lens, [], TrialStates.join
-    monkeypatch.setattr(TrialStates, "join", lambda *args: noted.append(join(*args)) or noted[-1])
+def test_every_count_is_that_of_numpy(random_toy, toy_relations, lens, tmp_path):
+    (path, jacobians), counts = lens, set()
     module = LREModule(random_toy, **GRID, fitting={"jacobian_lens": path})
-    trainer_of(tmp_path).fit(module, datamodule=data_of(toy_relations, trials=1))
-    counts = set()
-    for states in noted:
-        record, hand = module.records[states.trial.relation.name, 0], ByHand(random_toy, states.trial)
-        pairs = zip(states.edited.tolist(), states.targets.tolist(), strict=True)
-        edits = [(states.prompts[row].subject, states.prompts[target].subject) for row, target in pairs]
+    _, noted = noted_fit(module, data_of(toy_relations, trials=1), tmp_path)
+    for key, states in noted.items():
+        record, hand, edits = module.records[key], ByHand(random_toy, states.trial), edits_of(states)
         assert record.generic_layers == LENS_LAYERS
         for place, layer in enumerate(LENS_LAYERS):
             subjects = np.stack([hand.state(s, layer) for s in hand.train])
             objects = np.stack([hand.output(s) for s in hand.train])
-            exact = np.linalg.matrix_power(hand.matrix, 1 - layer)
+            exact = hand.weight(layer)
             mixed = (4 * exact + jacobians[layer]) / 5
             for name, weight in zip(GENERIC, (jacobians[layer], jacobians[layer], mixed), strict=True):
                 bias = 0 if name == GENERIC[0] else (objects - subjects @ weight.T).mean(0)
                 said = tuple(hand.faithful(lambda s: beta * weight @ s + bias, layer) for beta in BETAS)  # noqa: B023
                 assert record.generic_faithful[name][place] == said
                 by_rank = tuple(
-                    hand.causal(edits, layer, lambda *pair: edited(hand, weight, *pair, layer, rank))  # noqa: B023
+                    hand.causal(edits, layer, lambda *pair: hand.edited(*pair, layer, rank, weight))  # noqa: B023
                     for rank in RANKS
                 )
                 assert name == GENERIC[0] or record.generic_causal[name][place] == by_rank

@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.line_integrals import line_integrals, with_line_integrals
-from tests.helpers import toy
 from tests.helpers.tiny_models import WIDTH, batch_of, plain_output, tiny_model, widen_casts
-from tests.scoring.trials import normal, states_of
+from tests.scoring.trials import normal, prompts_for, states_of
 
 FAMILIES = ("gpt2", "llama", "gpt_neox", "gemma2")
 SHARED = [5, 9, 2, 40]
@@ -123,37 +121,25 @@ def test_a_pullback_in_inference_mode_is_refused():
 # Pairs of a trial
 
 
-@pytest.fixture(scope="module")
-def affine():
-    """A toy with random affine blocks, prompts of all its subjects, and its LRE at block 0."""
-    lm = toy.random_toy()
-    first = toy.WORDS.index(toy.SUBJECTS[0])
-    prompts = [
-        Prompt("", name, toy.OBJECTS[i % 4], (0, first + i), (1, 2), (toy.WORDS.index(toy.OBJECTS[i % 4]),))
-        for i, name in enumerate(toy.SUBJECTS)
-    ]
-    example = prompt_jacobian(lm, torch.tensor(prompts[0].input_ids), 1)
-    return lm, prompts, lre_of(example.jacobian[0], 0)
-
-
-def integrals(states, lre, count, layers=("emb", 0, 1)):
+def integrals(states, lre, count, layers):
     record = TrialRecord("toy", "", 0, samples=24, range_size=4, tested=24, known=24, layers=layers)
     return with_line_integrals(record, states, lre, count).line_integrals
 
 
-def test_pairs_are_drawn_by_the_trial_alone(affine, monkeypatch):
-    lm, prompts, lre = affine
+def test_pairs_are_drawn_by_the_trial_alone():
+    lm, lre = LanguageModel(tiny_model("gpt2", seed=6)), lre_of(normal(WIDTH, WIDTH), 0)
+    some = prompts_for(lm, 24)
 
-    def exact(count, prompts=prompts, **options):
-        found = integrals(states_of(lm, prompts, ("emb", 0, 1), **options), lre, count)
-        return [round(exact, 9) for exact, _ in found]
+    def exact(count, prompts=some, **options):
+        return [round(exact, 9) for exact, _ in integrals(states_of(lm, prompts, [0], **options), lre, count, (0,))]
 
     found = exact(6)
     assert len(set(found)) == 6
     assert exact(24)[:6] == found
     assert exact(6, number=1) != found
-    monkeypatch.setattr(lm, "chunk_size", 3)
-    assert exact(6, prompts[::-1], size=5) == found
+    lm.chunk_size = 3
+    assert exact(6, some[::-1], size=5) == found
+    assert exact(3, [prompt for prompt in some if prompt.object_token == some[2].object_token]) == []  # without targets
 
 
 def test_lines_go_from_the_subject_of_a_prompt_to_its_target_in_that_prompt():
@@ -176,8 +162,3 @@ def test_lines_go_from_the_subject_of_a_prompt_to_its_target_in_that_prompt():
     assert len(expected) == 5
     found = integrals(states, lre_of(weight, 1), 5, (0, 1))
     assert sorted(found) == [pytest.approx(pair, rel=1e-8) for pair in sorted(expected)]
-
-
-def test_without_pairs_of_different_objects_there_is_nothing_to_integrate(affine):
-    lm, prompts, lre = affine
-    assert integrals(states_of(lm, prompts[::4], ("emb", 0, 1)), lre, 3) == ()

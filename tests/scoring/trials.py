@@ -1,5 +1,6 @@
 """Trials made of given prompts, and whole prompts run without the engine, for the tests of scoring."""
 
+import numpy as np
 import torch
 
 from lre_lightning.prompts.batch import collate
@@ -12,6 +13,18 @@ from tests.helpers.tiny_models import VOCAB, plain_output
 
 def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def pinv(weight, rank):
+    """The pseudo-inverse of a rank by numpy."""
+    left, values, right = np.linalg.svd(weight)
+    return (right[:rank].T / values[:rank]) @ left[:, :rank].T
+
+
+def edits_of(states):
+    """The subject and target of each edit of a trial."""
+    pairs = zip(states.edited.tolist(), states.targets.tolist(), strict=True)
+    return [(states.prompts[row].subject, states.prompts[target].subject) for row, target in pairs]
 
 
 def trial_of(prompts, number=0, train=()):
