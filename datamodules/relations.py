@@ -22,12 +22,7 @@ from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, pad_
 from lre_lightning.options import options_of, plain
 from lre_lightning.prompts.batch import RelationBatch, collate
 from lre_lightning.prompts.options import Prompts, choose_templates
-from lre_lightning.prompts.prompt import (
-    FirstTokenCoverage,
-    Prompt,
-    first_token_coverage,
-    make_prompts,
-)
+from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt, first_token_coverage, make_prompts
 from lre_lightning.prompts.trials import Trial, draw, test_prompts, train_prompts
 from lre_lightning.relations.quality import find_problems
 from lre_lightning.relations.relation import SLOT, Relation, Sample
@@ -116,7 +111,6 @@ class RelationDataModule(LightningDataModule):
         if not isinstance(tokenizer, str):
             check_tokenizer(tokenizer)
         self._given_tokenizer = tokenizer
-        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._names = plain_names(relations)
         self._plain_source = plain_source(source)
         self._source = self._plain_source or source
@@ -148,11 +142,7 @@ class RelationDataModule(LightningDataModule):
         return again
 
     def changed(self, **options: Any) -> "RelationDataModule":
-        """Return a datamodule with some arguments changed.
-
-        Args:
-            options: Arguments. A mapping for `prompts`, `selection` or `loader` changes the fields that it has.
-        """
+        """Return a datamodule with some arguments changed; a mapping of options changes the fields that it has."""
         given = {**self._plain_arguments(), "tokenizer": self._given_tokenizer, "source": self._source}
         for name in ("prompts", "selection", "loader"):
             given[name] = getattr(self, name)
@@ -189,11 +179,7 @@ class RelationDataModule(LightningDataModule):
         self._relations = relations
 
     def candidates(self) -> tuple[Relation, ...]:
-        """Return the relations that are selected, also those that have too few samples for a trial.
-
-        Raises:
-            LREError: They cannot be read, none is selected, or there is no template for them.
-        """
+        """Return the relations that are selected, at least one, also those that have too few samples for a trial."""
         if self._candidates is None:
             place = (self._source, self.selection.columns, self.selection.options)
             relations = load_relations(self._names, *place, exclude=self.selection.exclude)
@@ -203,11 +189,7 @@ class RelationDataModule(LightningDataModule):
         return self._candidates
 
     def draw(self, relation: Relation, number: int) -> Trial:
-        """Draw a trial of one of the relations.
-
-        Raises:
-            LREError: It has too few samples, or is none of them.
-        """
+        """Draw a trial of one of the relations; an `LREError` if it has too few samples."""
         self.candidates()
         if relation.name not in self._templates:
             raise LREError(f"{relation.name!r} is none of the relations")
@@ -215,17 +197,11 @@ class RelationDataModule(LightningDataModule):
         sampling, templates = self.prompts.sampling, self._templates[relation.name]
         return draw(relation, self.n_shot, number, self.seed, sampling, train, templates)
 
-    @property
+    @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer.
-
-        Raises:
-            LREError: It cannot be loaded.
-        """
-        if self._tokenizer is None:
-            given, options = self._given_tokenizer, (self.loader.tokenizer_revision, self.loader.trust_remote_code)
-            self._tokenizer = load_tokenizer(given, *options) if isinstance(given, str) else given
-        return self._tokenizer
+        """The tokenizer, which is loaded at first use."""
+        given, options = self._given_tokenizer, (self.loader.tokenizer_revision, self.loader.trust_remote_code)
+        return load_tokenizer(given, *options) if isinstance(given, str) else given
 
     @property
     def relations(self) -> tuple[Relation, ...]:
@@ -254,11 +230,7 @@ class RelationDataModule(LightningDataModule):
         return {"digest": self.digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a fit is resumed with the relations that it was begun with; other stages may have others.
-
-        Raises:
-            LREError: A relation, or something that the trials or prompts depend on, has changed.
-        """
+        """Check that a fit is resumed with the trials and prompts that it was begun with; other stages have others."""
         in_fit = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if in_fit and state_dict.get("digest") != self.digest:
             raise LREError(
@@ -322,11 +294,7 @@ class RelationDataModule(LightningDataModule):
         return self.val_dataloader()
 
     def predict_dataloader(self) -> DataLoader[str]:
-        """Serve those of the texts that this process has to read, one after another.
-
-        Raises:
-            LREError: There is no text.
-        """
+        """Serve those of the texts, of which there must be one, that this process has to read, one after another."""
         if not self.texts:
             raise LREError("there is no text to predict from: give texts")
         process, count = self._process
