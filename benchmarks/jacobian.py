@@ -4,7 +4,8 @@
 * published: the same function of the suffix alone, with the context's keys and values computed once;
 * prompt by prompt: the engine without sweeps that several prompts of a small LM share;
 * copied prefix, stepwise, whole prompts: the engine as it runs LMs whose prompts cannot share a prefix;
-* floor: the engine's matrix products alone, in the same run.
+* floor: the engine's matrix products alone, in the same run;
+* products of all lanes: as many as a sweep would take that did not compute linear layers once for all lanes.
 
 Run with `python -m benchmarks.jacobian`. On GPT-2 small's shape the loops are measured on a part and extrapolated;
 `--all` computes them in full (hours). All ways are asserted to give the same Jacobians.
@@ -14,14 +15,19 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import replace as change
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from benchmarks.common import CONTEXT, Products, Prompt, aimed, demo_prompts, gpt2_small, random_prompts, table, timed
 from lre_lightning.grid import Layer
+from lre_lightning.lre import jacobian
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian, prompts_in_a_sweep, sweep
+from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.prefix import Way
@@ -84,6 +90,20 @@ def other_ways(lm: LanguageModel, prompt: Prompt, expected: PromptJacobian) -> d
     return found
 
 
+def floors(lm: LanguageModel, prompts: list[Prompt]) -> list[float]:
+    """Return the seconds of the products alone: the engine's, and those of all lanes."""
+
+    def on_all_lanes(*arguments: Any, linear: bool) -> AbstractContextManager[None]:
+        return one_slope_for_all_lanes(*arguments)
+
+    found = []
+    for way in (one_slope_for_all_lanes, on_all_lanes):
+        with Products(lm) as products, mock.patch.object(jacobian, "one_slope_for_all_lanes", way):
+            jacobians(lm, prompts)
+        found.append(sum(products.seconds() for _ in range(FLOOR_RUNS)) / FLOOR_RUNS)
+    return found
+
+
 def compare(
     lm: LanguageModel, prompts: list[Prompt], published: int, plain_layers: list[Layer], plain: int
 ) -> list[list[str]]:
@@ -91,9 +111,7 @@ def compare(
     first = prompts[: prompts_in_a_sweep(lm)]
     jacobians(lm, first)
     engine, examples = timed(jacobians, lm, prompts)
-    with Products(lm) as products:
-        jacobians(lm, first)
-    floor = sum(products.seconds() for _ in range(FLOOR_RUNS)) / FLOOR_RUNS * len(prompts) / len(first)
+    floor, lanes = (len(prompts) / len(first) * seconds for seconds in floors(lm, first))
     alone = timed(lambda: [prompt_jacobian(lm, *prompt) for prompt in prompts])[0] if len(first) > 1 else None
     cached, whole, unshared = 0.0, 0.0, dict.fromkeys(OTHER_WAYS, 0.0)
     for index, (prompt, found) in enumerate(zip(prompts, examples, strict=True)):
@@ -126,6 +144,7 @@ def compare(
     return [
         [shape, "engine", f"{engine:.2f}", "1", aimed(f"{engine / floor:.2f}", engine < MOST * floor, f"below {MOST}")],
         ["", "floor", f"{floor:.2f}", f"{floor / engine:.2f}", "1"],
+        ["", "products of all lanes", f"{lanes:.2f}", f"{lanes / engine:.2f}", f"{lanes / floor:.2f}"],
         *([row("prompt by prompt", alone, 1)] if alone else []),
         *(row(f"{name}{star}", unshared[way], 1) for way, name in OTHER_WAYS.items()),
         row(f"published{star}", cached, 1),
