@@ -29,7 +29,7 @@ def lm():
 def test_jacobians_are_compared_and_timed(lm):
     rows = jacobian.compare(lm, PROMPTS, 2, [1], 1)
     others = ["prompt by prompt", "copied prefix", "stepwise", "whole prompts", "published", "plain*"]
-    assert [row[1] for row in rows] == ["engine", "floor", *others]
+    assert [row[1] for row in rows] == ["engine", "floor", "products of all lanes", *others]
     assert all(float(row[2]) >= 0 for row in rows)
 
 
