@@ -46,10 +46,8 @@ def plain_run(lm, text, word, value=None):
 
 
 def best(lm, probabilities, count):
-    top = probabilities.topk(count)
-    return [
-        (lm.tokenizer.decode([token]).strip(), pytest.approx(float(p), rel=1e-3)) for p, token in zip(*top, strict=True)
-    ]
+    top = zip(*probabilities.topk(count), strict=True)
+    return [(lm.tokenizer.decode([token]).strip(), pytest.approx(float(p), rel=1e-3)) for p, token in top]
 
 
 def test_a_prediction_reads_s_in_a_prompt_of_the_training_samples(lm, lre):
@@ -71,31 +69,33 @@ def test_an_edited_prompt_is_answered_as_with_s_replaced(lm, lre):
     assert list(edit.after) == best(lm, after, 2)
     assert (edit.before[0][0], edit.after[0][0]) == ("Ottawa", "Lima")
     assert (edit.prompt.subject, edit.target) == ("Canada", "Peru")
+    handle = lm.module_at(LAYER).register_forward_hook(lambda module, args, output: edit(output))  # of one's own
+    logits = lm.model(torch.tensor([edit.prompt.input_ids])).logits[0, -1]
+    handle.remove()
+    assert list(edit.after) == best(lm, logits.softmax(-1), 2)
+    assert edit.before._repr_html_().startswith("<table><tr><th>answer</th><th>probability</th></tr><tr><td>Ottawa")
+    assert "<td>Lima</td>" in edit._repr_html_()
+    named = replace(lre, origin=replace(lre.origin, relation="<b>"))
+    assert "<caption>LRE: &lt;b&gt;</caption>" in named._repr_html_()
 
 
 @pytest.mark.parametrize(
     ("template", "text", "subject"),
     [
         ("The capital of {} is", "The capital of Chile is Santiago\nThe capital of The Gambia is", "The Gambia"),
-        ("{} is governed from | The capital of {} is", "A\nThe capital of {} is", "{}"),
+        ("{} is governed from | The capital of {} is", "A\nThe capital of Chad is", "Chad"),
         ("{} is governed from | The capital of {} is", "A.\nNew Zealand is governed from", "New Zealand"),
     ],
 )
-def test_the_subject_is_found_by_the_template(lre, template, text, subject):
+def test_the_subject_is_found_by_the_template_or_named(lre, template, text, subject):
     other = replace(lre, origin=replace(lre.origin, template=template))
-    if "{}" in subject:
-        text = text.replace("{}", "Chad")
-        subject = "Chad"
     assert other.edit_prompt(text, "Peru").prompt.subject == subject
     with pytest.raises(LREError, match="does not end like"):
         other.edit_prompt("Canada", "Peru")
-
-
-def test_a_named_subject_may_be_anywhere(lre):
-    edit = lre.edit_prompt("Canada: in Canada, the capital is", "Peru", subject="Canada")
+    edit = other.edit_prompt("Canada: in Canada, the capital is", "Peru", subject="Canada")
     assert edit.before[0][0] == "Ottawa"
-    with pytest.raises(LREError, match="the subject 'Chad' is not in the prompt 'The capital of Canada is'"):
-        lre.edit_prompt("The capital of Canada is", "Peru", subject="Chad")
+    with pytest.raises(LREError, match="the subject 'Oman' is not in the prompt"):
+        other.edit_prompt(text, "Peru", subject="Oman")
 
 
 def test_an_lre_needs_its_lm_and_its_prompts(lm, lre, tmp_path):
@@ -127,14 +127,6 @@ def test_estimate_refuses_what_is_not_one_relation(lm, monkeypatch):
         estimate(lm, "country capital city", 99)
 
 
-def test_results_show_themselves_in_notebooks(lre):
-    named = replace(lre, origin=replace(lre.origin, relation="<b>"))
-    assert "<caption>LRE: &lt;b&gt;</caption>" in named._repr_html_()
-    edit = lre.edit_prompt("The capital of Canada is", target="Peru")
-    assert edit.before._repr_html_().startswith("<table><tr><th>answer</th><th>probability</th></tr><tr><td>Ottawa")
-    assert "<td>Lima</td>" in edit._repr_html_()
-
-
 PROMPT = "The capital of Canada is"
 
 
@@ -158,14 +150,6 @@ def test_an_edit_stays_while_the_lm_generates_and_touches_its_prompt_alone(lm, l
     for row in (1, 2) if side == "left" else (2,):
         assert ("Ottawa" in plain[row], "Lima" in edited[row]) == (True, True)
     assert edit.layers == (LAYER,)
-
-
-def test_an_edit_is_a_function_for_hooks_of_ones_own(lm, lre):
-    edit = lre.edit_prompt(PROMPT, target="Peru", top_k=2)
-    handle = lm.module_at(LAYER).register_forward_hook(lambda module, args, output: edit(output))
-    logits = lm.model(torch.tensor([edit.prompt.input_ids])).logits[0, -1]
-    handle.remove()
-    assert list(edit.after) == best(lm, logits.softmax(-1), 2)
 
 
 def test_edits_have_a_magnitude_and_layers(lm, lre):
