@@ -3,7 +3,6 @@
 import random
 import signal
 
-import lightning as L
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from lre_lightning.runs.checkpoints import WholeCheckpointIO
 from tests.helpers.command import QUIET
 from tests.helpers.tiny_models import tiny_model
 from tests.helpers.toy import WORDS, toy_tokenizer
+from tests.training.test_module import trainer_of as plain_trainer
 
 SHORT = Averaging(skip=3)
 
@@ -36,17 +36,7 @@ def data_of(texts, **options):
 
 
 def trainer_of(folder, **options):
-    return L.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        reload_dataloaders_every_n_epochs=1,
-        plugins=[WholeCheckpointIO()],
-        enable_checkpointing=False,
-        **{"max_epochs": -1, **options},
-    )
+    return plain_trainer(folder, plugins=[WholeCheckpointIO()], **options)
 
 
 def assert_same(lens, other):
@@ -114,22 +104,16 @@ def test_what_a_module_cannot_estimate_from(texts, tmp_path):
         trainer_of(tmp_path).fit(JacobianLensModule(lm), train_dataloaders=[0])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model("llama", torch.float32).save_pretrained(folder)
-    toy_tokenizer().save_pretrained(folder)
-    return folder
-
-
 def command(model, texts, folder, *more):
     options = ["--data.length=12", "--data.shortest=8", "--data.batch_size=3", "--model.averaging.skip=3"]
     places = [f"--model.name_or_path={model}", f"--data.texts={texts}", f"--trainer.default_root_dir={folder / 'run'}"]
     return {"args": ["jlens", *QUIET, *places, *options, *more]}
 
 
-def test_the_command_line_killed_resumed_and_on_two_processes(launch, model, texts, tmp_path):
-    whole, killed, two = tmp_path / "whole", tmp_path / "killed", tmp_path / "two"
+def test_the_command_line_killed_resumed_and_on_two_processes(launch, texts, tmp_path):
+    model, whole, killed, two = (tmp_path / name for name in ("model", "whole", "killed", "two"))
+    tiny_model("llama", torch.float32).save_pretrained(model)
+    toy_tokenizer().save_pretrained(model)
     ended = launch(whole, **command(model, texts, whole, "--published"))
     assert ended.status == 0, ended.error
     assert "Jacobian lens of 8 texts at 4 layers, standard error up to" in ended.output
