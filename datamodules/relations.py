@@ -129,10 +129,8 @@ class RelationDataModule(LightningDataModule):
     ) -> "RelationDataModule":
         """Make the datamodule that serves one trial again, from the record of its results.
 
-        Args:
-            record: The counts of the trial.
-            tokenizer: The tokenizer of the record's LM.
-            options: The arguments that find the relation, `source` and `selection`, and `loader`.
+        The `tokenizer` is that of the record's LM, and `options` are `source` and `selection`, which find the relation,
+        and `loader`.
 
         Raises:
             LREError: The record does not say what was drawn; in `setup`, the relation has changed.

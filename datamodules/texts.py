@@ -146,17 +146,7 @@ def read_texts(source: Any, column: str = "text", split: str | None = None) -> I
 def token_sequences(
     tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], length: int = 128, shortest: int = 32
 ) -> Iterator[list[int]]:
-    """Cut texts into sequences of `length` tokens, each with the start token in front.
-
-    Args:
-        tokenizer: The tokenizer.
-        texts: The texts.
-        length: The number of tokens of a sequence.
-        shortest: Sequences of fewer tokens are left out.
-
-    Raises:
-        LREError: The tokenizer makes a control token of text.
-    """
+    """Cut texts into sequences of `length` tokens, each with the start token in front; leave out those too short."""
     start = start_token(tokenizer)
     for text in texts:
         ((ids, _),) = tokenize(tokenizer, [text])

@@ -38,13 +38,7 @@ def option(
 def options_of(kind: type[T], given: T | Mapping[str, Any] | None, what: str) -> T:
     """Return options as their dataclass, also where a checkpoint or a user gives them as a mapping.
 
-    Args:
-        kind: The dataclass.
-        given: A value of it, a mapping of its field names, or None for the defaults.
-        what: The name of the argument, for the error.
-
-    Raises:
-        LREError: If it is something else, or a key is no field.
+    Something else, or a key that is no field, is an `LREError` that calls them `what`; None stands for the defaults.
     """
     if given is None:
         return kind()
@@ -65,12 +59,7 @@ def plain(options: Any) -> dict[str, Any]:
 
 
 def declared(kind: type, what: str) -> dict[str, Any]:
-    """Return what the options of a class declare, by their dotted names, where they declare it.
-
-    Args:
-        kind: A class whose constructor has dataclasses of options as defaults.
-        what: ``"harmless"``, ``"explicit"``, ``"recorded"`` or ``"linked"``.
-    """
+    """Return what the options of a class, defaults of its constructor, declare as `what`, by their dotted names."""
     return {
         f"{argument}.{field.name}": field.metadata[what]
         for argument, default in _groups(kind).items()

@@ -19,11 +19,8 @@ class Text:
 
     Attributes:
         text: The text.
-        subject: A part of the text, whose last mention is read; None if it is not known.
+        subject: A part of the text (else an `LREError`), whose last mention is read; None if it is not known.
         relation: The only relation whose LRE is to read it; None for all.
-
-    Raises:
-        LREError: If the text does not contain the subject.
     """
 
     text: str
@@ -39,14 +36,13 @@ def read_texts(source: str | Path, column: str = "text", split: str | None = Non
     """Read texts one by one, so that a source of any size does.
 
     Args:
-        source: A text file with one text per line, whose blank lines are left out; a table in CSV, JSON Lines or
-            Parquet; a folder written by `save_to_disk` of a `datasets.Dataset`; or the name of a data set of the Hub.
-            Tables and data sets may have columns `subject` and `relation`.
+        source: A text file with one text per line, whose blank lines are left out; or a table or a data set as in
+            `lre_lightning.relations.sources`, which may have columns `subject` and `relation`.
         column: The column of texts in a table or a data set.
         split: The split of a data set, if it has several.
 
     Raises:
-        LREError: If there is no such source or column, or a value is not text.
+        LREError: There is no such source or column, or a value is not text.
     """
     for part in open_texts(source, column, split):
         names = [name for name in (column, "subject", "relation") if name in part.names]

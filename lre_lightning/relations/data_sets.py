@@ -91,11 +91,7 @@ def choose_splits(place: str, splits: Mapping[str, Any], split: Any) -> list[Any
 
 
 def open_hub(source: str, options: Mapping[str, Any]) -> Opened:
-    """Open a data set of the Hub; the arguments are those of `fetch_hub`.
-
-    Raises:
-        LREError: The Hub has no such data set, it cannot be downloaded, or it has no tables.
-    """
+    """Open a data set of the Hub; the arguments and errors are those of `fetch_hub`."""
     folder, name = fetch_hub(source, options)
     from datasets import load_dataset_builder
 
@@ -122,10 +118,7 @@ def fetch_hub(source: str, options: Mapping[str, Any]) -> tuple[Path, str]:
         options: Some of `HUB_OPTIONS`.
 
     Returns:
-        The folder of the files, and the data set's name.
-
-    Raises:
-        LREError: The Hub has no such data set, or it cannot be downloaded.
+        The folder of the files, and the data set's name. It is an `LREError` if they cannot be downloaded.
     """
     missing = "" if source.startswith("hf://") else f"there is no file or folder {source!r}, and "
     match = _HUB_NAME.fullmatch(source)

@@ -21,15 +21,7 @@ LARGEST_FILE = 2**26
 
 
 def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
-    """Read all JSON files of a folder and its subfolders.
-
-    Returns:
-        Each relation with its file, in the order of the files' paths.
-
-    Raises:
-        LREError: There is no such folder, it has no JSON file, or some files are invalid; the message lists the
-            problems of all of them.
-    """
+    """Read all JSON files of a folder and its subfolders, as `read_json` does, in the order of their paths."""
     folder = Path(folder)
     if not os.path.exists(folder):  # unlike Path.exists, for any string
         raise LREError(f"no such file or folder of relations: {str(folder)!r}")
@@ -42,14 +34,10 @@ def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
 
 
 def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
-    """Read JSON files that each hold one relation or a list of them.
-
-    Args:
-        paths: Files in UTF-8 that follow the schema of `lre_lightning.relations.schema`.
+    """Read JSON files in the schema of `lre_lightning.relations.schema`, each of one relation or a list of them.
 
     Returns:
-        Each relation with its file. Their category is their ``properties.relation_type`` or else the name of the
-        file's folder.
+        Each relation with its file, whose folder is its category if it has no ``properties.relation_type``.
 
     Raises:
         LREError: A file cannot be read, is not JSON or does not follow the schema; the message lists all problems.

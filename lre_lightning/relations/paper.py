@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.storage.files import check_writable, failures_named
+from lre_lightning.storage.files import failures_named
 
 REPOSITORY = "https://github.com/evandez/relations"
 REVISION = "1b9ec3cf2b8368e42bde7e80fcef384312a6ec07"
@@ -65,7 +65,6 @@ def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
 
     if files.base_url == ADDRESS and is_offline_mode():
         raise _not_fetched(ADDRESS, "HF_HUB_OFFLINE is set")
-    check_writable(files.abspath.parent)
     print(f"downloading the paper's relations from {files.base_url} to {files.abspath}", file=sys.stderr)
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(timeout=timeout)

@@ -56,15 +56,13 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
         place: Its name, for errors.
         name: The name of its relation, if it has no column of relations.
         parts: Its rows.
-        columns: The names of columns by field, as in ``{"subject": "head", "object": "tail"}``. Other fields are in
-            the columns that this module's docstring names.
+        columns: The names of columns by field, where they are not those that this module's docstring names.
 
     Returns:
         The relations in the order of their first rows, with their samples in the order of the rows.
 
     Raises:
-        LREError: There is no such column or field, there are too many rows, or values are not text, are empty or
-            contradict each other; the message lists the problems of all rows.
+        LREError: There is no such column or field, or rows are invalid; the message lists the problems of all rows.
 
     >>> from datasets import Dataset
     >>> from lre_lightning.relations.data_sets import open_loaded

@@ -134,16 +134,12 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
     """Read the arguments of the module and the datamodule that a checkpoint was made with.
 
     Args:
-        path: A checkpoint of `LREModule`.
+        path: A checkpoint of `LREModule`; anything else is an `LREError`.
         explicit: Dotted names of options to leave out, such as ``"model.loading.trust_remote_code"``: they let code run
             or say where to write, so a checkpoint must not set them.
 
     Returns:
-        The arguments under ``"model"`` and ``"data"``, without the explicit ones and without an attention
-        implementation that is code from the hub.
-
-    Raises:
-        LREError: The file is truncated, or not such a checkpoint.
+        The arguments under ``"model"`` and ``"data"``, without an attention implementation that is code from the hub.
     """
     checkpoint = read_checkpoint(path, mapped=True)
     state = checkpoint.get("state_dict")
@@ -209,9 +205,7 @@ def restrict(checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None
     The state of a `ModelCheckpoint` is removed because it names files that are deleted later; a resumed fit starts
     without it. So are the states of loops other than that of fit, and of optimizers, which this project never has.
 
-    Raises:
-        LREError: The state of the fit is not in the form in which the Trainer would write it, or the fit has finished
-            more trials than the Trainer is to run.
+    A state that the Trainer would write in another form, or of more trials than it is to run, is an `LREError`.
     """
     checkpoint["optimizer_states"], checkpoint["lr_schedulers"] = [], []
     loops = mapping(checkpoint.pop("loops", {}), "loops")

@@ -43,12 +43,7 @@ def written_whole(path: Path, append: bool = False) -> Iterator[Path]:
     previous file is left as it was. Two processes must not write the same file at once: see
     `lre_lightning.storage.locks`.
 
-    Args:
-        path: The file.
-        append: Begin with a copy of the file instead of an empty one.
-
-    Raises:
-        LREError: The file cannot be written.
+    With `append` the new content begins with a copy of the previous one. A failure is a `NotWritten`.
     """
     part = _part_of(path)
     try:

@@ -5,12 +5,10 @@ import os
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from lre_lightning.errors import LREError
 from lre_lightning.prompts.prompt import fill, make_prompts
 from lre_lightning.relations.json_files import read_json
-from lre_lightning.relations.relation import SLOT, check_template
 from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.hostile import PLAIN, changed, little_memory, outcome, recipes, tried
@@ -41,24 +39,6 @@ def test_any_relation_file_is_a_relation_whose_prompts_can_be_made_or_an_error(t
         used(relation)
 
 
-@given(
-    template=st.one_of(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"])), st.text("{}!:0.[]_a s")),
-    subject=st.text(max_size=10),
-)
-@tried(150)
-def test_a_template_is_filled_by_its_one_slot_alone(template, subject):
-    if "{" not in template:
-        template += SLOT
-    accepted = (template.count("{"), template.count("}"), template.count(SLOT)) == (1, 1, 1)
-    if not accepted:
-        with pytest.raises(LREError, match="exactly one"):
-            check_template(template)
-        return
-    check_template(template)
-    before, after = template.split(SLOT)
-    assert fill(template, subject) == before + subject + after
-
-
 FILES = {
     "a digit too many": b'{"name": ' + b"1" * 5000 + b"}",
     "deep": b"[" * 10**6,
@@ -76,7 +56,7 @@ def test_such_a_relation_file_is_an_error(tmp_path, kind):
         read_json(path)
     assert len(str(caught.value)) < 1000
     os.truncate(path, 2**40)
-    with little_memory(), pytest.raises(LREError, match="has 1099511627776 bytes, and may have"):
+    with little_memory(), pytest.raises(LREError, match="has 1099511627776 bytes, and may have 67108864"):
         read_json(path)
 
 

@@ -4,9 +4,6 @@ import hashlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +19,6 @@ from tests.helpers.servers import Handler, serving
 
 A, B, C = NAMES = ("bias/a.json", "factual/b.json", "factual/c.json")
 CONTENT = {name: json.dumps({"name": name, "samples": ["ü" * 500]}).encode() for name in NAMES}
-CHILD = """
-import sys
-from pathlib import Path
-from lre_lightning.relations import paper
-
-paper.MANIFEST = Path(sys.argv[1])
-paper.fetch_paper_relations()
-"""
 
 
 @pytest.fixture
@@ -55,7 +44,7 @@ def manifest(tmp_path, monkeypatch):
 @pytest.fixture
 def server(cache, monkeypatch):
     """A server of `files`: `ways` says, by name, how the next requests are answered, and the last of them stays."""
-    state = SimpleNamespace(files=CONTENT, ways={}, requests=[], halted=threading.Event(), resumed=threading.Event())
+    state = SimpleNamespace(files=CONTENT, ways={}, requests=[], over=threading.Event())
 
     class Files(Handler):
         protocol_version = "HTTP/1.1"
@@ -74,15 +63,14 @@ def server(cache, monkeypatch):
             self.wfile.write(content[:half])
             self.close_connection = True
             if way == "halts":
-                state.halted.set()
-                state.resumed.wait(60)
+                state.over.wait(60)
             return None
 
     with serving(Files) as address:
         state.address = f"{address}/data"
         monkeypatch.setenv("LRE_PAPER_RELATIONS_URL", state.address)
         yield state
-        state.resumed.set()
+        state.over.set()
 
 
 def content_of(folder):
@@ -172,16 +160,6 @@ def test_a_cache_that_cannot_be_written_is_named(server, manifest, cache):
     cache.touch()
     assert failure().startswith(f"{str(cache)!r} cannot be written: Not a directory")
     assert server.requests == []
-
-
-def test_a_killed_download_is_resumed(server, manifest):
-    server.ways[B] = ["halts", "well"]
-    with subprocess.Popen([sys.executable, "-c", CHILD, str(manifest)], stderr=subprocess.DEVNULL) as process:
-        assert server.halted.wait(60)
-        process.send_signal(signal.SIGKILL)
-    server.resumed.set()
-    assert content_of(paper.fetch_paper_relations()) == CONTENT
-    assert Counter(server.requests) == {A: 1, B: 2, C: 1}
 
 
 def test_two_downloads_at_the_same_time_do_not_disturb_each_other(server, manifest):

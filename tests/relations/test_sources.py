@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.demo import RELATIONS_DIR
 from lre_lightning.errors import LREError
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.relations.json_files import write_relations
@@ -58,6 +59,7 @@ def test_names_of_sources(tmp_path, monkeypatch):
     assert plain_source(None) == "demo"
     for name in ("demo", "paper", "hf://datasets/a/b@c", "an-organization/a-data-set"):
         assert plain_source(name) == name
+    assert plain_source(RELATIONS_DIR) == "demo"
     assert plain_source("here") == plain_source(tmp_path / "here") == str(tmp_path / "here")
     assert plain_source("table.csv") == str(tmp_path / "table.csv")
     assert plain_source(["here", "demo"]) == [str(tmp_path / "here"), "demo"]
