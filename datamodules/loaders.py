@@ -109,8 +109,8 @@ def split_test(
 ) -> list[Portion]:
     """Split the test prompts of several trials, each prompt to exactly one process, never two trials in one batch.
 
-    Prompts of one shape run together, and the first one of a shape takes as long as `together` prompts that fill a
-    batch. So those of one shape go to one process, the most first, unless that had far more to do than the others.
+    Prompts of one shape run together, and each shape costs as much as some more prompts. So those of one shape go to
+    one process, the most first, unless that would have more to do than the others.
 
     A process that would get no prompt gets a copy of weight 0: Lightning leaves validation out where a process has no
     batch, and the others would wait for it at the end of validation.
@@ -128,15 +128,16 @@ def split_test(
         for i, shape in enumerate(found):
             groups.setdefault(shape, []).append(i)
         waiting = sorted(groups.values(), key=len)
-        fair = (len(found) + (together - 1) * len(groups)) / count
+        start_up = 2 * (together - 1)  # in prompts, measured on the bundled LM: a shape is run unchanged and edited
+        fair = math.ceil((len(found) + start_up * len(groups)) / count)
         loads, mine = [0] * count, list[int]()
         while waiting:
             group, least = waiting.pop(), loads.index(min(loads))
-            room = math.ceil(fair) - loads[least] - (together - 1)
-            if len(group) > room + together - 1 and room > 0:
+            room = fair - loads[least] - start_up
+            if 0 < room < len(group) - start_up:
                 insort(waiting, group[room:], key=len)
                 group = group[:room]
-            loads[least] += len(group) + together - 1
+            loads[least] += len(group) + start_up
             mine += group if least == process else []
         mine.sort()
         for start in range(0, len(mine), batch_size):

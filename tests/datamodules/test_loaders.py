@@ -58,9 +58,9 @@ def test_prompts_of_one_shape_go_to_one_process_where_that_is_fair(count):
             for process in range(count):
                 chosen = [i for one in split_test({0: shapes}, 8, process, count, together) for i in one.samples]
                 parts += len({shapes[i] for i in chosen})
-                loads.append(len(chosen) + (together - 1) * len({shapes[i] for i in chosen}))
+                loads.append(len(chosen) + 2 * (together - 1) * len({shapes[i] for i in chosen}))
             assert parts < len(sizes) + count
-            assert max(loads) <= sum(loads) / count + together
+            assert max(loads) <= sum(loads) / count + 2 * together
 
 
 def test_no_process_is_without_a_batch():
