@@ -12,7 +12,7 @@ import torch
 
 from lre_lightning.cli import main
 from lre_lightning.training.module import LREModule
-from tests.helpers.command import QUICK
+from tests.helpers.command import QUICK, lre
 from tests.helpers.toy import write_toy_model, write_toy_relations
 
 
@@ -70,3 +70,9 @@ def fit(tmp_path_factory):
 def fitted(fit):
     """The folder of the fit."""
     return fit.root
+
+
+@pytest.fixture
+def said(capsys):
+    """Run the command line; return its status, its output and its errors."""
+    return lambda *args: (lre(*args), *capsys.readouterr())

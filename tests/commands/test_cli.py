@@ -4,39 +4,25 @@ import csv
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from lre_lightning.cli import main
 from lre_lightning.commands.fit import remove_fit
 from lre_lightning.records.files import read_records
 from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
 from tests.commands.conftest import options
-from tests.helpers.command import QUICK, without_plots
+from tests.helpers.command import QUICK
 from tests.helpers.toy import relation_json, write_toy_model
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(said, monkeypatch, tmp_path):
     """Run the command line in a folder of its own; return its status, its output and its errors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["lre"])
-    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
-    without_plots(monkeypatch)
-
-    def call(*args):
-        try:
-            status = main([*args[:1], *QUICK, *args[1:]])
-        except SystemExit as exit_:
-            status = exit_.code
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+    return lambda *args: said(*args[:1], *QUICK, *args[1:])
 
 
 def table_of(output):

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from lre_lightning.cli import main
 from lre_lightning.commands.data import BOUNDARY, CLOSE, LINE_END, OPEN, prompt_text
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt
@@ -18,12 +17,16 @@ CONTEXT = (Sample("Rome", "Italy"), Sample("Milan", "Italy"))
 SUBJECTS = ["Paris", "New York City", "São Paulo", "北京 😀", "Cafe\u0301", "i", "x" * 30]
 
 
-def run(capsys, *args):
-    status = main(["data", *map(str, args)])
-    out, err = capsys.readouterr()
-    assert status == 0, err
-    assert err == ""
-    return out
+@pytest.fixture
+def shown(said):
+    """What the subcommand prints."""
+
+    def run(*args):
+        status, out, err = said("data", *args)
+        assert (status, err) == (0, "")
+        return out
+
+    return run
 
 
 CITIES = relation_json("city in country", category="factual") | {
@@ -51,9 +54,9 @@ def cities(tmp_path):
     return ["--data.source", tmp_path / "relations", "--data.tokenizer", tmp_path / "tokenizer", "--data.n_shot", 2]
 
 
-def test_the_table_counts(capsys, tmp_path, cities):
+def test_the_table_counts(shown, tmp_path, cities):
     (tmp_path / "relations" / "1.json").write_text(json.dumps(relation_json("thing colour")))
-    out = run(capsys, *cities)
+    out = shown(*cities)
     lines = {line.split("  ")[0].strip(): line.split() for line in out.splitlines() if line.startswith(" ")}
     assert lines["city in country"][3:] == [
         *("factual", "city", "country", "many-to-one", "6", "6", "5", "4", "(80%)", "2", "+", "0", "1", "1"),
@@ -63,24 +66,24 @@ def test_the_table_counts(capsys, tmp_path, cities):
     assert "Problems: 1 stray characters, 1 object in prompt." in out
 
 
-def test_what_is_odd_is_listed_and_repaired(capsys, tmp_path, cities):
-    out = run(capsys, *cities, "--check", "true")
+def test_what_is_odd_is_listed_and_repaired(shown, tmp_path, cities):
+    out = shown(*cities, "--check", "true")
     assert "city in country: samples[3].subject is 'Tokyo '; repaired it is 'Tokyo'" in out
     assert "samples[4].subject is 'New York', which contains its object 'York'" in out
-    out = run(capsys, *cities, "--data.selection.repair", "true", "--out", tmp_path / "mended")
+    out = shown(*cities, "--data.selection.repair", "true", "--out", tmp_path / "mended")
     assert f"relations written to {tmp_path / 'mended'}: 1" in out
     mended = json.loads((tmp_path / "mended/factual/city_in_country.json").read_text())
     assert mended["samples"][3] == {"subject": "Tokyo", "object": "Japan"}
     assert mended["samples"][:3] == CITIES["samples"][:3]
-    assert "Problems: 1 object in prompt." in run(capsys, "--data.source", tmp_path / "mended", *cities[2:])
+    assert "Problems: 1 object in prompt." in shown("--data.source", tmp_path / "mended", *cities[2:])
 
 
-def test_prompts_as_the_model_sees_them(capsys, cities):
-    out = run(capsys, *cities, "--prompts", 2)
-    shown = out[out.index("\ncity in country\n") :].split("\n\n")
-    assert shown[0].splitlines()[1:] == ["city in country", "one first token: 'Quito', 'Qatar'"]
-    assert len(shown) == 3
-    for prompt in shown[1:]:
+def test_prompts_as_the_model_sees_them(shown, cities):
+    out = shown(*cities, "--prompts", 2)
+    parts = out[out.index("\ncity in country\n") :].split("\n\n")
+    assert parts[0].splitlines()[1:] == ["city in country", "one first token: 'Quito', 'Qatar'"]
+    assert len(parts) == 3
+    for prompt in parts[1:]:
         first, second, asked, answer = prompt.rstrip().splitlines()
         assert first.startswith(f"<s>{BOUNDARY}")
         assert first.endswith(LINE_END)
@@ -92,18 +95,19 @@ def test_prompts_as_the_model_sees_them(capsys, cities):
     assert " is in the country of" in plain
 
 
-def test_relations_that_are_too_small_are_shown_too(capsys, cities):
+def test_relations_that_are_too_small_are_shown_too(shown, said, cities):
     options = cities[:4]  # n_shot is 8
-    assert "city in country" in run(capsys, *options)
-    assert main(["data", *map(str, options), "--prompts", "1"]) == 2
-    assert "has 6 distinct subjects, but n_shot=8 needs" in capsys.readouterr().err
+    assert "city in country" in shown(*options)
+    status, _, err = said("data", *options, "--prompts", 1)
+    assert status == 2
+    assert "has 6 distinct subjects, but n_shot=8 needs" in err
 
 
-def test_relations_by_name(capsys):
-    out = run(capsys, "country currency", "person sport", "--data.source", "demo")
+def test_relations_by_name(shown):
+    out = shown("country currency", "person sport", "--data.source", "demo")
     assert "2 relations, 168 samples" in out
     chosen = ["--data.selection.function", "one-to-one", "--data.selection.min_size", 50]
-    out = run(capsys, "--data.source", "demo", *chosen)
+    out = shown("--data.source", "demo", *chosen)
     assert "country capital city" in out
     assert "person sport" not in out
 
@@ -115,9 +119,9 @@ def test_relations_by_name(capsys):
         (["--prompts", "-1"], "prompts must be a whole number of at least 0, got -1"),
     ],
 )
-def test_mistakes_are_one_line(capsys, options, message):
-    assert main(["data", *options]) == 2
-    err = capsys.readouterr().err
+def test_mistakes_are_one_line(said, options, message):
+    status, _, err = said("data", *options)
+    assert status == 2
     assert message in err
     assert "Traceback" not in err
 
@@ -140,6 +144,6 @@ def test_no_character_of_a_prompt_is_lost_and_the_subject_is_marked(name):
 
 
 @pytest.mark.skipif(not os.environ.get("LRE_RELATIONS_DIR"), reason="LRE_RELATIONS_DIR is not set")
-def test_the_papers_relations(capsys):
-    out = run(capsys, "--data.source", os.environ["LRE_RELATIONS_DIR"])
+def test_the_papers_relations(shown):
+    out = shown("--data.source", os.environ["LRE_RELATIONS_DIR"])
     assert "47 relations, 11089 samples" in out

@@ -7,23 +7,7 @@ import sys
 import pytest
 
 import lre_lightning
-from lre_lightning.cli import main
 from lre_lightning.commands.main import COMMANDS
-
-
-@pytest.fixture
-def lre(monkeypatch, capsys):
-    """Run the command line; return its status, its output and its errors."""
-    monkeypatch.setattr(sys, "argv", ["lre"])
-
-    def call(*args):
-        try:
-            status = main([*args])
-        except SystemExit as exit_:
-            status = exit_.code or 0
-        return (status, *capsys.readouterr())
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -51,10 +35,10 @@ def lre(monkeypatch, capsys):
         (["fit", "--help=modle"], "no option begins with 'modle'; did you mean model?"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(lre, tmp_path, monkeypatch, args, message):
+def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(said, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "options.yaml").write_text("model: {layer: [1]}\n")
-    status, output, error = lre(*args)
+    status, output, error = said(*args)
     assert (status, output) == (2, "")
     first, second = error.splitlines()
     assert first.startswith("error: ")
@@ -63,8 +47,8 @@ def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(lre, tmp
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
-    status, short, _ = lre(name, "--help")
+def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
+    status, short, _ = said(name, "--help")
     assert status == 0
     assert len(short.splitlines()) < 100
     assert max(map(len, short.splitlines())) < 100
@@ -72,28 +56,28 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(lre, name):
         group, choice, number = "fitting", "select_by {causality,faithfulness}", "--data.n_shot"
         if name == "jlens":
             group, choice, number = "averaging", "targets {later,same}", "--data.length"
-        for option in ("--model.layers", number, "--trainer.default_root_dir", choice.split()[0]):
+        for option in ("--model.layers", number, "--trainer.devices", choice.split()[0]):
             assert option in short
         assert "limit_train_batches" not in short
     if name in ("fit", "jlens"):  # the others have the parser of a fit
-        section = lre(name, "--help", f"model.{group}")[1]
+        section = said(name, "--help", f"model.{group}")[1]
         assert f"--model.{group}.{choice}" in section
         assert "--model.layers" not in section
-        whole = lre(name, "--help", "all")[1]
+        whole = said(name, "--help", "all")[1]
         assert "--trainer.limit_train_batches" in whole
         assert "--checkpoint.save_top_k" in whole
 
 
-def test_the_help_says_in_one_line_what_each_subcommand_does(lre):
-    assert lre("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
-    lines = lre("--help")[1].splitlines()
+def test_the_help_says_in_one_line_what_each_subcommand_does(said):
+    assert said("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
+    lines = said("--help")[1].splitlines()
     for name, command in COMMANDS.items():
         assert f"    {name:<20}{type(command).__doc__.splitlines()[0]}" in lines
 
 
-def test_a_shell_completes_subcommands_options_and_values(lre):
+def test_a_shell_completes_subcommands_options_and_values(said):
     pytest.importorskip("shtab", reason="shtab writes the script")
-    script = lre("--print_completion", "bash")[1]
+    script = said("--print_completion", "bash")[1]
 
     def completed(*words):
         asked = f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}\n_shtab_lre\necho ${{COMPREPLY[*]}}"

@@ -26,4 +26,7 @@ def lre(*args):
         monkeypatch.setattr(sys, "argv", ["lre"])
         monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
         without_plots(monkeypatch)
-        return main([str(argument) for argument in args])
+        try:
+            return main([str(argument) for argument in args])
+        except SystemExit as stopped:  # by the parser
+            return stopped.code or 0
