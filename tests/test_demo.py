@@ -26,16 +26,13 @@ def data():
     return RelationDataModule("demo", source="demo", trials=1)
 
 
-def test_there_are_relations_of_every_category_that_share_their_subjects(data):
+def test_relations_of_every_category_share_subjects_which_share_tokens(data):
     categories = Counter(relation.category for relation in data.relations)
     assert set(categories) == {"factual", "commonsense", "linguistic", "bias"}
     assert sum(categories.values()) >= 14
     sharing = Counter(frozenset(sample.subject for sample in relation.samples) for relation in data.relations)
     assert max(sharing.values()) >= 4
     assert max(len(relation.objects) for relation in data.relations) >= 50
-
-
-def test_subjects_are_of_several_tokens_which_they_share(data):
     subjects = {sample.subject for relation in data.relations for sample in relation.samples}
     tokens = [data.tokenizer(f" {subject}", add_special_tokens=False)["input_ids"] for subject in sorted(subjects)]
     assert sum(len(ids) > 1 for ids in tokens) > 0.7 * len(tokens)

@@ -115,20 +115,23 @@ def upload(
     Raises:
         LREError: If the hub refuses, or cannot be reached.
     """
-    from huggingface_hub import CommitOperation, CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import HfApi
 
     if not REPOSITORY.fullmatch(name):
         raise LREError(f"{name!r} is not a name on the hub: give org/name or user/name")
-    api = HfApi(token=token)
+    api, message = HfApi(token=token), f"Linear relational embeddings: {sum(file.startswith(LRES) for file in files)}"
     with hub_errors(f"{name!r} cannot be pushed to"):
         api.create_repo(name, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(name, branch=revision, exist_ok=True)
-        operations: list[CommitOperation] = [CommitOperationAdd(file, folder / file) for file in files]
-        old = set(api.list_repo_files(name, revision=revision)) - set(files)
-        operations += [CommitOperationDelete(file) for file in sorted(old) if file.startswith(f"{LRES}/")]
-        message = f"Linear relational embeddings: {sum(file.startswith(LRES) for file in files)}"
-        commit = api.create_commit(name, operations, commit_message=message, revision=revision)
+        commit = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            allow_patterns=[*files],
+            delete_patterns=f"{LRES}/*",
+            commit_message=message,
+            revision=revision,
+        )
     return str(commit.commit_url)
 
 

@@ -80,7 +80,7 @@ def describe(recipe: Recipe, out: Path, work: Path, trials: int) -> None:
         raise SystemExit("The LREs of the demo LM could not be fitted.")
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     card = out / "model" / "README.md"
-    write_card(card, recipe, model.num_parameters(), model.config.vocab_size, work / "fit_results.csv")
+    write_card(card, recipe, model.num_parameters(), model.config.vocab_size, work)
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """The demo LM's model card, with the scores of a fit."""
 
-import csv
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby, product
 from pathlib import Path
 from statistics import fmean
 
+from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
 from scripts.demo_model.recipe import Recipe
 
 BETA = 1.0
@@ -62,61 +63,42 @@ faithfulness for 7 of the 27 relations only.
 Licence: MIT, as the rest of the package.
 """
 
-Row = Mapping[str, str]
 
-
-def read_rows(results: Path) -> dict[str, list[Row]]:
-    """Read a fit's CSV file of grid points, by relation."""
-    rows: dict[str, list[Row]] = defaultdict(list)
-    with results.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            rows[row["relation"]].append(row)
-    return dict(rows)
-
-
-def mean_scores(rows: Sequence[Row], score: str, axes: Sequence[str]) -> dict[tuple[str, ...], float]:
-    """Average a score over everything but some axes of the grid, at the card's beta."""
-    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        if row["layer"] and float(row["beta"]) == BETA:
-            groups[tuple(row[axis] for axis in axes)].append(float(row[score]))
-    return {key: fmean(values) for key, values in groups.items()}
-
-
-def table_line(relation: str, rows: Sequence[Row], layers: Sequence[str]) -> str:
-    """Return one row of the card's table."""
-    faithful = {key[0]: value for key, value in mean_scores(rows, "faithfulness", ["layer"]).items()}
-    causal = mean_scores(rows, "causality", ["layer", "rank"])
+def table_line(relation: str, records: Sequence[TrialRecord]) -> str:
+    """Return one row of the card's table, from the records of a relation's trials."""
+    first, scored = records[0], [record for record in records if record.scored]
+    layers, ranks = (scored[0].layers, scored[0].ranks) if scored else ((), ())
+    faithful = {layer: fmean(record.faithfulness(layer, BETA) for record in scored) for layer in layers}
+    causal = {pair: fmean(record.causality(*pair) for record in scored) for pair in product(layers, ranks)}
     best = max(faithful, key=faithful.__getitem__, default=None)
-    cells = [f"**{faithful[x]:.2f}**" if x == best else f"{faithful[x]:.2f}" for x in layers if x in faithful]
+    cells = [f"**{score:.2f}**" if layer == best else f"{score:.2f}" for layer, score in faithful.items()]
     (layer, rank), edit = max(causal.items(), key=lambda item: item[1], default=(("-", "-"), 0.0))
-    known = fmean(int(row["known"]) / int(row["tested"]) for row in rows)
-    guess = float(rows[0]["random_guess"])
-    head = [relation, rows[0]["samples"], f"{1 / guess:.0f}", f"{known:.2f}"]
-    return " | ".join(["", *head, *cells, f"{edit:.2f} ({layer}, {rank})", f"{guess:.2f}", ""]).strip()
+    known = fmean(record.known / record.tested for record in records)
+    head = [relation, str(first.samples), f"{1 / first.random_guess:.0f}", f"{known:.2f}"]
+    return " | ".join(["", *head, *cells, f"{edit:.2f} ({layer}, {rank})", f"{first.random_guess:.2f}", ""]).strip()
 
 
-def figures_table(results: Path) -> str:
-    """Return the card's table of scores, from a fit's CSV file."""
-    rows = read_rows(results)
-    layers = list(dict.fromkeys(row["layer"] for group in rows.values() for row in group if row["layer"]))
+def figures_table(records: Sequence[TrialRecord]) -> str:
+    """Return the card's table of scores."""
+    relations = {name: [*group] for name, group in groupby(records, key=lambda record: record.relation)}
+    layers = max((record.layers for record in records), key=len)
     names = ["relation", "samples", "range", "known", *layers, "causality (layer, rank)", "random guess"]
-    head = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    return "\n".join([*head, *(table_line(name, group, layers) for name, group in rows.items())])
+    head = ["| " + " | ".join(map(str, names)) + " |", "|---" * len(names) + "|"]
+    return "\n".join([*head, *(table_line(name, group) for name, group in relations.items())])
 
 
-def write_card(path: Path, recipe: Recipe, parameters: int, vocabulary: int, results: Path) -> None:
-    """Write the model card of an LM with so many parameters and tokens, from the CSV file of the fit of its LREs."""
-    steps = recipe.epochs * recipe.steps
+def write_card(path: Path, recipe: Recipe, parameters: int, vocabulary: int, run: Path) -> None:
+    """Write the model card of an LM with so many parameters and tokens, from the records of the fit of its LREs."""
+    records, steps = read_records(run), recipe.epochs * recipe.steps
     text = CARD.format(
         **{name: getattr(recipe, name) for name in ("layers", "width", "heads", "inner", "length", "seed")},
         **{"hidden": recipe.hidden, "delay": recipe.delay, "batch": recipe.batch_size, "steps": steps},
         parameters=parameters / 1e6,
         vocabulary=vocabulary,
         tokens=steps * recipe.batch_size * recipe.length / 1e6,
-        trials=len({row["trial"] for group in read_rows(results).values() for row in group}),
+        trials=len({record.trial for record in records}),
         beta=BETA,
         duration=DURATION,
-        table=figures_table(results),
+        table=figures_table(records),
     )
     path.write_text(text, encoding="utf-8")

@@ -1,6 +1,5 @@
 """The command line as a user meets it: the main job, and one clear error for each mistake."""
 
-import csv
 import json
 import re
 import shutil
@@ -15,6 +14,7 @@ from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
 from tests.commands.conftest import options
 from tests.helpers.command import QUICK
+from tests.helpers.records import csv_rows
 from tests.helpers.toy import relation_json, write_toy_model
 
 
@@ -55,7 +55,7 @@ def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_ever
     run_folder = fit.root / "run"
     assert fit.counts == [0, 1, 2, 3, 4, 5]
     assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["last.ckpt"]
-    assert len(list(csv.DictReader((run_folder / "fit_results.csv").open()))) == 6
+    assert len(csv_rows(run_folder / "fit_results.csv")) == 6
     assert len(rows(read_records([run_folder]))) == 4 * (2 + 1) * 2  # trials, layers, one beta and one rank
     assert {path.name for path in (run_folder / "figures").iterdir()} == {"layers.png", "relations.png"}
     assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()

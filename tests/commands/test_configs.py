@@ -69,7 +69,7 @@ def test_the_settings_are_the_papers():
 
 
 def test_options_win_over_a_named_configuration():
-    config = printed("fit", "--config", "gptj", "--model.fitting.choices=null", "--data.trials=2")
+    config = printed("fit", "--config=gptj", "--model.fitting.choices=null", "--data.trials=2")
     assert (config["model"]["fitting"]["choices"], config["data"]["trials"], config["model"]["beta"]) == (None, 2, 2.25)
 
 

@@ -1,6 +1,5 @@
 """`predict`: what an LM knows about the subjects of texts, without a line of code."""
 
-import csv
 import io
 import json
 import re
@@ -20,6 +19,7 @@ from lre_lightning.prompts.prompt import tokenize_text
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.training.module import LREModule
 from tests.helpers.command import QUIET, lre
+from tests.helpers.records import csv_rows
 from tests.helpers.toy import OBJECTS, WIDTH
 from tests.helpers.trainer import trainer_of
 
@@ -98,7 +98,6 @@ def test_the_table_says_which_token_is_read(fitted, capsys):
         (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),
         (["thing0", "--table=answers.xlsx"], "the table 'answers.xlsx' must end in .csv or .jsonl"),
         (["thing0", "--table=a.csv", "--jlens=lens.pt"], "leave --jlens or --table out"),
-        (["thing0", "--ckpt_path=missing.ckpt"], "checkpoint 'missing.ckpt' does not exist"),
     ],
 )
 def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message):
@@ -137,8 +136,7 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
 def test_lres_of_another_run_come_with_its_lm(fitted, tmp_path, capsys):
     options = [*QUIET, f"--trainer.default_root_dir={tmp_path}", f"--lres={fitted / 'run'}", "thing6"]
     assert lre("predict", *options, f"--table={tmp_path / 'a.csv'}") == 0
-    with (tmp_path / "a.csv").open(newline="") as file:
-        assert [row["answer_1"] for row in csv.DictReader(file)] == [OBJECTS[6 % 4]] * 2
+    assert [row["answer_1"] for row in csv_rows(tmp_path / "a.csv")] == [OBJECTS[6 % 4]] * 2
     assert lre("predict", *options, "--model.name_or_path=demo") == 2
     assert "the LRE of 'half colour' was estimated from" in capsys.readouterr().err
 
@@ -162,8 +160,7 @@ def test_a_table_of_many_texts(fitted, monkeypatch, tmp_path, capsys):
     for _ in range(2):  # a table that is complete stays as it is
         assert predict(fitted, *options) == 0
         assert "2 texts, 2 relations" in capsys.readouterr().out
-        with (tmp_path / "answers.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows(tmp_path / "answers.csv")
         assert [(row["subject"], row["relation"]) for row in rows] == [
             (subject, relation) for subject in ("thing5", "thing2") for relation in ("half colour", "thing colour")
         ]
@@ -185,8 +182,7 @@ def test_distract_asks_the_lm_and_the_lens(fitted, tmp_path, capsys):
     assert {path.name for path in folder.iterdir()} == {
         f"attribute_lens{average}.{ending}" for average in ("", "_macro") for ending in ("csv", "tex")
     }
-    with (folder / "attribute_lens.csv").open(newline="") as file:
-        rows = {row["condition"]: row for row in csv.DictReader(file)}
+    rows = {row["condition"]: row for row in csv_rows(folder / "attribute_lens.csv")}
     # The toy answers from the last token alone: nothing distracts it, and the LREs are exact.
     for condition in ("Repetition-distracted prompt", "Attribute lens on RD prompts", "Attribute lens on ID prompts"):
         assert float(rows[condition]["R@1"]) == 1.0
@@ -196,8 +192,7 @@ def test_distract_asks_the_lm_and_the_lens(fitted, tmp_path, capsys):
 def test_cross_scores_every_lre_on_every_relation(fitted, tmp_path, capsys):
     assert lre("cross", *apart(fitted, tmp_path)) == 0
     assert "its own LRE" in capsys.readouterr().out
-    with (tmp_path / "cross" / "cross_faithfulness.csv").open(newline="") as file:
-        (first, second) = csv.DictReader(file)
+    first, second = csv_rows(tmp_path / "cross" / "cross_faithfulness.csv")
     # The LREs of the toy are the identity, whatever the relation.
     assert [first[name] for name in ("relation", "half colour", "thing colour")] == ["half colour", "1.0", "1.0"]
     assert second["half colour"] == "1.0"

@@ -1,5 +1,7 @@
 """Records of results for tests, made without an LM."""
 
+import csv
+
 from lre_lightning.records.record import GENERIC, MEASURES, TrialRecord
 
 COUNTS = {"category": "factual", "samples": 20, "range_size": 4, "tested": 12, "known": 10, "edited": 8}
@@ -70,3 +72,9 @@ def small_record(trial=0, relation="capital", **changes):
 
 def unscored_record(relation="ceo"):
     return TrialRecord(relation, "factual", 0, samples=20, range_size=20, tested=12, known=3)
+
+
+def csv_rows(path):
+    """The rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
