@@ -67,10 +67,6 @@ def test_left_padding_by_hand(padded):
         assert left.subject_position[row] == pads + prompt.subject_position
         assert left.last_position[row] == length - 1
     assert [prompt.last_position for prompt in left.prompts] == right.last_position.tolist()
-
-
-def test_padding_moves_back_and_forth(padded):
-    right, left = padded
     assert same(right.padded("left"), left)
     assert same(left.padded("right"), right)
     assert left.padded("left") is left

@@ -1,6 +1,7 @@
 """Prompts in tokens: where the subject is, which tokens are the object's, and how prompts begin."""
 
 import re
+import unicodedata
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
@@ -25,11 +26,6 @@ from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.hostile import tried
 from tests.helpers.relations import with_papers_relations
 from tests.prompts.test_tokenization import PHRASE, TEMPLATE, outcome
-
-TEMPLATES = ["{} is in the country of", "The sentiment of '{}' is", "{}'s CEO is", "{}", "Q: Where is {}?\nA:"]
-WORDS = ["Paris", "New York City", "Tesla, Inc.", "São Paulo", "Москва", "x" * 40, "a", "\u200b"]
-SIGNS = ["北京", "京", "😀", "👍🏽 & co", "Cafe\u0301", "{}", "{0.__class__}", r"\1 (C++)"]
-CONTEXT = (Sample("Paris", "France"), Sample("北京", "中国"), Sample("😀", "a face"), Sample("a", "a letter"))
 
 # The subject.
 
@@ -66,7 +62,9 @@ def check_subject(tokenizer, prompt, template):
     assert prompt.subject_span == (holding[0], holding[-1] + 1)
 
 
-SUBJECT = st.one_of(PHRASE, st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)).filter(str.strip)
+DIFFICULT = ["Tesla, Inc.", "x" * 40, "a", "\u200b", "京", "👍🏽 & co", "Café", "{}", "{0.__class__}", r"\1 (C++)"]
+ANY = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+SUBJECT = st.one_of(PHRASE, st.sampled_from(DIFFICULT), ANY).filter(str.strip)
 
 
 @st.composite
@@ -78,18 +76,20 @@ def questions(draw):
 
 
 @pytest.mark.parametrize("name", tokenizers.LOSSLESS)
-def test_the_tokens_of_difficult_subjects(name):
-    """They are those that hold a byte of the subject."""
+@tried(12)
+@given(question=questions())
+def test_the_subjects_tokens_are_those_that_hold_a_byte_of_it(name, question):
     tokenizer = tokenizers.make(name)
-    composed = isinstance(tokenizer.backend_tokenizer.normalizer, normalizers.NFC)
-    samples = [Sample(word, "an object") for word in WORDS + SIGNS if not composed or word != "Cafe\u0301"]
-    for template in TEMPLATES:
-        for prompt in make_prompts(tokenizer, template, samples, CONTEXT):
-            check_subject(tokenizer, prompt, template)
+    template, sample, examples = question
+    prompt = outcome(make_prompt, tokenizer, template, sample, examples)
+    assume(isinstance(prompt, Prompt))
+    # These tokenizers do not tell apart other forms of a character (NFC), and their own sign for a space.
+    assume(unicodedata.is_normalized("NFC", prompt.text) and "▁" not in prompt.text)
+    check_subject(tokenizer, prompt, template)
 
 
-@pytest.mark.parametrize("name", [*tokenizers.LOSSLESS, *tokenizers.OTHERS, *tokenizers.CHANGING])
-@tried(6)
+@pytest.mark.parametrize("name", [*tokenizers.OTHERS, *tokenizers.CHANGING])
+@tried(8)
 @given(question=questions())
 def test_the_subjects_tokens_are_those_that_reach_into_it(name, question):
     tokenizer = tokenizers.make(name)
@@ -105,16 +105,6 @@ def test_the_subjects_tokens_are_those_that_reach_into_it(name, question):
         assert max(span[0], first) < min(span[1], last)
     assert all(span[1] <= first for span in spans[: start - 1])
     assert all(span[0] >= last for span in spans[stop - 1 :])
-
-
-def test_positions_counted_by_hand():
-    tokenizer = tokenizers.make("characters")
-    prompt = make_prompt(tokenizer, "In {}:", Sample("Ulm", "big"), [Sample("Ulm", "old {}")])
-    assert prompt.text == "In Ulm: old {}\nIn Ulm:"
-    assert prompt.input_ids == (0, *map(ord, prompt.text))
-    # One start token, the 15 characters of the first line and its end, and "In " come before.
-    assert prompt.subject_span == (19, 22)
-    assert (prompt.subject_position, prompt.last_position, prompt.object_token) == (21, 22, ord(" "))
 
 
 @pytest.mark.parametrize(
