@@ -127,8 +127,8 @@ class DistractionDataModule(RelationDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Load the tokenizer and the relations, and check that every relation has samples and objects enough."""
         super().setup(stage)
-        for relation in self._relations or ():
-            if len(self._templates[relation.name]) > 1:
+        for relation, templates in self._chosen.values():
+            if len(templates) > 1:
                 template = self.prompts.template
                 raise LREError(f"prompts that distract need one template, and {template!r} may be several")
             if len(relation.objects) == 1:

@@ -115,9 +115,7 @@ class RelationDataModule(LightningDataModule):
         self._plain_source = plain_source(source)
         self._source = self._plain_source or source
         self._expected: TrialRecord | None = None
-        self._relations: tuple[Relation, ...] | None = None
-        self._candidates: tuple[Relation, ...] | None = None
-        self._templates: dict[str, tuple[str, ...]] = {}
+        self._is_set_up = False
         self._trials: dict[int, Trial] = {}
         self._batches: dict[tuple[str, Portion], RelationBatch] = {}
         self._coverage: dict[str, FirstTokenCoverage] = {}
@@ -157,13 +155,13 @@ class RelationDataModule(LightningDataModule):
 
         The Trainer calls it, or the first use of anything that needs it; a second call does nothing.
         """
-        if self._relations is not None:
+        if self._is_set_up:
             return
         relations = self.candidates()
-        for name in (self.prompts.train_samples or {}).keys() - self._templates.keys():
+        for name in (self.prompts.train_samples or {}).keys() - self._chosen.keys():
             raise LREError(f"train_samples are given for {name!r}, which is none of the relations")
         if self._expected is not None:
-            check_relation(self._expected, relations[0], self._templates[relations[0].name])
+            check_relation(self._expected, *self._chosen[relations[0].name])
         for relation in relations:
             self.draw(relation, self.selection.first_trial)
         problems = [problem for relation in relations for problem in find_problems(relation) if problem.repairable]
@@ -174,26 +172,27 @@ class RelationDataModule(LightningDataModule):
                 *(len(problems), problems[0].relation, problems[0].what),
             )
         _ = self.tokenizer
-        self._relations = relations
+        self._is_set_up = True
 
     def candidates(self) -> tuple[Relation, ...]:
         """Return the relations that are selected, at least one, also those that have too few samples for a trial."""
-        if self._candidates is None:
-            place = (self._source, self.selection.columns, self.selection.options)
-            relations = load_relations(self._names, *place, exclude=self.selection.exclude)
-            relations = self.selection.choose(relations, self.seed)
-            self._candidates, templates = choose_templates(relations, self.prompts.template)
-            self._templates = {r.name: found for r, found in zip(self._candidates, templates, strict=True)}
-        return self._candidates
+        return tuple(relation for relation, _ in self._chosen.values())
+
+    @cached_property
+    def _chosen(self) -> dict[str, tuple[Relation, tuple[str, ...]]]:
+        """The relations that are selected, by name, each with its templates."""
+        place = (self._source, self.selection.columns, self.selection.options)
+        relations = load_relations(self._names, *place, exclude=self.selection.exclude)
+        chosen = choose_templates(self.selection.choose(relations, self.seed), self.prompts.template)
+        return {relation.name: (relation, templates) for relation, templates in chosen}
 
     def draw(self, relation: Relation, number: int) -> Trial:
         """Draw a trial of one of the relations; an `LREError` if it has too few samples."""
-        self.candidates()
-        if relation.name not in self._templates:
+        if relation.name not in self._chosen:
             raise LREError(f"{relation.name!r} is none of the relations")
+        _, templates = self._chosen[relation.name]
         train = (self.prompts.train_samples or {}).get(relation.name)
-        sampling, templates = self.prompts.sampling, self._templates[relation.name]
-        return draw(relation, self.n_shot, number, self.seed, sampling, train, templates)
+        return draw(relation, self.n_shot, number, self.seed, self.prompts.sampling, train, templates)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -205,8 +204,7 @@ class RelationDataModule(LightningDataModule):
     def relations(self) -> tuple[Relation, ...]:
         """The relations; `RelationBatch.relation` is an index into them."""
         self.setup()
-        assert self._relations is not None
-        return self._relations
+        return self.candidates()
 
     @cached_property
     def schedule(self) -> list[tuple[int, int]]:
@@ -218,7 +216,7 @@ class RelationDataModule(LightningDataModule):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the relations and of everything that their trials and prompts depend on."""
-        relations = [[r.digest, r.category, self._templates[r.name]] for r in self.relations]
+        relations = [[r.digest, r.category, self._chosen[r.name][1]] for r in self.relations]
         numbers = [self.n_shot, self.trials, self.selection.first_trial, self.seed]
         prompts = plain(replace(self.prompts, template=0))  # the templates themselves are in `relations`
         return hashlib.sha256(json.dumps([relations, numbers, prompts]).encode()).hexdigest()

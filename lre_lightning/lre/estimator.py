@@ -180,5 +180,5 @@ def draw_one(relation: Relation | str, n_shot: int, trial: int, seed: int, promp
             raise LREError(f"{relation!r} stands for {len(found)} relations: name one of them")
         relation = found[0]
     train = (prompts.train_samples or {}).get(relation.name)
-    (relation,), (templates,) = choose_templates([relation], prompts.template)
+    ((relation, templates),) = choose_templates([relation], prompts.template)
     return draw(relation, n_shot, trial, seed, prompts.sampling, train, templates)

@@ -95,12 +95,11 @@ LINES = Prompts()
 
 def choose_templates(
     relations: Sequence[Relation], template: int | str | Mapping[str, str]
-) -> tuple[tuple[Relation, ...], tuple[tuple[str, ...], ...]]:
+) -> list[tuple[Relation, tuple[str, ...]]]:
     """Choose the templates of prompts, as `Prompts.template` says.
 
     Returns:
-        The relations that have such templates, each with the first one chosen as its own first one, and the chosen
-        templates of each.
+        The relations that have such templates, with the first one chosen as their own first one, each with all chosen.
     """
     if isinstance(template, Mapping):
         for name in template.keys() - {relation.name for relation in relations}:
@@ -112,8 +111,7 @@ def choose_templates(
             most = max(len(relation.templates) for relation in relations)
             raise LREError(f"no relation has a template {template}: the relations have at most {most}, counted from 0")
         raise LREError(f"no relation has a template for {template!r}: give one yourself")
-    replaced = [replace(r, prompt_templates=found) if r.templates[:1] != found else r for r, found in chosen]
-    return tuple(replaced), tuple(found for _, found in chosen)
+    return [(replace(r, prompt_templates=found) if r.templates[:1] != found else r, found) for r, found in chosen]
 
 
 def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -> tuple[str, ...]:
