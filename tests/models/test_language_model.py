@@ -26,33 +26,18 @@ def test_predict_is_the_argmax_of_the_logits_in_any_chunks(monkeypatch):
     assert lm.predict(hidden[:0]).shape == (0, 3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_loads_from_a_folder_in_the_given_dtype(tmp_path, dtype):
-    tiny_model("llama", torch.float32).save_pretrained(tmp_path)
-    lm = LanguageModel.from_pretrained(str(tmp_path), dtype=dtype, attn_implementation="eager", chunk_size=3)
-    assert (lm.dtype, lm.chunk_size) == (getattr(torch, dtype), 3)
+def test_loads_from_a_folder_in_the_given_dtype_with_the_fingerprint_of_its_weights(tmp_path):
+    model = tiny_model("llama", torch.float32, seed=1)
+    model.save_pretrained(tmp_path)
+    lm = LanguageModel.from_pretrained(str(tmp_path), dtype="bfloat16", attn_implementation="eager", chunk_size=3)
+    assert (lm.dtype, lm.chunk_size) == (torch.bfloat16, 3)
     assert lm.model.config._attn_implementation == "eager"
     assert not any(parameter.requires_grad for parameter in lm.parameters())
     lm.train()
     assert not any(module.training for module in lm.modules())
-
-
-def test_the_fingerprint_identifies_models_not_folders(tmp_path):
-    lm = LanguageModel(tiny_model("gpt2", torch.float32, seed=1), name="one")
-    lm.model.save_pretrained(tmp_path)
-    assert LanguageModel.from_pretrained(str(tmp_path)).fingerprint == lm.fingerprint
-    assert LanguageModel(tiny_model("gpt2", torch.float32, seed=2)).fingerprint != lm.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [([3], "layer 3 is out of range: .* 'emb' and 0 to 2"), (["embed"], "layer 'embed'"), ([], "no layer")],
-)
-def test_layers_are_checked_and_put_in_order(layers, message):
-    lm = LanguageModel(tiny_model("gpt2"))
-    assert lm.check_layers([2, "emb", 2]) == ("emb", 2)
-    with pytest.raises(LREError, match=message):
-        lm.check_layers(layers)
+    fingerprint = LanguageModel(model, name="another name").fingerprint
+    assert LanguageModel.from_pretrained(str(tmp_path)).fingerprint == fingerprint
+    assert LanguageModel(tiny_model("llama", torch.float32, seed=2)).fingerprint != fingerprint
 
 
 @pytest.mark.parametrize(
@@ -83,15 +68,25 @@ def test_folders_without_a_decoder_only_lm_are_refused(tmp_path, content):
         LanguageModel.from_pretrained(str(tmp_path))
 
 
-def test_chunk_sizes_token_ids_and_prompts_that_do_not_fit_the_lm_are_refused():
-    lm = LanguageModel(tiny_model("gpt2"), name="tiny")
-    with pytest.raises(LREError, match="chunk_size must be a whole number of at least 1, got -1"):
-        lm.chunk_size = -1
-    last = torch.tensor([9])
-    with pytest.raises(LREError, match="token id 97 is out of range: tiny has 97 token embeddings"):
-        PromptBatch(lm, torch.full((1, 10), VOCAB), last - 1, last)
-    with pytest.raises(LREError, match="a prompt of 65 tokens is too long: tiny is made for 64; lower n_shot"):
-        prompt_jacobian(lm, torch.zeros(65, dtype=torch.long), 3)
+def test_layers_chunk_sizes_token_ids_and_prompts_that_do_not_fit_the_lm_are_refused():
+    lm, last = LanguageModel(tiny_model("gpt2"), name="tiny"), torch.tensor([9])
+    assert lm.check_layers([2, "emb", 2]) == ("emb", 2)
+    for call, message in (
+        (lambda: lm.check_layers([3]), "layer 3 is out of range: tiny has the layers 'emb' and 0 to 2"),
+        (lambda: lm.check_layers(["embed"]), "layer 'embed'"),
+        (lambda: lm.check_layers([]), "no layer"),
+        (lambda: setattr(lm, "chunk_size", -1), "chunk_size must be a whole number of at least 1, got -1"),
+        (
+            lambda: PromptBatch(lm, torch.full((1, 10), VOCAB), last - 1, last),
+            "token id 97 is out of range: tiny has 97 token embeddings",
+        ),
+        (
+            lambda: prompt_jacobian(lm, torch.zeros(65, dtype=torch.long), 3),
+            "a prompt of 65 tokens is too long: tiny is made for 64; lower n_shot",
+        ),
+    ):
+        with pytest.raises(LREError, match=message):
+            call()
 
 
 def test_no_hook_survives_an_exception():
