@@ -7,7 +7,6 @@ Language Models", NAACL 2024).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,7 +24,7 @@ from lre_lightning.grid import WIDEST, Layer, layer_of, rank_of
 from lre_lightning.html import html_table
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
-from lre_lightning.lre.files import ORIGIN, check_tensor, entries, opened
+from lre_lightning.lre.files import ORIGIN, check_tensor, entries, opened, write_tensors
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.origin import Origin, check_origin
@@ -35,7 +34,6 @@ from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.prompts.trials import Trial, by_turns, draw, train_prompts
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import listing, text
 
 Indices: TypeAlias = int | Sequence[int] | Tensor
@@ -206,10 +204,8 @@ class Concepts:
         Raises:
             LREError: If the file cannot be written.
         """
-        from safetensors.torch import save
-
         metadata = {name: getattr(self, name) for name in _METADATA} | {"origin": asdict(self.origin)}
-        write_whole(Path(path), save({"vectors": self.vectors.contiguous().cpu()}, {"concepts": json.dumps(metadata)}))
+        write_tensors(path, {"vectors": self.vectors}, "concepts", metadata)
 
     @classmethod
     def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
@@ -222,11 +218,11 @@ class Concepts:
         Raises:
             LREError: If it is not a complete file of concepts, or they were estimated from another LM.
         """
-        with opened(path, "a file of concepts") as file:
+        with opened(path, "a file of concepts", "concepts") as (file, metadata):
             if [*file.keys()] != ["vectors"]:
                 raise LREError(f"it has the tensors {', '.join(file.keys())}, and should have vectors alone")
             vectors = check_tensor(file.get_tensor("vectors"), "vectors")
-            found: dict[str, Any] = entries(_METADATA, json.loads((file.metadata() or {})["concepts"]), "it")
+            found: dict[str, Any] = entries(_METADATA, metadata, "it")
             concepts = cls(vectors=vectors, **found | {"origin": Origin(**found["origin"])})
         return concepts if lm is None else concepts.bind(lm)
 

@@ -25,13 +25,7 @@ from lre_lightning.storage.plain import whole
 def text_jacobian(
     lm: LanguageModel, input_ids: Tensor, averaging: Averaging = Averaging(), layers: Sequence[Layer] | None = None
 ) -> dict[Layer, Tensor]:
-    """Compute the mean Jacobian of one text at every requested layer, from one sweep.
-
-    Args:
-        lm: The LM.
-        input_ids: The text's token ids `(positions,)`, int64, with the start token, without padding.
-        averaging: Which derivatives it is the mean of.
-        layers: Layers of the Jacobians; all if None.
+    """Compute the mean Jacobian of one text, token ids `(positions,)` with the start token, at every requested layer.
 
     Returns:
         Jacobians `(hidden, hidden)` by layer, in float32 or the LM's dtype if that is wider, on the LM's device.
@@ -59,12 +53,7 @@ class JacobianLensEstimator:
     """Accumulates J = E[do/dh] over texts at several layers, and how much the texts differ.
 
     Sums are in the dtype of `LREEstimator`, so that means depend neither on the order of the texts nor on how they are
-    split over processes.
-
-    Args:
-        lm: The LM.
-        layers: The layers to accumulate; all if None.
-        averaging: Which derivatives the lens is the mean of.
+    split over processes. All layers are accumulated if `layers` is None.
     """
 
     def __init__(
@@ -120,14 +109,7 @@ class JacobianLensEstimator:
         }
 
     def lens(self, texts: str) -> JacobianLens:
-        """Return the lens.
-
-        Args:
-            texts: The digest of the texts.
-
-        Raises:
-            LREError: If there was no text.
-        """
+        """Return the lens of texts with the digest `texts`; an `LREError` if there was none."""
         if not self.count:
             raise LREError("there is no text to estimate a Jacobian lens from")
         lm, dtype = self.lm, torch.promote_types(self.lm.dtype, torch.float32)

@@ -6,7 +6,6 @@ The published format is a dictionary written by `torch.save`: ``J`` {block: `(hi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -74,21 +73,13 @@ def check_jacobians(shapes: Sequence[Sequence[int]]) -> None:
         raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {found}")
 
 
-def write_lens(path: Path, jacobians: Mapping[Layer, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write our own file of a lens atomically: a tensor per layer, and metadata."""
-    from safetensors.torch import save
-
-    tensors = {str(layer): jacobian.contiguous().cpu() for layer, jacobian in jacobians.items()}
-    write_whole(path, save(tensors, {"jacobian_lens": json.dumps(metadata)}))
-
-
 def read_lens(path: Path) -> tuple[dict[str, Any], dict[Layer, Tensor]]:
     """Read our own file of a lens: its metadata, checked, and its Jacobians by layer."""
-    with opened(path, "the file of a Jacobian lens") as file:
-        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        check_jacobians([part.get_shape() for part in parts.values()])
-        metadata = entries(_METADATA, json.loads((file.metadata() or {})["jacobian_lens"]), "it")
-        return metadata, {_layer(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in parts}
+    with opened(path, "the file of a Jacobian lens", "jacobian_lens") as (file, metadata):
+        names = file.keys()
+        check_jacobians([file.get_slice(name).get_shape() for name in names])
+        checked = entries(_METADATA, metadata, "it")
+        return checked, {_layer(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in names}
 
 
 def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: int) -> None:

@@ -15,7 +15,8 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.html import html_table
-from lre_lightning.jlens.files import check_jacobians, find_lens, read_lens, read_published, write_lens, write_published
+from lre_lightning.jlens.files import check_jacobians, find_lens, read_lens, read_published, write_published
+from lre_lightning.lre.files import write_tensors
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 
@@ -86,11 +87,7 @@ class JacobianLens:
         return len(next(iter(self.jacobians.values()), ()))
 
     def __call__(self, hidden: Tensor, layer: Layer) -> Tensor:
-        """Return J h for hidden states at a layer, `(..., hidden)`, in the dtype of J, on the device of `hidden`.
-
-        Raises:
-            LREError: If the lens has no such layer.
-        """
+        """Return J h for hidden states at a layer, `(..., hidden)`, in the dtype of J, on their device; see `at`."""
         jacobian = self.at(layer).to(hidden.device)
         return hidden.to(jacobian.dtype) @ jacobian.T
 
@@ -105,11 +102,7 @@ class JacobianLens:
         return self.jacobians[layer]
 
     def decode(self, lm: LanguageModel, hidden: Tensor, layer: Layer) -> Tensor:
-        """Decode D(J h) into logits `(..., vocab)` in the LM's dtype.
-
-        Raises:
-            LREError: If the lens does not fit the LM, or has no such layer.
-        """
+        """Decode D(J h) into logits `(..., vocab)` in the LM's dtype; errors are those of `check_model` and `at`."""
         self.check_model(lm)
         return lm.decode(self(hidden, layer))
 
@@ -170,7 +163,9 @@ class JacobianLens:
         """
         origin = None if self.origin is None else asdict(self.origin)
         squares = {str(layer): value for layer, value in self.squares.items()}
-        write_lens(Path(path), self.jacobians, {"n_prompts": self.n_prompts, "squares": squares, "origin": origin})
+        tensors = {str(layer): jacobian for layer, jacobian in self.jacobians.items()}
+        metadata = {"n_prompts": self.n_prompts, "squares": squares, "origin": origin}
+        write_tensors(path, tensors, "jacobian_lens", metadata)
 
     def save_published(self, path: str | Path) -> None:
         """Write the published file format, atomically: Jacobians of blocks in float16, without origin.
@@ -216,10 +211,7 @@ class JacobianLens:
 def standard_error(count: int, squares: float, norm: float) -> float | None:
     """Return the relative standard error of a mean of matrices, in the Frobenius norm; None for a single one.
 
-    Args:
-        count: The number of matrices.
-        squares: The sum of their squared norms.
-        norm: The norm of their mean.
+    `squares` is the sum of their squared norms, and `norm` the norm of their mean.
     """
     if count < 2:
         return None

@@ -40,11 +40,7 @@ class Answers(tuple[tuple[str, float], ...]):
 
 
 def check_top_k(lm: LanguageModel, top_k: int) -> None:
-    """Check a number of most likely tokens.
-
-    Raises:
-        LREError: If it is out of range.
-    """
+    """Check that a number of most likely tokens is in range."""
     if not 1 <= top_k <= lm.vocab_size:
         raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary size")
 

@@ -33,9 +33,6 @@ class LREEstimator:
     all but exact. The means thus depend neither on the order of the examples nor on how they are split over processes.
     The estimator only accumulates; `weight` and `bias` of a layer make a frozen `lre_lightning.LRE`, which is applied.
 
-    Args:
-        layers: The layers to accumulate.
-
     Example:
         >>> import torch
         >>> from lre_lightning.lre.jacobian import PromptJacobian
@@ -169,11 +166,7 @@ def estimate_trial(
 
 
 def draw_one(relation: Relation | str, n_shot: int, trial: int, seed: int, prompts: Prompts) -> Trial:
-    """Draw a trial of a relation, which may be given by its name, as a datamodule does.
-
-    Raises:
-        LREError: If there is no such relation, or several, or it has too few samples.
-    """
+    """Draw a trial of a relation, which may be given by its name, as a datamodule does."""
     if isinstance(relation, str):
         found = load_relations(relation)
         if len(found) > 1:

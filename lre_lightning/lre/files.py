@@ -128,33 +128,36 @@ def check_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
-def write_lre(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write the file of an LRE atomically."""
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], name: str, metadata: Mapping[str, Any]) -> None:
+    """Write a safetensors file atomically: tensors, and metadata under a name."""
     from safetensors.torch import save
 
-    plain = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    write_whole(path, save(plain, {"lre": json.dumps(metadata)}))
+    plain = {key: tensor.contiguous().cpu() for key, tensor in tensors.items()}
+    write_whole(Path(path), save(plain, {name: json.dumps(metadata)}))
 
 
 def read_lre(path: str | Path, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the metadata of an LRE from its file, checked, and its tensors if they are wanted."""
-    with opened(path, "an LRE file") as file:
-        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        check_shapes({name: part.get_shape() for name, part in parts.items()})
-        metadata = checked_metadata(json.loads((file.metadata() or {})["lre"]))
-        return metadata, check_tensors({name: file.get_tensor(name) for name in parts}) if tensors else {}
+    with opened(path, "an LRE file", "lre") as (file, metadata):
+        names = file.keys()
+        check_shapes({name: file.get_slice(name).get_shape() for name in names})
+        checked = checked_metadata(metadata)
+        return checked, check_tensors({name: file.get_tensor(name) for name in names}) if tensors else {}
 
 
 @contextmanager
-def opened(path: str | Path, what: str) -> Iterator[Any]:
-    """Open a safetensors file; an `LREError` says that it is not `what` if it cannot be read as the caller tries."""
+def opened(path: str | Path, what: str, name: str) -> Iterator[tuple[Any, Any]]:
+    """Open a safetensors file that `write_tensors` wrote, and yield it with its metadata.
+
+    An `LREError` says that it is not `what` if it cannot be read as the caller tries.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not os.path.isfile(path):
         raise LREError(f"{str(path)!r} is not {what} that can be read: there is no such file")
     try:
         with safe_open(path, framework="pt") as file:
-            yield file
+            yield file, json.loads((file.metadata() or {})[name])
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, MemoryError) as error:
         reason = printable(first_line(error))
         raise LREError(f"{str(path)!r} is not {what} that can be read: {reason}") from error

@@ -18,7 +18,7 @@ from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
-from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre, write_lre
+from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre, write_tensors
 from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin, check_origin
@@ -276,7 +276,7 @@ class LRE:
         Raises:
             LREError: If W has no tensors, or the file cannot be written.
         """
-        write_lre(Path(path), self.tensors(), self.metadata())
+        write_tensors(path, self.tensors(), "lre", self.metadata())
 
     @staticmethod
     def read_metadata(path: str | Path) -> dict[str, Any]:

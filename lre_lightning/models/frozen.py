@@ -69,11 +69,7 @@ class FrozenLMModule(L.LightningModule):
         return [] if there else [RunFolder()]
 
     def find_processes(self, what: str, digest: str) -> None:
-        """Find the other processes, and check that they have the same LM and data.
-
-        Args:
-            what: What the data are called in errors.
-            digest: Identifies the data.
+        """Find the other processes, and check that they have the same LM and data: `what`, with this digest.
 
         Raises:
             LREError: If the Trainer's strategy shards the LM, or processes differ in the LM or the data.

@@ -27,9 +27,9 @@ from lre_lightning.models.parts import (
     check_parts,
     context_length,
     decode,
-    embedding_size,
     find_parts,
     first_states,
+    weight_of,
 )
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
@@ -167,7 +167,7 @@ class LanguageModel(nn.Module):
     def layers(self) -> tuple[Layer, ...]:
         """All layers: ``"emb"``, 0, …, `num_layers` - 1; no ``"emb"`` if the token embedding has another width."""
         blocks = range(self.num_layers)
-        return ("emb", *blocks) if embedding_size(self._parts) == self.hidden_size else tuple(blocks)
+        return ("emb", *blocks) if weight_of(self._parts.embedding).shape[-1] == self.hidden_size else tuple(blocks)
 
     @property
     def hidden_size(self) -> int:
@@ -177,7 +177,7 @@ class LanguageModel(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the unembedding scores."""
-        return len(self._unembedding_weight)
+        return len(weight_of(self._parts.unembedding))
 
     @property
     def device(self) -> torch.device:
@@ -192,13 +192,7 @@ class LanguageModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the hidden states, that of the token embedding; an unembedding may stay in float32."""
-        weight: Any = self._parts.embedding.weight
-        return weight.dtype  # type: ignore[no-any-return]
-
-    @property
-    def _unembedding_weight(self) -> Tensor:
-        weight: Any = self._parts.unembedding.weight
-        return weight  # type: ignore[no-any-return]
+        return weight_of(self._parts.embedding).dtype
 
     @cached_property
     def fingerprint(self) -> str:
@@ -206,9 +200,9 @@ class LanguageModel(nn.Module):
 
         Loading the weights in a dtype that rounds them changes it.
         """
-        digest = hashlib.sha256(str(tuple(self._unembedding_weight.shape)).encode())
+        digest = hashlib.sha256(str(tuple(weight_of(self._parts.unembedding).shape)).encode())
         with weights_at_hand(self._parts.unembedding):
-            for rows in self._unembedding_weight.detach().split(4096):
+            for rows in weight_of(self._parts.unembedding).detach().split(4096):
                 digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
         return digest.hexdigest()
 
@@ -253,11 +247,11 @@ class LanguageModel(nn.Module):
         Raises:
             LREError: If a token id has no embedding, or there are more positions than the LM is made for.
         """
-        weight: Any = self._parts.embedding.weight
-        if input_ids.numel() and not 0 <= int(input_ids.max()) < len(weight):
+        count = len(weight_of(self._parts.embedding))
+        if input_ids.numel() and not 0 <= int(input_ids.max()) < count:
             raise LREError(
-                f"token id {int(input_ids.max())} is out of range: {self.name} has {len(weight)} token embeddings; "
-                "make prompts with its own tokenizer"
+                f"token id {int(input_ids.max())} is out of range: {self.name} has {count} token embeddings; make "
+                "prompts with its own tokenizer"
             )
         longest = context_length(self.model)
         if longest is not None and input_ids.shape[-1] > longest:
@@ -371,7 +365,7 @@ class LanguageModel(nn.Module):
         block, for instance several residual streams.
         """
         with weights_at_hand(self._parts.unembedding):
-            weight = self._unembedding_weight
+            weight = weight_of(self._parts.unembedding)
             rows = weight[token_ids.to(weight.device)]
         if rows.shape[-1] == self.hidden_size:
             return rows

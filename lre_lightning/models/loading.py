@@ -107,11 +107,7 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
 
 
 def check_model(name_or_path: str, revision: str | None = None, trust_remote_code: bool = False) -> None:
-    """Check that there is an LM, by reading its configuration alone.
-
-    Raises:
-        LREError: If it cannot be read.
-    """
+    """Check that there is an LM, by reading its configuration alone."""
     from transformers import AutoConfig
 
     path = locate(name_or_path)
@@ -123,11 +119,7 @@ def check_model(name_or_path: str, revision: str | None = None, trust_remote_cod
 
 
 def locate(name_or_path: str) -> str:
-    """Return the argument for `from_pretrained`: a folder's path, or a hub name as it is.
-
-    Raises:
-        LREError: If the name can only be that of a folder, and there is none.
-    """
+    """Return the argument for `from_pretrained`: the path of a folder, which must exist, or a hub name as it is."""
     path = Path(resolve(name_or_path)).expanduser()
     looks_local = path.is_absolute() or name_or_path.startswith(".") or len(path.parts) > 2
     if looks_local and not path.is_dir():

@@ -105,10 +105,12 @@ def find_parts(model: nn.Module) -> Parts:
     ran: set[nn.Module] = set()
     with nn.modules.module.register_module_forward_hook(lambda module, *_: ran.add(module)), torch.no_grad():
         _run(name, model, input_ids=_probe_ids(embedding), use_cache=False)
-    lists = [(path, list(found)) for path, found in backbone.named_modules() if isinstance(found, nn.ModuleList)]
     # A part that sees or hears does not run, nor do blocks among the others that attend to what it finds.
-    lists = [(path, [block for block in found if block in ran]) for path, found in lists]
-    lists = [(path, found) for path, found in lists if found]
+    lists = [
+        (path, blocks)
+        for path, found in backbone.named_modules()
+        if isinstance(found, nn.ModuleList) and (blocks := [block for block in found if block in ran])
+    ]
     if not lists:
         raise _unsupported(name, "it has no list of decoder blocks")
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
@@ -117,10 +119,9 @@ def find_parts(model: nn.Module) -> Parts:
     return Parts(backbone, embedding, tuple(blocks), unembedding)
 
 
-def embedding_size(parts: Parts) -> int:
-    """Return the width of token embeddings."""
-    weight: Any = parts.embedding.weight
-    return int(weight.shape[-1])
+def weight_of(module: nn.Module) -> Tensor:
+    """Return the weight of a module, which has one."""
+    return cast(Tensor, module.weight)
 
 
 def _unsupported(name: str, why: str) -> LREError:
@@ -149,7 +150,7 @@ def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) ->
     """
     states = hidden.reshape(-1, 1, hidden.shape[-1])
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-    embedded = states.new_ones(*ids.shape, embedding_size(parts))  # any of the right shape
+    embedded = states.new_ones(*ids.shape, weight_of(parts.embedding).shape[-1])  # any of the right shape
     with ExitStack() as stack:
         stack.enter_context(overridden({parts.embedding: lambda *_: embedded}))
         stack.enter_context(skip(parts.blocks, items))
@@ -260,8 +261,9 @@ def _used_states(parts: Parts, way: Way) -> list[bool] | None:
     Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. States and
     gradients must equal those of whole prompts; errors must be small beside those of a wrong prefix, too.
     """
-    prefix, used, weight = None, list[bool](), cast(Tensor, parts.embedding.weight)
-    tolerance = max(1e-4, 8 * torch.finfo(weight.dtype).eps)  # many models compute parts in float32 in any dtype
+    prefix, used = None, list[bool]()
+    rounding = torch.finfo(weight_of(parts.embedding).dtype).eps
+    tolerance = max(1e-4, 8 * rounding)  # many models compute parts in float32 in any dtype
     try:
         whole, whole_gradients, _ = _run_probe(parts, None)
         for start, end in itertools.pairwise((0, 20, 23, 24, 26)):
@@ -315,8 +317,7 @@ def _run_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False) -> tu
 
 def _longer_probe(embedding: nn.Module) -> Tensor:
     """Return two prompts of 27 tokens that differ in the last seven; a prefix of a few would hide a wrong position."""
-    weight: Any = embedding.weight
-    ids = torch.arange(54).view(2, 27) * 5 % min(23, len(weight))
+    ids = torch.arange(54).view(2, 27) * 5 % min(23, len(weight_of(embedding)))
     ids[1, :20] = ids[0, :20]
     return ids.to(runs_on(embedding))
 
@@ -342,8 +343,7 @@ def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], pr
 def _check_gradients(name: str, parts: Parts) -> None:
     """Refuse a model with a quantized vocabulary, or with layers of whole numbers that pass no gradients on."""
     for module in (parts.embedding, parts.unembedding):
-        weight: Any = module.weight
-        if not weight.is_floating_point():
+        if not weight_of(module).is_floating_point():
             raise _unsupported(
                 name, f"the weights of its {type(module).__name__} are quantized: quantize only its blocks"
             )

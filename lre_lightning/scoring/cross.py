@@ -31,10 +31,7 @@ class CrossScore:
     """Counts of one LRE, at its own layer, beta and rank, on the test samples of one relation and trial.
 
     Attributes:
-        model: The LM, as `TrialRecord.model`.
         relation: The relation of the test samples.
-        category: Its category.
-        trial: Number of the trial.
         reader: The relation of the LRE; for a control of the relation's own LRE one of `CONTROLS`; for an LRE made of
             those of other relations its `Derivation.label`.
         known: Number of test samples that the LM knows.
@@ -78,9 +75,6 @@ def cross_scores(
         data: The datamodule of the fit.
         lres: LREs by relation and trial, such as `LREModule.lres`.
         trials: The number of trials, the first ones that have LREs.
-
-    Returns:
-        The scores, by trial and relation.
 
     Raises:
         LREError: If no trial of `data` has an LRE, or an LRE was estimated from another LM.

@@ -80,17 +80,9 @@ def _pair(sample: Sample) -> tuple[str, str]:
 def derived_lres(
     lm: LanguageModel, data: PromptSource, trial: Trial, lres: Mapping[str, LRE], found: Sequence[Derivation]
 ) -> Iterator[tuple[str, LRE]]:
-    """Make the LREs that stand for that of a trial's relation, its derivations and their controls, one at a time.
+    """Yield the LREs that stand for that of a trial's relation, its derivations and their controls, with their labels.
 
-    Args:
-        lm: The LM.
-        data: The datamodule of the fit.
-        trial: The trial.
-        lres: The LREs of the trial by relation, on the LM's device.
-        found: All derivations.
-
-    Yields:
-        The label and the LRE of each.
+    `lres` are those of the trial by relation, on the LM's device, and `found` all derivations.
     """
     name = trial.relation.name
     own = [one for one in found if one.relation == name and all(source in lres for source in one.sources)]
@@ -110,14 +102,8 @@ def derive(derivation: Derivation, lres: Mapping[str, LRE], subjects: Mapping[La
     An inverse, W_A^+ at the rank of A's LRE, reads s at the layer of the relation's own LRE, and its edits are those of
     W_A. A product, W_B W_A, reads s where A's LRE does, and its edits have the rank of the relation's own LRE.
 
-    Args:
-        derivation: What W is made of.
-        lres: LREs by relation.
-        subjects: s of the training examples by layer, `(examples, hidden)`.
-        objects: o of the training examples, `(examples, hidden)`.
-
-    Returns:
-        The LRE with f W as its W, and with beta 1.
+    `lres` are LREs by relation, and `subjects` and `objects` s by layer and o of the training examples,
+    `(examples, hidden)` each. The LRE has f W as its W, and beta 1.
     """
     own, first, last = (lres[name] for name in (derivation.relation, derivation.sources[0], derivation.sources[-1]))
     if len(derivation.sources) > 1:

@@ -24,15 +24,9 @@ LEADING = 16
 def generic_lres(lre: LRE, jacobian: Tensor, subjects: Tensor, objects: Tensor) -> dict[str, LRE]:
     """Return the LREs of `GENERIC`, with J in place of W or beside it.
 
-    Args:
-        lre: The relation's LRE.
-        jacobian: J at its layer, `(hidden, hidden)`.
-        subjects: s of the examples that the LRE was estimated from, `(examples, hidden)`.
-        objects: o of the examples, `(examples, hidden)`.
-
-    Returns:
-        By name: J without a bias; J with b, the mean of o - J s over the examples; and both mixed, (n W + J) / (n + 1)
-        with its b, in which J counts as one more example.
+    By name: J, `(hidden, hidden)`, without a bias; J with b, the mean of o - J s over the examples that the LRE was
+    estimated from, `subjects` and `objects` `(examples, hidden)`; and both mixed, (n W + J) / (n + 1) with its b, in
+    which J counts as one more example.
     """
     weight, count = lre.operator.dense(), len(objects)
     jacobian = jacobian.to(weight)

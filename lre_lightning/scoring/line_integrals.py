@@ -34,7 +34,7 @@ def line_integrals(
         lre: The LRE, whose layer is where s is read; its W is used, at beta = 1.
         start: s1, `(pairs, hidden)`.
         end: s2, `(pairs, hidden)`.
-        nodes: Number of points of the quadrature (Gauss-Legendre) along each line.
+        nodes: Number of points of the Gauss-Legendre rule along each line.
 
     Returns:
         The integral of u^T F'(s) v from s1 to s2 and u^T W v ||s2 - s1||, `(pairs,)` each, in the dtype of W.

@@ -57,13 +57,9 @@ class LREStore(Mapping[TrialKey, LRE]):
 
     def __setitem__(self, key: TrialKey, lre: LRE) -> None:
         self.metadata[key] = lre.metadata()
-        if self.folder is None:
-            self._kept[key] = lre
-            return
-        path = self.folder / file_of(key)
-        if self.writes:
-            lre.save(path)
-        self._kept[key] = path
+        self._kept[key] = lre if self.folder is None else self.folder / file_of(key)
+        if self.folder is not None and self.writes:
+            lre.save(self.folder / file_of(key))
 
     def __iter__(self) -> Iterator[TrialKey]:
         return iter(self._kept)
@@ -73,14 +69,12 @@ class LREStore(Mapping[TrialKey, LRE]):
 
     def plain(self) -> list[dict[str, Any]]:
         """Return the metadata of every LRE, with its tensors or the folder of its file."""
-        entries: list[dict[str, Any]] = []
-        for key, kept in self._kept.items():
-            if isinstance(kept, LRE):
-                place: dict[str, Any] = {"tensors": kept.to("cpu").tensors()}
-            else:
-                place = {"folder": str(kept.absolute().parents[1])}
-            entries.append({"metadata": self.metadata[key], **place})
-        return entries
+        return [
+            {"metadata": self.metadata[key], "tensors": kept.to("cpu").tensors()}
+            if isinstance(kept, LRE)
+            else {"metadata": self.metadata[key], "folder": str(kept.absolute().parents[1])}
+            for key, kept in self._kept.items()
+        ]
 
     def check_model(self, lm: LanguageModel) -> None:
         """Refuse an LM other than the one that the LREs were estimated from, without reading files.

@@ -42,14 +42,10 @@ class Products:
 
     @classmethod
     def of(cls, lm: LanguageModel, trial: Trial, layers: Sequence[Layer], rank: int, fitting: Fitting) -> Products:
-        """Count the products of a trial; they depend on nothing that changes between processes or runs.
+        """Count the products of a trial with edits up to `rank`.
 
-        Args:
-            lm: The LM.
-            trial: The trial; W is applied to s of all its test samples, whether or not the LM knows them.
-            layers: The layers of LREs.
-            rank: The largest rank of edits.
-            fitting: What is measured; some measures apply W once more.
+        They depend on nothing that changes between processes or runs: W is applied to s of all test samples, whether or
+        not the LM knows them, and once more for some measures of `fitting`.
         """
         width, depths = lm.hidden_size, [lm.num_layers - 1 - place_of(layer) for layer in layers]
         applied = 1 + fitting.baselines + fitting.measures + fitting.whole_objects

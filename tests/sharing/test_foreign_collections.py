@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.files import write_lre
+from lre_lightning.lre.files import write_tensors
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.sharing.card import card_of
@@ -54,7 +54,7 @@ def swap_as_the_index_says(file, index):
 
 def not_finite(file, index):
     lre = LRE.load(file)
-    write_lre(file, lre.tensors() | {"bias": lre.bias / 0}, lre.metadata())
+    write_tensors(file, lre.tensors() | {"bias": lre.bias / 0}, "lre", lre.metadata())
     fits_the_index(file, index)
 
 
