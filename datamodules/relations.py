@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Union
 
@@ -19,7 +19,7 @@ from lre_lightning.datamodules.records import arguments_of, check_relation
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, pad_token
-from lre_lightning.options import options_of, plain
+from lre_lightning.options import options_of
 from lre_lightning.prompts.batch import RelationBatch, collate
 from lre_lightning.prompts.options import Prompts, choose_templates
 from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt, first_token_coverage, make_prompts
@@ -218,7 +218,7 @@ class RelationDataModule(LightningDataModule):
         """SHA-256 of the relations and of everything that their trials and prompts depend on."""
         relations = [[r.digest, r.category, self._chosen[r.name][1]] for r in self.relations]
         numbers = [self.n_shot, self.trials, self.selection.first_trial, self.seed]
-        prompts = plain(replace(self.prompts, template=0))  # the templates themselves are in `relations`
+        prompts = asdict(replace(self.prompts, template=0))  # the templates themselves are in `relations`
         return hashlib.sha256(json.dumps([relations, numbers, prompts]).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class RelationDataModule(LightningDataModule):
             "n_shot": self.n_shot,
             "trials": self.trials,
             "seed": self.seed,
-            "prompts": plain(self.prompts),
-            "selection": plain(replace(self.selection, options=options)),
-            "loader": plain(replace(self.loader, texts=[])),
+            "prompts": asdict(self.prompts),
+            "selection": asdict(replace(self.selection, options=options)),
+            "loader": asdict(replace(self.loader, texts=[])),
         }

@@ -1,7 +1,7 @@
 """The datamodule of the Jacobian lens: ordinary texts as sequences of tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from math import ceil
@@ -16,7 +16,7 @@ from lre_lightning.datamodules.loaders import load
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.estimator import digest_of
 from lre_lightning.models.tokenizer import load_tokenizer, start_token
-from lre_lightning.options import option, options_of, plain
+from lre_lightning.options import option, options_of
 from lre_lightning.prompts.texts import open_texts
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.sources import plain_source, prepare
@@ -85,7 +85,7 @@ class TextDataModule(LightningDataModule):
         self._texts, self._given_tokenizer = texts, tokenizer
         name = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
         arguments: dict[str, Any] = {"length": length, "shortest": shortest, "limit": limit, "batch_size": batch_size}
-        arguments |= {"texts": plain_source(texts), "tokenizer": name, "reading": plain(self.reading)}
+        arguments |= {"texts": plain_source(texts), "tokenizer": name, "reading": asdict(self.reading)}
         self.save_hyperparameters(arguments)
 
     def prepare_data(self) -> None:

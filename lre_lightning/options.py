@@ -53,11 +53,6 @@ def options_of(kind: type[T], given: T | Mapping[str, Any] | None, what: str) ->
     return kind(**given)
 
 
-def plain(options: Any) -> dict[str, Any]:
-    """Return options as a dictionary of strings, numbers, lists and dictionaries, as checkpoints keep them."""
-    return dataclasses.asdict(options)
-
-
 def declared(kind: type, what: str) -> dict[str, Any]:
     """Return what the options of a class, defaults of its constructor, declare as `what`, by their dotted names."""
     return {
@@ -76,7 +71,7 @@ def flatten(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if name in groups and value is not None:
             if not isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
                 raise LREError(f"{name} must be a mapping of options, not {value!r}")
-            nested = value if isinstance(value, Mapping) else plain(value)
+            nested = value if isinstance(value, Mapping) else dataclasses.asdict(value)  # type: ignore[arg-type]
             flat |= {f"{name}.{inner}": one for inner, one in nested.items()}
         else:
             flat[name] = value

@@ -19,7 +19,7 @@ from lre_lightning.jlens.files import OWN
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
-from lre_lightning.options import options_of, plain
+from lre_lightning.options import options_of
 from lre_lightning.runs.processes import on_rank_zero
 from lre_lightning.storage.plain import check_plain, mapping
 
@@ -56,7 +56,7 @@ class JacobianLensModule(FrozenLMModule):
     ) -> None:
         super().__init__(loading)
         self.averaging = options_of(Averaging, averaging, "averaging")
-        options = {"averaging": plain(self.averaging), "loading": plain(self.loading)}
+        options = {"averaging": asdict(self.averaging), "loading": asdict(self.loading)}
         self.save_hyperparameters({"name_or_path": name_of(name_or_path), "layers": layers, **options})
         self.load_lm(name_or_path)
         self.layers = self.lm.check_layers(layers)

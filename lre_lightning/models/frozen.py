@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
@@ -11,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import Loading
-from lre_lightning.options import options_of, plain
+from lre_lightning.options import options_of
 from lre_lightning.runs.checkpoints import restrict
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import ONE_PROCESS, Processes, check_alike, check_strategy, without_wrapper
@@ -55,7 +56,7 @@ class FrozenLMModule(L.LightningModule):
             LREError: If it cannot be loaded.
         """
         given = name_or_path if isinstance(name_or_path, LanguageModel) else None
-        self.lm = given or LanguageModel.from_pretrained(cast("str", name_or_path), **plain(self.loading))
+        self.lm = given or LanguageModel.from_pretrained(cast("str", name_or_path), **asdict(self.loading))
         # Every process loads the LM by itself, so Lightning need not broadcast it.
         tensors = [*self.named_parameters(), *self.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]

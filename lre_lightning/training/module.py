@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,7 +15,7 @@ from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
-from lre_lightning.options import declared, options_of, plain
+from lre_lightning.options import declared, options_of
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import SCORES, over_relations
 from lre_lightning.runs.checkpoints import read_hyperparameters
@@ -79,8 +79,8 @@ class LREModule(FrozenLMModule):
                 "betas": betas,
                 "ranks": ranks,
                 "beta": beta,
-                "fitting": plain(self.fitting),
-                "loading": plain(self.loading),
+                "fitting": asdict(self.fitting),
+                "loading": asdict(self.loading),
             }
         )
         self.beta = float(beta)
