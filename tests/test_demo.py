@@ -16,6 +16,8 @@ from lre_lightning.scoring.states import PromptStates
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.smaller import Scorer
 from lre_lightning.training.module import LREModule
+from scripts.demo_model.card import figures_table
+from tests.helpers.records import small_record
 from tests.helpers.trainer import trainer_of
 
 LINEAR, NOT_LINEAR = ["person nationality", "country capital city", "object superclass"], "company CEO"
@@ -100,6 +102,11 @@ def test_a_relation_that_the_lm_knows_is_not_linear(records):
     assert record.known >= 0.9 * record.tested
     assert record.faithfulness(record.layer, record.beta) < 0.3
     assert min(records[name].faithfulness(records[name].layer, 2.25) for name in LINEAR) > 0.8
+
+
+def test_the_card_shows_the_scores_of_every_layer():
+    _, _, line = figures_table([small_record(0), small_record(1)]).splitlines()
+    assert line == "| capital | 20 | 4 | 0.83 | **0.90** | 0.30 | 0.88 (0, 4) | 0.25 |"
 
 
 def test_make_demo_replaces_its_own_fit_and_refuses_to_replace_another(tmp_path):

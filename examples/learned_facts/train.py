@@ -79,15 +79,13 @@ def main(model: str, name: str, layer: int, epochs: int) -> None:
     options = {"trials": 1, "prompts": Prompts(shots=0)}
     true_data = RelationDataModule(model, source=[replace(relation, samples=samples)], **options)
     false_data = RelationDataModule(model, source=[replace(relation, samples=false)], **options)
-    training = false_data.changed(
-        n_shot=len(false) - 1, loader=Loader(epoch="all", batch_size=8)
-    )  # one is left to test
+    several = Loader(epoch="all", batch_size=8)
+    training = false_data.changed(n_shot=len(false) - 1, loader=several)  # one is left to test
     torch.manual_seed(0)
     module = FineTuning(model)
     print("true facts  said {:.2f}  faithfulness {:.2f}".format(*linearity(module.lm, true_data, layer)))
-    trainer = L.Trainer(
-        max_epochs=epochs, callbacks=[Linearity(false_data, layer)], barebones=True, limit_val_batches=0
-    )
+    callbacks = [Linearity(false_data, layer)]
+    trainer = L.Trainer(max_epochs=epochs, callbacks=callbacks, barebones=True, limit_val_batches=0)
     trainer.fit(module, datamodule=training)
 
 

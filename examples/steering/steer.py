@@ -8,7 +8,7 @@ import argparse
 import torch
 
 from lre_lightning import LRE, LanguageModel, Relation, estimate, load_relations
-from lre_lightning.models.patching import PromptBatch
+from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.prompts.prompt import make_prompts
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -23,13 +23,7 @@ def steer(lm: LanguageModel, lre: LRE, relation: Relation, template: str) -> dic
     train = {subject for subject, _ in lre.origin.train}
     samples = [sample for sample in relation.samples if sample.subject not in train]
     prompts = make_prompts(lm.tokenizer, template, samples, [s for s in relation.samples if s.subject in train])
-    longest = max(len(prompt.input_ids) for prompt in prompts)
-    runs = PromptBatch(
-        lm,
-        torch.tensor([prompt.input_ids + (0,) * (longest - len(prompt.input_ids)) for prompt in prompts]),
-        torch.tensor([prompt.subject_position for prompt in prompts]),
-        torch.tensor([prompt.last_position for prompt in prompts]),
-    )
+    runs = prompts_to_run(lm, prompts)
     s, o = runs.hidden_states([lre.layer])
     answers = lm.predict(o)
     known = answers == torch.tensor([prompt.object_tokens[0] for prompt in prompts], device=answers.device)
