@@ -109,12 +109,11 @@ def data_licence(made: Any) -> str:
 
 
 def example_of(entry: Entry) -> dict[str, str]:
-    """Return what a card's example asks: a relation, two subjects and a text."""
+    """Return what a card's example asks: a relation, a subject and a text."""
     origin = entry.metadata["origin"]
-    subjects = [subject for subject, _ in origin["train"]] or ["…"]
+    subject = next((subject for subject, _ in origin["train"]), "…")
     template = str(origin["template"]).split(BETWEEN_TEMPLATES)[0] or SLOT
-    text = template.replace(SLOT, subjects[0])
-    return {"relation": origin["relation"], "subject": subjects[0], "target": subjects[-1], "text": text}
+    return {"relation": origin["relation"], "subject": subject, "text": template.replace(SLOT, subject)}
 
 
 def cell(text: object) -> str:

@@ -15,6 +15,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.records.files import read_records
 from lre_lightning.scoring.states import draw_key, draw_targets
 from lre_lightning.sharing.card import About, card_of
+from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.index import Entry, Index
 from lre_lightning.sharing.smaller import Form, Scorer
 from lre_lightning.sharing.writing import write_collection
@@ -230,23 +231,26 @@ def test_the_card_says_what_the_hub_filters_by_and_its_example_runs(fit, run, sc
 def test_names_of_any_kind_neither_break_a_card_nor_add_to_it(run):
     (entry, *_) = run.index.entries.values()
     made = {"config": {"data": {"source": "a```b"}}, "about": {"license": "[x](y)"}, "versions": {"<b>": "1"}}
-    for name in [*STRINGS, "a|b", "```", "'''", "x\n---\ny", "![x](http://y)"]:
+    for name in [*STRINGS, "a|b", "```", "'''", "x\n---\ny", "![x](http://y)", "&lt;script>"]:
         origin = entry.metadata["origin"] | dict.fromkeys(("relation", "model", "category"), name)
         origin |= {"template": f"{{}} {name}", "train": ((name, name),)}
         odd = replace(entry, metadata=entry.metadata | {"origin": origin})
         text = card_of(Index({odd.key: odd}, made), figure=False)
         card = ModelCard(text)
-        assert card.data.library_name == "lre-lightning"
+        assert (card.data.library_name, card.data.base_model) == ("lre-lightning", None)
         (row,) = (line for line in card.text.splitlines() if "full, float32" in line)
         assert row.replace("\\|", "").count("|") == 10
-        assert not re.search(r"(?<!\\)<script", card.text.split("```python")[0] + card.text.split("## Relations")[1])
+        shown = card.text.split("```python")[0] + card.text.split("## Relations")[1]
+        assert not re.search(r"(?<!\\)<script|&lt;", shown)
         compile(card.text.split("```python\n")[1].split("```")[0], "card", "exec")
         assert card.text.count("```") == 4
 
 
 def test_any_made_of_an_index_is_a_card_or_nothing(run):
-    entry = replace(next(iter(run.index.entries.values())), sha256="0" * 64)
-    for value in (None, 1, "x", [1], {"data": 1}, {"model": {"loading": [2]}}, {"license": {"a": [1]}}):
+    (entry, *_) = run.index.entries.values()
+    entry = replace(entry, metadata=entry.metadata | {"origin": entry.metadata["origin"] | {"train": ()}})
+    odd = ({"data": 1}, {"data": {"source": [1]}}, {"model": {"loading": [2]}}, {"license": {"a": [1]}})
+    for value in (None, 1, "x", [1], *odd):
         for name in ("config", "about", "versions", "form"):
             text = card_of(Index.of([entry], {name: value}), figure=False)
             assert ModelCard(text).data.library_name == "lre-lightning"
@@ -254,6 +258,8 @@ def test_any_made_of_an_index_is_a_card_or_nothing(run):
 
 def test_an_index_is_read_as_it_was_written(run, tmp_path):
     (entry, *_) = run.index.entries.values()
+    tuned = replace(entry, metadata=entry.metadata | {"beta": 7.0})
+    assert LRECollection(run.place, Index.of([tuned], {}))[entry.key].beta == 7.0
     full = Entry(entry.metadata, (1, 2), 7, "bfloat16", (0.25, None), (0.5, 1.0), 9, "0" * 64)
     Index.of([full], {"a": [1, {"b": None}]}).write(tmp_path)
     assert Index.read(tmp_path / "index.json") == Index.of([full], {"a": [1, {"b": None}]})
