@@ -24,15 +24,9 @@ class FitProgress:
     The mean is over the trials that this process has finished, scored or not, each with all that came with it, such as
     its checkpoint. Before the first one is finished there is no estimate.
 
-    Args:
-        relations: Names of the relations; none if the schedule is one of batches.
-        schedule: (relation index, trial) of every trial.
-        first: Index of the trial that the fit begins with: not 0 if it is resumed.
-        stop: Index of the trial before which it ends; it ends after the last one if None.
-
-    Attributes:
-        done: Number of finished trials, including those before `first`.
-        times: Seconds that each trial since `first` took.
+    The schedule has the relation, as its index in `relations`, and the number of every trial; there are no relations if
+    it is one of batches. The fit begins with trial `first`, which is not 0 if it is resumed, and ends before `stop`, or
+    after the last one. `done` counts the finished trials, and `times` are the seconds that those since `first` took.
 
     >>> progress = FitProgress(["country capital city"], [(0, 0), (0, 1), (0, 2)], first=1)
     >>> progress.name, progress.left()

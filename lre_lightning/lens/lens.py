@@ -178,9 +178,8 @@ def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int | None]
 
     Without a relation it is what the Jacobian lens says at the last token, or the given one, from its last layer down.
 
-    Args:
-        grids: The lenses of each text.
-        subjects: The index of the token to read in each text; by default, and for None, where the lens is most certain.
+    `subjects` are the indices of the tokens to read in each text; by default, and for None, it is the token where the
+    lens is most certain.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     for number, lenses in enumerate(grids):
@@ -188,9 +187,10 @@ def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int | None]
         places = [(lens, lens.layers.index(lens.layer)) for lens in lenses if lens.layer in lens.layers]
         alone = not places
         if alone:
-            places = [(lens, row) for lens in lenses for row in range(len(lens.layers)) if lens.name == JACOBIAN_LENS]
+            shown = [lens for lens in lenses if lens.name == JACOBIAN_LENS]
+            places = [(lens, row) for lens in shown for row in reversed(range(len(lens.layers)))]
         table = RichTable("lens" if alone else "relation", "layer", "token", "most likely", box=box.SIMPLE_HEAD)
-        for lens, row in reversed(places) if alone else places:
+        for lens, row in places:
             place = given if given is not None else -1 if alone else most_certain_token(lens, row)
             best = zip(lens.top[row][place], lens.probabilities[row][place], strict=True)
             said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)

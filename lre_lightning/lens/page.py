@@ -35,17 +35,10 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
     """
     if not lenses:
         raise LREError("a page of lenses needs at least one")
-    functions: dict[str, Any] = {
-        "visible": visible,
-        "sentence": sentence,
-        "title_of": title_of,
-        "step": step_of,
-        "data": _data,
-    }
     sections = [(text, list(group)) for text, group in groupby(lenses, lambda lens: lens.text)]
-    return load_template("lre_lightning.lens", "lens.html.j2", **functions).render(
-        title=title, sections=sections, inks=inks_of(COLOURS), dark_inks=inks_of(DARK_COLOURS)
-    )
+    functions: dict[str, Any] = {"visible": visible, "sentence": sentence, "title_of": title_of, "step": step_of}
+    template = load_template("lre_lightning.lens", "lens.html.j2", **functions, data=_data)
+    return template.render(title=title, sections=sections, inks=inks_of(COLOURS), dark_inks=inks_of(DARK_COLOURS))
 
 
 def load_template(package: str, name: str, html: bool = True, **functions: Any) -> Template:

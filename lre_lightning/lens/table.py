@@ -31,20 +31,15 @@ from lre_lightning.storage.plain import mapping, whole
 
 
 def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], top_k: int = 5) -> list[dict[str, Any]]:
-    """Read a batch of texts through the LREs of some relations, at the subject and the layer of the LRE.
+    """Read texts, in one batch, through one LRE of each of some relations, at the subject and the layer of the LRE.
 
     The subject is the one that the text names, else the one that it asks about at its end in a template of the
     relation. Without either, the lens is read at the token where it is most certain, the first one left out.
 
-    Args:
-        lm: The LM that the LREs were estimated from.
-        lres: One LRE per relation.
-        texts: The texts, which are run in one batch.
-        top_k: The number of answers.
-
     Returns:
         A row per text and relation: `text`, `subject`, `relation`, `layer`, `token` (the one that is read), `answer_1`,
-        `probability_1` and so on, most likely first, and the LM's own next token, `lm_answer` and `lm_probability`.
+        `probability_1` and so on to `top_k`, most likely first, and the LM's own next token, `lm_answer` and
+        `lm_probability`.
 
     Raises:
         LREError: If a text is empty or too long, it names a relation without an LRE, an LRE was estimated from another

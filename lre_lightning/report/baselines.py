@@ -10,7 +10,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, GENERIC_METHODS, METHODS, Score
-from lre_lightning.report.plotting import LOOKS, Series, Style
+from lre_lightning.report.plotting import LOOKS, Style
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, by_relation
@@ -105,10 +105,9 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means and
     standard deviations over relations.
     """
-    few, zero = (EVERY["faithfulness"], LOOKS["faithfulness"]), (ZERO_SHOT, Style("#56B4E9", hatch="////"))
-    return _plot_by_category(
-        records, "faithfulness", {"few-shot s": few, "zero-shot s": zero} if zero_shot else {"": few}
-    )
+    few = EVERY["faithfulness"]
+    kinds = {"few-shot s": few, "zero-shot s": ZERO_SHOT} if zero_shot else {"": few}
+    return _plot_by_category(records, "faithfulness", kinds, [LOOKS["faithfulness"], Style("#56B4E9", hatch="////")])
 
 
 def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
@@ -117,28 +116,28 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
     Means and standard deviations over relations.
     """
-    return _plot_by_category(records, "causality", {"": (EVERY["causality"], LOOKS["causality"])})
+    return _plot_by_category(records, "causality", {"": EVERY["causality"]}, [LOOKS["causality"]])
 
 
 def _plot_by_category(
-    records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, tuple[Mapping[str, Score], Style]]
+    records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, Mapping[str, Score]], looks: Sequence[Style]
 ) -> Figure:
     """Plot a panel for all relations and per category, a row per method, and in it a bar per kind of prompts."""
-    found = [
-        (label, look, {name: analysis.per_category(records, score) for name, score in methods.items()})
-        for label, (methods, look) in kinds.items()
-    ]
-    methods = [name for name, scores in found[0][2].items() if scores]
+    found = {
+        label: {name: analysis.per_category(records, score) for name, score in methods.items()}
+        for label, methods in kinds.items()
+    }
+    methods = [name for name, scores in next(iter(found.values())).items() if scores]
     counts = Counter(analysis.categories(analysis.counted(records)).values())
     titles = {ALL: counts.total(), **counts}
     height = 0.7 + (0.2 + 0.14 * len(kinds)) * len(methods)
     figure, panels = plotting.panel_grid(len(titles), min(len(titles), 5), 10, height)
     for axes, (title, count) in zip(panels, titles.items(), strict=True):
-        series = [
-            Series(label, look, {name: scores[name][title] for name in methods if title in scores.get(name, {})})
-            for label, look, scores in found
-        ]
-        plotting.bars(axes, methods, series)
+        series = {
+            label: {name: scores[name][title] for name in methods if title in scores.get(name, {})}
+            for label, scores in found.items()
+        }
+        plotting.bars(axes, methods, series, looks)
         axes.set_title(f"{plotting.text(title, 20)}\n({count})", fontsize=10)
     plotting.name_rows(panels, [LABELS.get(method, method) for method in methods])
     figure.supxlabel(f"{metric}, {plotting.MEAN}", fontsize=10)

@@ -11,7 +11,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import Spread
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import SCORES, Means, ModelResults
-from lre_lightning.report.plotting import LOOKS, Series, Style
+from lre_lightning.report.plotting import LOOKS, Style
 from lre_lightning.report.relations import plot_categories
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
@@ -82,7 +82,7 @@ def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
     found = list(_faithful(models).values())
     figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
     for axes, model, scores in zip(panels, models, found, strict=True):
-        plotting.bars(axes, names, [Series("", LOOKS["faithfulness"], scores)])
+        plotting.bars(axes, names, {"": scores})
         plotting.guess_marks(axes, names, analysis.per_relation(model.main, analysis.random_guess))
         for row in (row for row, name in enumerate(names) if name not in scores):
             axes.axhspan(row - 0.45, row + 0.45, color=plotting.GREY, alpha=0.2, linewidth=0, zorder=0.5)
@@ -128,7 +128,7 @@ def plot_known(models: Sequence[ModelResults]) -> Figure:
         scored = analysis.categories(analysis.counted(model.main))
         for label, look in (("scored", LOOKS["faithfulness"]), ("not scored", Style("#BBBBBB", hatch="////"))):
             shown = {name: known[name] for name in known if (name in scored) == (label == "scored")}
-            plotting.bars(axes, names, [Series(label, look, shown)])
+            plotting.bars(axes, names, {label: shown}, [look])
     plotting.legend(figure)
     return figure
 

@@ -77,7 +77,7 @@ def plot_concepts(records: Sequence[ConceptRecord]) -> Figure:
     metrics = ("accuracy", "causality")
     figure, panels = plotting.rows(names, metrics, "mean over trials", 0.5)
     for axes, metric in zip(panels, metrics, strict=True):
-        plotting.bars(axes, names, plotting.in_styles({name: _scores(records, metric, name) for name in METHODS}))
+        plotting.bars(axes, names, {name: _scores(records, metric, name) for name in METHODS})
     guesses = analysis.spreads((record.relation, 1 / record.objects) for record in records if not record.reason)
     plotting.guess_marks(panels[0], names, guesses)
     plotting.category_marks(panels[-1], names, kinds)

@@ -21,14 +21,10 @@ _PROMPTS = {
 def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micro", "macro"] = "micro") -> Table:
     """Return the recall of what the LM knows, in prompts that distract it (table "attribute-lens").
 
-    Args:
-        results: Results of `latent_knowledge` for one LM, with either kind of prompts or with both.
-        average: ``"micro"`` weights every prompt equally, ``"macro"`` every relation, with standard deviations over
-            relations.
-
-    Returns:
-        The paper's rows, followed by controls: the lens of another relation, the best answer that is the same for all
-        subjects of a relation, and guesses among the relation's objects.
+    The results are those of `latent_knowledge` for one LM, with either kind of prompts or with both. An average
+    ``"micro"`` weights every prompt equally, ``"macro"`` every relation. The paper's rows are followed by controls: the
+    lens of another relation, the best answer that is the same for all subjects of a relation, and guesses among the
+    relation's objects.
 
     Raises:
         LREError: If the results have different k, or `average` is unknown.

@@ -70,20 +70,6 @@ def styles_of(categories: Mapping[str, str]) -> dict[str, Style]:
     return found
 
 
-@dataclass(frozen=True)
-class Series:
-    """Scores by the names of rows, plotted in one style under one label."""
-
-    label: str
-    look: Style
-    scores: Means
-
-
-def in_styles(found: Mapping[str, Means]) -> list[Series]:
-    """Return scores by label in one style after the other; styles repeat after eight."""
-    return [Series(label, look, scores) for (label, scores), look in zip(found.items(), cycle(STYLES), strict=False)]
-
-
 def text(name: str, width: int = 34) -> str:
     """Return a name for a figure, wrapped at `width` characters and never read as mathematics.
 
@@ -167,30 +153,34 @@ Points = list[tuple[float, float, float | None]]
 """Place, mean and deviation of scores."""
 
 
-def _placed(names: Sequence[str], series: Sequence[Series], height: float) -> Iterator[tuple[Series, Points]]:
-    """Yield the points of each series, with those of a row side by side in its `height`."""
-    for index, one in enumerate(series):
+def _placed(
+    names: Sequence[str], series: Mapping[str, Means], looks: Iterable[Style], height: float
+) -> Iterator[tuple[str, Style, Points]]:
+    """Yield label, style and points of each series, with the points of a row side by side in its `height`."""
+    for index, ((label, scores), look) in enumerate(zip(series.items(), cycle(looks), strict=False)):
         shift = (index - (len(series) - 1) / 2) * height / len(series)
-        yield one, [(row + shift, *one.scores[name]) for row, name in enumerate(names) if name in one.scores]
+        yield label, look, [(row + shift, *scores[name]) for row, name in enumerate(names) if name in scores]
 
 
-def bars(axes: Axes, names: Sequence[str], series: Sequence[Series]) -> None:
-    """Plot horizontal bars with their deviations, those of a row side by side."""
-    for one, points in _placed(names, series, 0.8):
+def bars(axes: Axes, names: Sequence[str], series: Mapping[str, Means], looks: Sequence[Style] = STYLES) -> None:
+    """Plot horizontal bars with their deviations, those of a row side by side, for scores by label."""
+    for label, look, points in _placed(names, series, looks, 0.8):
         if points:
             places, means, _ = zip(*points, strict=True)
-            look: dict[str, Any] = {"color": one.look.colour, "hatch": one.look.hatch}
-            axes.barh(places, means, 0.76 / len(series), label=one.label, edgecolor="white", linewidth=0, **look)
+            options: dict[str, Any] = {"color": look.colour, "hatch": look.hatch}
+            axes.barh(places, means, 0.76 / len(series), label=label, edgecolor="white", linewidth=0, **options)
             deviations(axes, points)
     fraction_axis(axes)
 
 
-def dots(axes: Axes, names: Sequence[str], series: Sequence[Series], **options: float) -> None:
-    """Plot a dot per row and series, those of a row side by side; `options` are those of the markers."""
-    for one, points in _placed(names, series, 0.64):
-        look: dict[str, Any] = {"marker": one.look.marker, "color": one.look.colour, "linestyle": "none"}
-        look |= {"markersize": 5, "clip_on": False, **options}
-        axes.plot([mean for _, mean, _ in points], [place for place, *_ in points], label=one.label, **look)
+def dots(
+    axes: Axes, names: Sequence[str], series: Mapping[str, Means], looks: Sequence[Style] = STYLES, **options: float
+) -> None:
+    """Plot a dot per row and label, those of a row side by side; `options` are those of the markers."""
+    for label, look, points in _placed(names, series, looks, 0.64):
+        own: dict[str, Any] = {"marker": look.marker, "color": look.colour, "linestyle": "none"}
+        own |= {"markersize": 5, "clip_on": False, **options}
+        axes.plot([mean for _, mean, _ in points], [place for place, *_ in points], label=label, **own)
 
 
 def deviations(axes: Axes, points: Points) -> None:
@@ -203,7 +193,7 @@ def deviations(axes: Axes, points: Points) -> None:
 
 def guess_marks(axes: Axes, names: Sequence[str], guesses: Means) -> None:
     """Mark the score of a random guess in each row that has one."""
-    dots(axes, names, [Series(GUESS, Style("black", "|"), guesses)], markersize=12, markeredgewidth=1.6)
+    dots(axes, names, {GUESS: guesses}, [Style("black", "|")], markersize=12, markeredgewidth=1.6)
 
 
 def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str, str]) -> None:
@@ -222,8 +212,9 @@ def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str
 def dotted_rows(found: Mapping[str, Mapping[str, Means]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
     """Return a figure with a panel per metric, a row per relation, and a dot per label that has the relation."""
     figure, panels = rows(names, list(found), "mean over trials", 0.3)
-    for axes, scores in zip(panels, found.values(), strict=True):
-        dots(axes, names, [one for one in in_styles(scores) if one.scores])
+    for axes, series in zip(panels, found.values(), strict=True):
+        looks = [look for look, scores in zip(cycle(STYLES), series.values(), strict=False) if scores]
+        dots(axes, names, {label: scores for label, scores in series.items() if scores}, looks)
         for row in range(0, len(names), 2):
             axes.axhspan(row - 0.5, row + 0.5, color=GREY, alpha=0.1, linewidth=0, zorder=0.2)
         fraction_axis(axes)

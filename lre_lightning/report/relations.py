@@ -11,7 +11,6 @@ from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.selection import Criterion, reselect
 from lre_lightning.report import analysis, plotting
 from lre_lightning.report.analysis import ALL, SCORES, ModelResults
-from lre_lightning.report.plotting import LOOKS, Series
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relation, rows_of
 
@@ -56,9 +55,9 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     Means and standard deviations over trials; the mark is a random guess. Relations that were not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
-    series = plotting.in_styles(analysis.both_by_relation(records))
+    series = analysis.both_by_relation(records)
     kinds = analysis.categories(records)
-    names = plotting.best_first(scored, series[0].scores)
+    names = plotting.best_first(scored, series["faithfulness"])
     without = len(kinds) - len(names)
     label = "mean over trials" + (f" ({plotting.number_of(without)} not scored)" if without else "")
     shown = [f"{name}  (layer {scored[name].layer})" for name in names]
@@ -121,7 +120,7 @@ def plot_categories(models: Sequence[ModelResults]) -> Figure:
     figure, panels = plotting.rows(rows, list(SCORES), plotting.MEAN, 0.25 + 0.2 * len(models))
     for axes, score in zip(panels, SCORES.values(), strict=True):
         found = {plotting.text(name): analysis.per_category(model.main, score) for name, model in by_name.items()}
-        plotting.bars(axes, rows, plotting.in_styles(found))
+        plotting.bars(axes, rows, found)
     plotting.legend(figure, columns=4 if all(len(name) < 24 for name in by_name) else 2)
     return figure
 
@@ -224,7 +223,7 @@ def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
     ratios = analysis.underestimation(records)
     names = plotting.best_first(ratios, ratios)
     figure, (axes,) = plotting.rows(names, [""], "underestimation ratio, mean over pairs of subjects", 0.24)
-    plotting.dots(axes, names, [Series("", LOOKS["faithfulness"], ratios)])
+    plotting.dots(axes, names, {"": ratios})
     plotting.deviations(axes, [(row, *ratios[name]) for row, name in enumerate(names)])
     axes.axvline(1, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(left=0)
