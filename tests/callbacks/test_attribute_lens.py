@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lre_lightning.callbacks import AttributeLens, BetaTuning, RelationLog, attribute_lens
+from lre_lightning.callbacks import AttributeLens, BetaTuning, RelationLog, ResultsScalars, attribute_lens
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
@@ -40,6 +40,7 @@ from tests.helpers.toy import (
     write_toy_model,
     write_toy_relations,
 )
+from tests.training.test_module import trainer_of as quiet_trainer
 
 TEXTS = ["colour thing1", "thing2 red"]
 BATCHES = 4
@@ -80,17 +81,8 @@ class Foreign(L.LightningModule):
 
 
 def trainer_of(root, callbacks=(), **options):
-    defaults = {
-        "default_root_dir": root,
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": TensorBoardLogger(root, name="logs", version="run"),
-        "max_epochs": 1,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    return L.Trainer(**{**defaults, **options}, callbacks=list(callbacks))
+    board = TensorBoardLogger(root, name="logs", version="run")
+    return quiet_trainer(root, callbacks, **{"logger": board, "max_epochs": 1, "inference_mode": True, **options})
 
 
 def expected(module, texts=TEXTS, **options):
@@ -120,19 +112,14 @@ def images(root):
 
 def test_the_grids_go_to_files_and_to_tensorboard(tmp_path):
     module = Foreign()
-    loggers = [TensorBoardLogger(tmp_path / name, name="logs", version="run") for name in ("one", "two")]
-    trainer = trainer_of(tmp_path, [AttributeLens(TEXTS)], logger=[CSVLogger(tmp_path), *loggers])
-    trainer.fit(module)
+    trainer_of(tmp_path, [AttributeLens(TEXTS)]).fit(module)
     check_files(tmp_path / "lenses", expected(module))
-    found = images(tmp_path / "one")
-    tags = [f"attribute_lens/{number} {text}" for number, text in enumerate(TEXTS)]
-    assert list(found) == list(images(tmp_path / "two")) == tags
-    for number, logged in enumerate(found.values()):
-        assert [image.step for image in logged] == [BATCHES]
-        pixels = to_pixels(plot_lenses(expected(module)[number]), 350)
-        for image in logged:
-            with Image.open(BytesIO(image.encoded_image_string)) as shown:
-                assert np.array_equal(np.asarray(shown), pixels)
+    found = images(tmp_path)
+    assert list(found) == [f"attribute_lens/{number} {text}" for number, text in enumerate(TEXTS)]
+    for (logged,), grids in zip(found.values(), expected(module), strict=True):
+        assert logged.step == BATCHES
+        with Image.open(BytesIO(logged.encoded_image_string)) as shown:
+            assert np.array_equal(np.asarray(shown), to_pixels(plot_lenses(grids), 350))
 
 
 def test_options_choose_relations_layers_tokens_and_folder_also_after_pickling(tmp_path):
@@ -158,36 +145,30 @@ def test_a_jacobian_lens_is_read_from_its_file_or_the_module(tmp_path):
 
 
 def test_a_fit_of_lres_shows_what_it_finds(tmp_path):
-    model, relations = str(write_toy_model(tmp_path / "model")), str(write_toy_relations(tmp_path / "relations"))
-    data = RelationDataModule(model, ["thing colour", "wrong colour"], relations, n_shot=4, trials=1)
-    options = {"max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "num_sanity_val_steps": 0}
-    module = LREModule(model, betas=[1.0], ranks=[4])
-    callback = AttributeLens(["thing6"], ["wrong colour", "thing colour"], every_n_epochs=1)
-    trainer_of(tmp_path, [callback], inference_mode=False, **options).fit(module, datamodule=data)
-    found = json.loads((tmp_path / "lenses" / "lenses.json").read_text())
-    assert [grid["name"] for grid in found] == ["thing colour", "logit lens"]
-    assert {row[0][0] for row in found[0]["top"]} == {OBJECTS[2]}
-    assert len(images(tmp_path)["attribute_lens/0 thing6"]) == 2
-    message = r"no LRE of \['colours'\] can be shown: the data have \['thing colour', 'wrong colour'\]"
-    with pytest.raises(LREError, match=message):
-        trainer_of(tmp_path, [AttributeLens(TEXTS, ["colours"])], **options).fit(module, datamodule=data)
-
-
-def test_without_texts_each_category_gives_its_shortest_sentence(tmp_path):
     model, relations = str(write_toy_model(tmp_path / "model")), write_toy_relations(tmp_path / "relations")
     longer = relation_json("longer colour") | {"prompt_templates": ["colour {}"]}
     (relations / "longer_colour.json").write_text(json.dumps(longer))
     data = RelationDataModule(model, source=str(relations), n_shot=4, trials=1)
-    options = {"max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "num_sanity_val_steps": 0}
-    trainer = trainer_of(tmp_path, [AttributeLens()], inference_mode=False, **options)
-    trainer.fit(LREModule(model, layers=[0], betas=[1.0], ranks=[4]), datamodule=data)
+    options = {"max_epochs": -1, "inference_mode": False}
+    module = LREModule(model, layers=[0], betas=[1.0], ranks=[4])
+    given = AttributeLens(["thing6"], ["wrong colour", "thing colour"], 1, dirpath=str(tmp_path / "given"))
+    trainer_of(tmp_path, [given, AttributeLens()], **options).fit(module, datamodule=data)
+    found = json.loads((tmp_path / "given" / "lenses.json").read_text())
+    assert [grid["name"] for grid in found] == ["thing colour", "logit lens"]
+    assert {row[0][0] for row in found[0]["top"]} == {OBJECTS[2]}
+    # Without texts each category gives its shortest sentence.
     found = json.loads((tmp_path / "lenses" / "lenses.json").read_text())
     assert [grid["name"] for grid in found] == ["half colour", "logit lens", "thing colour", "logit lens"]
     tested = {trial.relation.name: trial.test for trial in map(data.trial, range(4))}
     for grid, other in zip(found[::2], found[1::2], strict=True):
         subjects = [sample.subject for sample in tested[grid["name"]]]
         assert grid["text"] == other["text"] == min(subjects, key=len)
-    assert list(images(tmp_path)) == [f"attribute_lens/{i} {found[2 * i]['text']}" for i in (0, 1)]
+    texts = [f"attribute_lens/{i} {found[2 * i]['text']}" for i in (0, 1)]
+    assert {tag: len(shown) for tag, shown in images(tmp_path).items()} == (
+        {"attribute_lens/0 thing6": 4} | dict.fromkeys(texts, 1)
+    )
+    with pytest.raises(LREError, match=r"no LRE of \['colours'\] can be shown: the data have \['half colour', "):
+        trainer_of(tmp_path, [AttributeLens(TEXTS, ["colours"])], **options).fit(module, datamodule=data)
 
 
 # When.
@@ -265,24 +246,17 @@ def test_it_leaves_everything_as_found(tmp_path, monkeypatch):
         trainer = trainer_of(tmp_path / name, [before, callback, after], max_epochs=2)
         L.seed_everything(3)
         trainer.fit(module)
-        assert len(before.states) == 6  # validation: before fit, after both epochs
+        assert len(before.states) == 5  # after both epochs and their validation, and at the end
         assert before.states == after.states
         assert max(sum(state[1]) for state in before.states) > 20  # the LM's dropout was on too
         weights[name] = [parameter.clone() for parameter in module.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(weights["with"], weights["without"], strict=True))
     module.lm.model.eval()
     check_files(tmp_path / "with" / "lenses", expected(module))  # without the LM's dropout
-
-
-def test_it_leaves_everything_as_found_if_it_fails(tmp_path, monkeypatch):
-    def broken(*arguments):
-        checked(*arguments)
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(attribute_lens, "read_lenses", broken)
+    monkeypatch.setattr(attribute_lens, "read_lenses", lambda *_: 1 / 0)
     before, after, module = Watch(), Watch(), Foreign(lm=dropout_lm(), lres={})
     trainer = trainer_of(tmp_path, [before, AttributeLens(TEXTS, every_n_epochs=1)], limit_val_batches=0)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(ZeroDivisionError):
         trainer.fit(module)
     after.look(trainer, module)
     assert [state[:3] for state in before.states] == [state[:3] for state in after.states]
@@ -300,22 +274,13 @@ def test_it_leaves_everything_as_found_if_it_fails(tmp_path, monkeypatch):
         ({"relations": []}, "relations must be a list"),
         ({"every_n_epochs": 0}, "every_n_epochs must be a whole number of at least 1"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1"),
-    ],
-)
-def test_invalid_arguments_are_refused(changes, message):
-    with pytest.raises(LREError, match=message):
-        AttributeLens(**{"texts": TEXTS, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+        # What does not fit the LM.
         ({"layers": [0, 7]}, "layer 7 is out of range"),
         ({"top_k": len(WORDS) + 1}, f"top_k {len(WORDS) + 1} is out of range"),
         ({"texts": ["thing1 " * 3000]}, "tokens is too long"),
     ],
 )
-def test_arguments_that_do_not_fit_the_lm_are_refused_before_the_work(tmp_path, changes, message):
+def test_invalid_arguments_are_refused_before_the_work(tmp_path, changes, message):
     class Never(Callback):
         def on_train_batch_start(self, *_):
             raise AssertionError("the work began")
@@ -325,26 +290,26 @@ def test_arguments_that_do_not_fit_the_lm_are_refused_before_the_work(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("callback", "lacking", "message"),
+    ("callback", "message"),
     [
-        (AttributeLens(TEXTS), "lres", "AttributeLens needs a module with 'lm' and 'lres', but Foreign has no 'lres'"),
-        (AttributeLens(TEXTS), "tokenizer", "AttributeLens needs a 'tokenizer' of the datamodule or of Foreign"),
-        (BetaTuning(), "lres", "BetaTuning needs a module with 'records', but Foreign has no 'records'"),
-        (
-            BetaTuning(apply=True),
-            "lres",
-            "with 'records' and 'set_beta', but Foreign has no 'records' and no 'set_beta'",
-        ),
-        (RelationLog(), "lres", "RelationLog needs a module with 'records', but Foreign has no 'records'"),
+        (AttributeLens(TEXTS), "AttributeLens needs a module with 'lm' and 'lres', but Foreign has no 'lres'"),
+        (BetaTuning(), "BetaTuning needs a module with 'records', but Foreign has no 'records'"),
+        (BetaTuning(apply=True), "with 'records' and 'set_beta', but Foreign has no 'records' and no 'set_beta'"),
+        (RelationLog(), "RelationLog needs a module with 'records', but Foreign has no 'records'"),
+        (ResultsScalars(), "ResultsScalars needs a module with 'records', but Foreign has no 'records'"),
     ],
 )
-def test_a_module_that_lacks_something_is_refused(tmp_path, callback, lacking, message):
+def test_a_module_that_lacks_something_is_refused(tmp_path, callback, message):
     module = Foreign()
-    delattr(module, lacking)
+    del module.lres
     with pytest.raises(LREError, match=message):
         trainer_of(tmp_path, [callback]).fit(module)
 
 
-def test_texts_can_only_be_taken_from_relations(tmp_path):
+def test_texts_and_a_tokenizer_must_come_from_somewhere(tmp_path):
+    module = Foreign()
     with pytest.raises(LREError, match="AttributeLens needs texts, or a RelationDataModule to take them from"):
-        trainer_of(tmp_path, [AttributeLens()]).fit(Foreign())
+        trainer_of(tmp_path, [AttributeLens()]).fit(module)
+    del module.tokenizer
+    with pytest.raises(LREError, match="AttributeLens needs a 'tokenizer' of the datamodule or of Foreign"):
+        trainer_of(tmp_path, [AttributeLens(TEXTS)]).fit(module)

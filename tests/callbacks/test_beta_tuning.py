@@ -15,35 +15,18 @@ from lre_lightning.callbacks import BetaTuning, RelationLog, ResultsTable
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import read_records
-from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import at_point
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_progress import lines_of
+from tests.helpers.records import small_record, unscored_record
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.training.test_module import data_of, trainer_of
 
 
 def record(relation, faithful, causal, trial=0):
     """A record on one layer and rank, out of 100."""
-    return TrialRecord(
-        relation,
-        "factual",
-        trial,
-        samples=110,
-        range_size=10,
-        tested=100,
-        known=100,
-        layers=(0,),
-        betas=(0.0, 1.0, 2.0),
-        ranks=(4,),
-        faithful=(tuple(faithful),),
-        causal=((causal,),),
-        edited=100,
-        layer=0,
-        beta=1.0,
-        rank=4,
-        n_shot=8,
-    )
+    grid = {"layers": (0,), "betas": (0.0, 1.0, 2.0), "ranks": (4,), "layer": 0, "beta": 1.0, "rank": 4}
+    counts = {"faithful": (tuple(faithful),), "causal": ((causal,),), "tested": 100, "known": 100, "edited": 100}
+    return small_record(trial, relation, **grid, **counts)
 
 
 def relations():
@@ -52,35 +35,32 @@ def relations():
     return [record(name, *counts, trial=trial) for name, counts in rows.items() for trial in (0, 1)]
 
 
-def test_correlation_is_the_papers_criterion():
-    records = relations()
-    one_trial = records[::2]
-    causal = [r.causal[0][0] for r in one_trial]
-    correlations = [np.corrcoef([r.faithful[0][i] for r in one_trial], causal)[0, 1] for i in range(3)]
-    assert int(np.argmax(correlations)) == 1
-    why = f"beta 1 has the best correlation of faithfulness and causality over 4 relations, R = {correlations[1]:.2f}"
-    assert BetaTuning().choose(records) == (1.0, why)
+FEW = [r for r in relations() if r.relation in "ab"]
+R = max(np.corrcoef([r.faithful[0][i] for r in relations()[::2]], [25, 52, 84, 12])[0, 1] for i in range(3))
 
 
-def test_mean_faithfulness_chooses():
-    why = "beta 2 has the best mean faithfulness over 4 relations, 0.69"
-    assert BetaTuning("faithfulness").choose(relations()) == (2.0, why)
-
-
-def test_mean_faithfulness_chooses_if_relations_are_too_few_to_correlate():
-    few = [r for r in relations() if r.relation in "ab"]
-    beta, why = BetaTuning().choose(few)
-    assert beta == 2.0
-    assert why.endswith("over 2 relations, 0.77: they are too few for a correlation with causality, or do not vary")
+@pytest.mark.parametrize(
+    ("criterion", "records", "beta", "why"),
+    [
+        ("correlation", relations(), 1, f"correlation of faithfulness and causality over 4 relations, R = {R:.2f}"),
+        ("faithfulness", relations(), 2, "mean faithfulness over 4 relations, 0.69"),
+        ("faithfulness", FEW, 2, "mean faithfulness over 2 relations, 0.77"),
+        (
+            "correlation",
+            FEW,
+            2,
+            "mean faithfulness over 2 relations, 0.77: they are too few for a correlation with causality, or do not "
+            "vary",
+        ),
+    ],
+)
+def test_the_choice_and_its_reason(criterion, records, beta, why):
+    assert BetaTuning(criterion).choose(records) == (beta, f"beta {beta} has the best {why}")
 
 
 def test_there_is_nothing_to_choose_without_scores_or_with_one_beta():
-    unscored = TrialRecord("ceo", "factual", 0, samples=20, range_size=20, tested=12, known=3)
-    assert BetaTuning().choose([unscored]) == (None, "")
+    assert BetaTuning().choose([unscored_record()]) == (None, "")
     assert BetaTuning().choose([replace(record("a", (7,), 1), betas=(1.0,))]) == (None, "")
-
-
-def test_an_unknown_criterion_is_refused():
     with pytest.raises(LREError, match="criterion must be 'correlation' or 'faithfulness', got 'luck'"):
         BetaTuning("luck")
 
@@ -182,21 +162,15 @@ def tune(root, callback, module):
     trainer_of(root, [callback], max_epochs=1, limit_train_batches=1, limit_val_batches=0).fit(module)
 
 
-def test_by_default_the_best_beta_is_named_and_not_applied(tmp_path, capsys):
-    module, callback = Other(relations()), BetaTuning()
-    tune(tmp_path, callback, module)
-    assert callback.beta == 1.0
-    assert not hasattr(module, "beta")
-    assert re.search(r"beta 1 has the best correlation .*, R = 1.00; not applied\n", capsys.readouterr().out)
-
-
-def test_it_works_with_other_modules_and_its_state_is_saved(tmp_path):
-    module, callback = Other(relations()), BetaTuning(apply=True)
-    tune(tmp_path, callback, module)
-    assert module.beta == 1.0
-    again = pickle.loads(pickle.dumps(BetaTuning()))
-    again.load_state_dict(callback.state_dict())
-    assert again.beta == callback.beta == module.beta
+def test_the_best_beta_is_named_and_applied_on_demand_alone_and_its_state_is_saved(tmp_path, capsys):
+    for apply, said in ((False, "not applied"), (True, "applied")):
+        module, callback = Other(relations()), BetaTuning(apply=apply)
+        tune(tmp_path, callback, module)
+        assert getattr(module, "beta", None) == (1.0 if apply else None)
+        assert re.search(rf"beta 1 has the best correlation .*, R = 1.00; {said}\n", capsys.readouterr().out)
+        again = pickle.loads(pickle.dumps(BetaTuning()))
+        again.load_state_dict(callback.state_dict())
+        assert again.beta == callback.beta == 1.0
 
 
 def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
@@ -205,10 +179,3 @@ def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
         module.records[key] = record(key[0], (99, 0, 0), 1, key[1])
     tune(tmp_path, BetaTuning("faithfulness", apply=True), module)
     assert module.beta == 2.0
-
-
-def test_scores_that_were_measured_at_one_beta_are_dropped_with_it():
-    measured = replace(relations()[0], faithful_low_rank=(20,), line_integrals=((2.0, 1.0),))
-    moved = at_point(measured, 0, 4, 2.0)
-    assert (moved.faithful_low_rank, moved.line_integrals) == ((), ((2.0, 1.0),))
-    assert at_point(measured, 0, 8, 1.0).faithful_low_rank == (20,)

@@ -8,7 +8,6 @@ from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
-from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from matplotlib.figure import Figure
@@ -18,7 +17,6 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lre_lightning.callbacks import BetaTuning, ResultsScalars, ResultsTable
 from lre_lightning.callbacks.loggers import log_final, log_image, log_scalars, log_table, log_text
-from lre_lightning.errors import LREError
 from lre_lightning.lens.plotting import to_pixels
 from lre_lightning.records.record import TrialRecord
 from tests.callbacks.test_progress import Other, Turns, fit_other
@@ -181,10 +179,15 @@ def fit_scored(folder, name, *callbacks, module=None, **options):
     return folder / name
 
 
-def test_a_fit_logs_running_means_curves_over_layers_and_final_means(tmp_path):
-    folder = fit_scored(tmp_path, "tb", ResultsScalars())
-    assert rounded(scalars_of(folder)) == rounded(EXPECTED)
-    assert hparams_of(folder) == ({"beta": 2.0}, ["final/faithfulness", "final/causality"])
+def test_a_fit_logs_running_means_curves_over_layers_final_means_and_the_table(tmp_path):
+    folder = fit_scored(tmp_path, "tb", BetaTuning("faithfulness"), ResultsScalars(), ResultsTable())
+    found = {tag: points for tag, points in scalars_of(folder).items() if not tag.startswith("beta_tuning/")}
+    assert rounded(found) == rounded(EXPECTED | {"final/best beta": [(3, 1.0)]})
+    assert hparams_of(folder) == ({"beta": 2.0}, ["final/faithfulness", "final/causality", "final/best beta"])
+    table = events_of(folder).Tensors("results/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()
+    assert table[0].startswith("| relation | category | samples | known | layer | rank | beta | faithfulness |")
+    assert table[2] == "| first | of f | 30 | 10 | 7 | 8 | 2.0 | 0.50 ± 0.14 | 0.62 ± 0.53 | 0.25 |"
+    assert "not scored" in table[4]
 
 
 def test_a_resumed_fit_logs_what_is_finished_at_the_same_steps(tmp_path):
@@ -194,21 +197,5 @@ def test_a_resumed_fit_logs_what_is_finished_at_the_same_steps(tmp_path):
     fit_other(tmp_path, callback, module=module, data=Three(), logger=board, max_epochs=4)
     assert [step for step, _ in scalars_of(tmp_path / "part")["faithfulness/all relations"]] == [2]
     module.trainer.save_checkpoint(tmp_path / "part.ckpt")
-    trainer_options = {"ckpt_path": tmp_path / "part.ckpt"}
-    folder = fit_scored(tmp_path, "resumed", callback, module=module, **trainer_options)
+    folder = fit_scored(tmp_path, "resumed", callback, module=module, ckpt_path=tmp_path / "part.ckpt")
     assert rounded(scalars_of(folder)) == rounded(EXPECTED)
-
-
-def test_the_table_of_results_and_the_best_beta_are_logged(tmp_path):
-    folder = fit_scored(tmp_path, "tb", BetaTuning("faithfulness"), ResultsScalars(), ResultsTable())
-    events = events_of(folder)
-    table = events.Tensors("results/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()
-    assert table[0].startswith("| relation | category | samples | known | layer | rank | beta | faithfulness |")
-    assert table[2] == "| first | of f | 30 | 10 | 7 | 8 | 2.0 | 0.50 ± 0.14 | 0.62 ± 0.53 | 0.25 |"
-    assert "not scored" in table[4]
-    assert [event.value for event in events.Scalars("final/best beta")] == [1.0]
-
-
-def test_data_without_a_schedule_are_refused(tmp_path):
-    with pytest.raises(LREError, match="ResultsScalars needs a datamodule with 'schedule' and 'relations'"):
-        fit_other(tmp_path, ResultsScalars(), data=BoringDataModule())

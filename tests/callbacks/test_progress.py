@@ -20,9 +20,7 @@ from lre_lightning.callbacks.progress import FitProgress
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.training.module import LREModule
-from tests.helpers.toy import write_toy_model, write_toy_relations
-from tests.training.test_module import GRID, data_of, trainer_of
+from tests.training.test_module import trainer_of
 
 AWKWARD, ESCAPED = "odd\nname\x1b[2J\u2028end", r"odd\nname\x1b[2J\u2028end"
 SCHEDULE = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
@@ -57,24 +55,6 @@ class Fails(Callback):
             raise self.exception
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("toy")
-    return str(write_toy_model(root / "model")), str(write_toy_relations(root / "relations"))
-
-
-@pytest.fixture
-def fit(folders, clock, tmp_path):
-    """Fit the toy, each trial in some seconds, and return the Trainer."""
-
-    def call(*callbacks, seconds=10, ckpt_path=None, **options):
-        trainer = trainer_of(tmp_path / "run", [Takes(clock, seconds), *callbacks], **options)
-        trainer.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders), ckpt_path=ckpt_path)
-        return trainer
-
-    return call
-
-
 def lines_of(folder):
     """Return the lines of a log, without their times, which are those of a clock on the wall."""
     text = (folder / "fit.log").read_bytes().decode()
@@ -88,6 +68,46 @@ def lines_of(folder):
 def stamped(text):
     """Return the lines that begin with a time."""
     return [line for line in text.splitlines() if re.match(r"\d{4}-\d\d-\d\dT", line)]
+
+
+def record(trial, faithful, causal, **changes):
+    """A record of relation b, whose numbers all differ."""
+    scores = {"faithful": ((1, 2), (3, faithful)), "causal": ((4, 5), (causal, 6)), "known": 10, "edited": 8}
+    place = {"layers": (0, 7), "betas": (1.0, 2.25), "ranks": (4, 8), "layer": 7, "beta": 2.25, "rank": 4}
+    return TrialRecord("b", "factual", trial, samples=30, range_size=4, tested=22, **scores | place | changes)
+
+
+class Other(BoringModel):
+    """Someone's own module: it trains, and has records."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = {}
+
+    def on_train_epoch_end(self):
+        pass
+
+    def on_validation_end(self):
+        name, trial = ["first", "second"][self.current_epoch % 2], self.current_epoch // 2
+        self.records[name, trial] = TrialRecord(**record(trial, 9, 2).plain() | {"relation": name})
+
+
+class Turns(BoringDataModule):
+    """Someone's own data, whose relations take turns."""
+
+    schedule = ((0, 0), (1, 0), (0, 1), (1, 1))
+
+    def __init__(self, second="second"):
+        super().__init__()
+        self.relations = [SimpleNamespace(name="first"), SimpleNamespace(name=second)]
+
+
+def fit_other(root, *callbacks, module=None, data=None, ckpt_path=None, **options):
+    """Fit another module on other data, in four epochs unless told otherwise, and return the Trainer."""
+    options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4} | options
+    trainer = trainer_of(root, callbacks, **options)
+    trainer.fit(module or Other(), datamodule=data or Turns(), ckpt_path=ckpt_path)
+    return trainer
 
 
 # The estimate.
@@ -135,38 +155,38 @@ def test_the_time_left_shrinks_within_a_trial_and_is_none_after_the_last(clock):
 # The log.
 
 
-def test_a_fit_writes_one_line_per_relation_to_its_file_and_the_logger(fit, folders, tmp_path, caplog):
+def test_a_fit_writes_one_line_per_relation_to_its_file_and_the_logger(clock, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="lre_lightning")
-    fit(RelationLog())
-    everything = "faithfulness 1.00, causality 1.00"
+    trainer = fit_other(tmp_path, Takes(clock, 10), RelationLog(str(tmp_path / "logs")), max_epochs=6)
+    found = "known 10, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality 0.25"
     lines = [
-        f"fit of {folders[0]!r}: relations 3, trials 6 (2 per relation), devices 1 x cpu",
-        f"relation 1 of 3, 'half colour': scored 2 of 2 trials, known 10, layer emb, beta 1, rank 16, {everything}, "
-        "took 20 s, left 40 s",
-        f"relation 2 of 3, 'thing colour': scored 2 of 2 trials, known 20, layer emb, beta 1, rank 16, {everything}, "
-        "took 20 s, left 20 s",
-        "relation 3 of 3, 'wrong colour': scored 0 of 2 trials, known 0, took 20 s, left 0 s",
-        "fit ended after 1 min 0 s: trials 6 of 6, scored 2 of 3 relations",
+        "fit of 'Other': relations 2, trials 4 (2 per relation), devices 1 x cpu",
+        f"relation 1 of 2, 'first': scored 2 of 2 trials, {found}, took 20 s, left 10 s",
+        f"relation 2 of 2, 'second': scored 2 of 2 trials, {found}, took 20 s, left 0 s",
+        "fit ended after 1 min 0 s: trials 4 of 4, scored 2 of 2 relations",  # after two epochs without a trial
     ]
-    assert lines_of(tmp_path / "run") == lines
+    assert lines_of(tmp_path / "logs") == lines
     records = [record for record in caplog.records if record.name == "lre_lightning"]
     assert [(record.levelname, record.getMessage()) for record in records] == [("INFO", line) for line in lines]
+    with pytest.raises(LREError, match="RelationLog needs a datamodule with 'schedule' and 'relations'"):
+        trainer.fit(Other(), BoringDataModule())
+    assert lines_of(tmp_path / "logs") == lines  # nothing of errors before the first trial
 
 
-def test_a_resumed_fit_continues_the_file(fit, tmp_path):
-    fit(RelationLog(), seconds=500, max_epochs=3).save_checkpoint(tmp_path / "part.ckpt")
-    before = lines_of(tmp_path / "run")
-    assert before[-1] == "fit ended after 25 min 0 s: trials 3 of 6, scored 2 of 3 relations"
-    assert len(before) == 3
-    fit(RelationLog(), ckpt_path=tmp_path / "part.ckpt").save_checkpoint(tmp_path / "whole.ckpt")
-    lines = lines_of(tmp_path / "run")
-    assert lines[:3] == before
-    assert lines[3].endswith("trials 6 (2 per relation), devices 1 x cpu, resumed at trial 4 of 6")
-    assert re.search("'thing colour': scored 2 of 2 .*, took 10 s for 1 of its trials, left 20 s$", lines[4])
-    assert lines[5].endswith("took 20 s, left 0 s")
-    assert lines[6:] == ["fit ended after 30 s: trials 6 of 6, scored 2 of 3 relations"]
-    fit(RelationLog(), ckpt_path=tmp_path / "whole.ckpt")
-    assert lines_of(tmp_path / "run")[7:] == ["fit ended after 0 s: trials 6 of 6, scored 2 of 3 relations"]
+def test_a_resumed_fit_continues_the_file(clock, tmp_path):
+    module = Other()
+    first = fit_other(tmp_path, Takes(clock, 500), RelationLog(), module=module, max_epochs=3)
+    first.save_checkpoint(tmp_path / "part.ckpt")
+    before = lines_of(tmp_path)
+    assert before[1:] == [before[1], "fit ended after 25 min 0 s: trials 3 of 4, scored 2 of 2 relations"]
+    resumed = {"module": module, "ckpt_path": tmp_path / "part.ckpt"}
+    fit_other(tmp_path, Takes(clock, 10), RelationLog(), **resumed).save_checkpoint(tmp_path / "whole.ckpt")
+    begin, second, end = lines_of(tmp_path)[3:]
+    assert begin.endswith("trials 4 (2 per relation), devices 1 x cpu, resumed at trial 4 of 4")
+    assert re.search("'second': scored 2 of 2 .*, took 10 s for 1 of its trials, left 0 s$", second)
+    assert end == "fit ended after 10 s: trials 4 of 4, scored 2 of 2 relations"
+    fit_other(tmp_path, RelationLog(), **resumed | {"ckpt_path": tmp_path / "whole.ckpt"})
+    assert lines_of(tmp_path)[6:] == ["fit ended after 0 s: trials 4 of 4, scored 2 of 2 relations"]
 
 
 @pytest.mark.parametrize(
@@ -186,26 +206,6 @@ def test_a_stopped_fit_says_how_far_it_came_and_why(tmp_path, clock, monkeypatch
     assert lines_of(tmp_path)[-1] == "fit ended after 0 s: trials 4 of 4, scored 2 of 2 relations"
 
 
-def test_errors_before_the_first_trial_or_outside_a_fit_are_not_logged(fit, folders, tmp_path):
-    log = RelationLog()
-    fit(log, max_epochs=1)
-    lines = lines_of(tmp_path / "run")
-    with pytest.raises(LREError, match="there is no LRE to validate"):
-        trainer_of(tmp_path / "run", [log]).validate(LREModule(folders[0]), data_of(folders))
-    with pytest.raises(LREError, match="6 trials that choose leave none"):
-        trainer_of(tmp_path / "run", [log]).fit(
-            LREModule(folders[0], fitting={"selection_trials": 6}), data_of(folders)
-        )
-    assert lines_of(tmp_path / "run") == lines
-
-
-def record(trial, faithful, causal, **changes):
-    """A record of relation b, whose numbers all differ."""
-    scores = {"faithful": ((1, 2), (3, faithful)), "causal": ((4, 5), (causal, 6)), "known": 10, "edited": 8}
-    place = {"layers": (0, 7), "betas": (1.0, 2.25), "ranks": (4, 8), "layer": 7, "beta": 2.25, "rank": 4}
-    return TrialRecord("b", "factual", trial, samples=30, range_size=4, tested=22, **scores | place | changes)
-
-
 def test_a_line_has_the_means_of_the_relations_own_trials(clock):
     progress = FitProgress(["a", "b"], [(0, 0), (1, 0), (1, 1), (1, 2), (0, 1)])
     advance(progress, clock, 1, 61, 0, 59.5)
@@ -217,46 +217,6 @@ def test_a_line_has_the_means_of_the_relations_own_trials(clock):
     )
     line = relation_line(progress, 1, [record(0, 9, 0, edited=0), record(1, 0, 0, reported=False)])
     assert "scored 2 of 3 trials, known 10, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality -, took" in line
-
-
-class Other(BoringModel):
-    """Someone's own module: it trains, and has records."""
-
-    def __init__(self):
-        super().__init__()
-        self.records = {}
-
-    def on_train_epoch_end(self):
-        pass
-
-    def on_validation_end(self):
-        name, trial = ["first", "second"][self.current_epoch % 2], self.current_epoch // 2
-        self.records[name, trial] = TrialRecord(**record(trial, 9, 2).plain() | {"relation": name})
-
-
-class Turns(BoringDataModule):
-    """Someone's own data, whose relations take turns."""
-
-    schedule = ((0, 0), (1, 0), (0, 1), (1, 1))
-
-    def __init__(self, second="second"):
-        super().__init__()
-        self.relations = [SimpleNamespace(name="first"), SimpleNamespace(name=second)]
-
-
-def fit_other(root, *callbacks, module=None, data=None, ckpt_path=None, **options):
-    """Fit another module on other data, in four epochs unless told otherwise."""
-    options = {"limit_train_batches": 1, "limit_val_batches": 1, "max_epochs": 4} | options
-    trainer_of(root, callbacks, **options).fit(module or Other(), datamodule=data or Turns(), ckpt_path=ckpt_path)
-
-
-def test_other_modules_and_data_work_also_if_the_trainer_continues_after_the_last_trial(clock, tmp_path):
-    fit_other(tmp_path, Takes(clock, 5), RelationLog(str(tmp_path / "logs")), max_epochs=6)
-    begin, first, second, end = lines_of(tmp_path / "logs")
-    assert begin == "fit of 'Other': relations 2, trials 4 (2 per relation), devices 1 x cpu"
-    assert re.match("relation 1 of 2, 'first': scored 2 of 2 trials, known 10, .*, took 10 s, left 5 s", first)
-    assert re.match("relation 2 of 2, 'second': scored 2 of 2 trials, known 10, .*, took 10 s, left 0 s", second)
-    assert end == "fit ended after 30 s: trials 4 of 4, scored 2 of 2 relations"
 
 
 def test_names_stay_on_their_line(clock, tmp_path):
@@ -272,9 +232,7 @@ def test_names_stay_on_their_line(clock, tmp_path):
     assert lines[-1] == f"fit stopped after 0 s at 4/4 {ESCAPED}, trial 1: RuntimeError: now"
 
 
-def test_data_without_a_schedule_are_refused_in_a_fit_alone(tmp_path):
-    with pytest.raises(LREError, match="RelationLog needs a datamodule with 'schedule' and 'relations'"):
-        fit_other(tmp_path, RelationLog(), data=BoringDataModule())
+def test_data_without_a_schedule_may_be_validated(tmp_path):
     trainer = trainer_of(tmp_path, [RelationLog()], limit_val_batches=1)
     trainer.validate(BoringModel(), BoringDataModule(), verbose=False)
     assert not (tmp_path / "fit.log").exists()
@@ -349,33 +307,31 @@ def bars_of(states):
     return list(dict.fromkeys(match.groups() for match in found if match))
 
 
-def test_the_bar_shows_relation_trial_and_the_time_left(fit):
+def test_the_bar_shows_relation_trial_and_the_time_left(clock, tmp_path):
     bar = RelationProgressBar()
     with terminal() as states:
-        fit(bar, enable_progress_bar=True)
+        fit_other(tmp_path, Takes(clock, 10), bar, enable_progress_bar=True)
     bars = bars_of(states)
     assert bars[:6] == [
         ("Training", "0", ""),
-        ("1/6 half colour, trial 0", "0", "now=estimating"),
-        ("1/6 half colour, trial 0", "0", "now=scoring"),
-        ("2/6 half colour, trial 1", "17", "left=50 s"),
-        ("2/6 half colour, trial 1", "17", "left=50 s, now=estimating"),
-        ("2/6 half colour, trial 1", "17", "left=40 s, now=scoring"),
+        ("1/4 first, trial 0", "0", "now=estimating"),
+        ("1/4 first, trial 0", "0", "now=scoring"),
+        ("2/4 second, trial 0", "25", "left=30 s"),
+        ("2/4 second, trial 0", "25", "left=30 s, now=estimating"),
+        ("2/4 second, trial 0", "25", "left=20 s, now=scoring"),
     ]
-    assert ("4/6 thing colour, trial 1", "50", "left=30 s, now=estimating") in bars
-    assert bars[-2:] == [("6/6 wrong colour, trial 1", "83", "now=scoring"), ("6/6 trials", "100", "")]
+    assert bars[-2:] == [("4/4 second, trial 1", "75", "now=scoring"), ("4/4 trials", "100", "")]
     assert pickle.loads(pickle.dumps(bar)).refresh_rate == bar.refresh_rate
 
 
-def test_the_bar_of_a_stopped_fit_stays_behind(fit, folders, tmp_path):
-    fit(max_epochs=1).save_checkpoint(tmp_path / "part.ckpt")
+def test_the_bar_of_a_stopped_fit_stays_behind(tmp_path):
     callbacks = [RelationProgressBar(), Fails(0, RuntimeError("now"))]
-    again = trainer_of(tmp_path, callbacks, enable_progress_bar=True)
+    trainer = trainer_of(tmp_path, callbacks, enable_progress_bar=True, limit_train_batches=1, limit_val_batches=1)
     with terminal() as states:
         with pytest.raises(RuntimeError, match="now"):
-            again.fit(LREModule(folders[0], **GRID), datamodule=data_of(folders))
+            trainer.fit(Other(), Turns())
         print("stopped")
-        again.validate(LREModule(folders[0], **GRID), data_of(folders), tmp_path / "part.ckpt", verbose=False)
+        trainer.validate(Other(), Turns(), verbose=False)
     assert any(state.startswith("Validation DataLoader 0: 100%") for state in states)
     assert "stopped" in states  # on a line of its own
     assert not any("scoring" in state for state in states)

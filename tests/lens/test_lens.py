@@ -61,12 +61,12 @@ def test_every_cell_is_the_softmax_of_the_decoded_lre_of_its_hidden_state(family
     widen_casts(monkeypatch, family)
     model = tiny_model(family)
     lm = LanguageModel(model)
-    lres = {
-        ("first", 0): random_lre(lm, "first", 1, beta=2.25),
-        ("second", 0): random_lre(lm, "second", 2, layer="emb"),
-    }
-    first, second = lres.values()
-    grids = read_lenses(lm, words(), TEXT, lres, top_k=4)
+    first, second = random_lre(lm, "first", 1, beta=2.25), random_lre(lm, "second", 2, layer="emb")
+    sizes, decode = [], lm.decode
+    monkeypatch.setattr(lm, "decode", lambda hidden: sizes.append(len(hidden)) or decode(hidden))
+    monkeypatch.setattr("lre_lightning.models.language_model.LOGIT_BYTES", VOCAB * 8 * 3)
+    grids = read_lenses(lm, words(), TEXT, {("first", 0): first, ("second", 0): second}, top_k=4)
+    assert set(sizes) == {3, 1}  # 16 hidden states, three at a time
     hidden, logits = hidden_states(model, model.transformer.h if family == "gpt2" else model.model.layers)
     maps = {
         "first": lambda h: 2.25 * h @ first.weight.T + first.bias,
@@ -104,20 +104,6 @@ def test_the_jacobian_lens_decodes_each_layer_through_its_own_jacobian():
                 logits = HEADS["gpt2"](model, hidden[layer + 1] @ jacobians[layer].T)
             expected = logits.softmax(-1).sort(descending=True).values[:, :4]
             torch.testing.assert_close(torch.tensor(grids[0].probabilities[row], dtype=torch.float64), expected)
-
-
-def test_decoding_a_few_rows_at_a_time_gives_the_same(monkeypatch):
-    lm = LanguageModel(tiny_model("llama"))
-    lres = {("first", 0): random_lre(lm, "first", 1)}
-    whole = read_lenses(lm, words(), TEXT, lres)
-    sizes, decode = [], lm.decode
-    monkeypatch.setattr(lm, "decode", lambda hidden: sizes.append(len(hidden)) or decode(hidden))
-    monkeypatch.setattr("lre_lightning.models.language_model.LOGIT_BYTES", VOCAB * lm.dtype.itemsize * 3)
-    parts = read_lenses(lm, words(), TEXT, lres)
-    assert set(sizes) == {3, 1}  # 16 hidden states, three at a time
-    for one, other in zip(whole, parts, strict=True):
-        assert one.top == other.top
-        torch.testing.assert_close(torch.tensor(one.probabilities), torch.tensor(other.probabilities))
 
 
 def test_chosen_layers_are_rows_of_all_layers_in_the_lms_order():

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import Records, read_records, write_records
-from lre_lightning.records.record import GENERIC, MEASURES, WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.record import MEASURES, WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
@@ -73,27 +73,19 @@ def test_scores_over_a_total_of_zero_are_nan():
 # Plain data
 
 
-@pytest.mark.parametrize("record", [BARE, full_record(), full_record(layer="emb", template_index=None)])
+@pytest.mark.parametrize(
+    "record", [BARE, full_record(), full_record(layer="emb", template_index=None, whole_objects={}, generations=())]
+)
 def test_plain_data_rebuild_the_record(record):
-    assert TrialRecord.from_plain(record.plain()) == record
+    assert ({"whole_objects", "generations"} <= record.plain().keys()) == bool(record.generations)
     again = TrialRecord.from_plain(json.loads(json.dumps(record.plain())))
-    assert again == record
+    assert again == record == TrialRecord.from_plain(record.plain())
     assert hash(again.faithful + again.train) == hash(record.faithful + record.train)  # tuples throughout
 
 
-def test_records_do_not_mention_what_few_fits_measure():
-    record = full_record(whole_objects={}, generations=())
-    assert not {"whole_objects", "generations"} & record.plain().keys()
-    assert TrialRecord.from_plain(record.plain()) == record
-
-
-def test_a_missing_field_is_refused_unless_it_has_a_default():
-    def without(name):
-        return TrialRecord.from_plain({key: value for key, value in LINE.items() if key != name})
-
+def test_a_missing_field_is_refused():
     with pytest.raises(LREError, match="this is not a record: relation: Field required"):
-        without("relation")
-    assert without("generations") == full_record(generations=())
+        TrialRecord.from_plain({name: value for name, value in LINE.items() if name != "relation"})
 
 
 @pytest.mark.parametrize(
@@ -247,54 +239,44 @@ def test_a_path_without_records_is_refused(tmp_path):
 # Rows
 
 
-def expected_score(record, row):
-    layer, few_shot = row["layer"], row["prompt"] == "few-shot"
-    if row["metric"] in MEASURES:
-        return record.measure(row["metric"], layer, row["beta"] if row["rank"] is None else row["rank"])
-    if row["metric"] in WHOLE_OBJECTS:
-        return record.on_whole_objects(row["metric"])
-    if row["method"] == "LRE" and row["metric"] == "faithfulness":
-        return record.faithfulness(layer, row["beta"], zero_shot=not few_shot)
-    if row["method"] == "LRE":
-        return record.causality(layer, row["rank"])
-    if row["method"] in GENERIC and row["metric"] == "faithfulness":
-        return record.score("generic_faithful", layer, row["beta"], method=row["method"])
-    if row["method"] in GENERIC:
-        return record.score("generic_causal", layer, row["rank"], method=row["method"])
-    if row["metric"] == "faithfulness":
-        name = "faithful_baselines" if few_shot else "zero_shot_baselines"
-        return record.score(name, layer, method=row["method"])
-    return record.score("causal_baselines", layer, method=row["method"])
+GRID_ROWS = {  # by the field of counts: metric, prompt, axis beside the layer, and what the counts are out of
+    "faithful": ("faithfulness", "few-shot", "beta", 10),
+    "faithful_zero_shot": ("faithfulness", "zero-shot", "beta", 10),
+    "causal": ("causality", "few-shot", "rank", 4),
+    "faithful_baselines": ("faithfulness", "few-shot", None, 10),
+    "zero_shot_baselines": ("faithfulness", "zero-shot", None, 10),
+    "causal_baselines": ("causality", "few-shot", None, 4),
+    "generic_faithful": ("faithfulness", "few-shot", "beta", 10),
+    "generic_causal": ("causality", "few-shot", "rank", 4),
+}
 
 
-def test_rows_hold_every_count_once_with_the_score_of_the_record():
-    given_records = full_record(), full_record(1, edited=4), full_record(0, "mother")
-    records = {(record.relation, record.trial): record for record in given_records}
-    found = rows([*records.values(), BARE])
-    generic = 3 * 2 * (3 * 2 + 2 * 4)
-    measures = 3 * 3 * (11 * 2 + 3 * 4 + 5)
-    assert (
-        len(found) == 3 * (3 * (2 + 2 + 4 + 3 + 3 + 3) + 4) + generic + measures
-    )  # records, layers, and the scores of each
-    names = ("relation", "trial", "metric", "method", "prompt", "layer", "beta", "rank")
-    assert len({tuple(row[name] for name in names) for row in found}) == len(found)
+def test_rows_hold_every_count_once_with_its_score():
+    record, expected = full_record(1, edited=4), {}
+    for field, (metric, prompt, axis, total) in GRID_ROWS.items():
+        counts, layers = getattr(record, field), record.generic_layers if "generic" in field else record.layers
+        for method, grid in counts.items() if isinstance(counts, dict) else [("LRE", counts)]:
+            for layer, cells in zip(layers, grid, strict=True):
+                for point, count in zip(getattr(record, f"{axis}s"), cells, strict=True) if axis else [(None, cells)]:
+                    expected[metric, method, prompt, layer, axis, point] = count, total, count / total
+    for name, (axes, over) in MEASURES.items():
+        for layer, sums in zip(record.layers, record.measures[name], strict=True):
+            for point, total in zip(getattr(record, axes) if axes else [None], sums, strict=True):
+                score = total / getattr(record, over)
+                expected[name, "LRE", "few-shot", layer, axes[:-1] or None, point] = None, getattr(record, over), score
+    for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 4, 5), (9, 9, 7, 7), strict=True):
+        axis, point = ("beta", 2.25) if total == 9 else ("rank", 4)
+        expected[name, "LRE", "few-shot", 3, axis, point] = count, total, count / total
+    found = rows([record, BARE])
+    assert len(found) == len(expected)
     for row in found:
         assert tuple(row) == COLUMNS
-        record = records[row["relation"], row["trial"]]
-        assert row["score"] == expected_score(record, row)
+        axis = next((axis for axis in ("beta", "rank") if row[axis] is not None), None)
+        place = *(row[name] for name in ("metric", "method", "prompt", "layer")), axis, axis and row[axis]
+        assert expected[place] == (row["count"], row["total"], row["score"])
         assert row["chosen"] == all(row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
-        if row["metric"] in MEASURES:
-            assert row["count"] is None
-            continue
-        assert row["score"] == row["count"] / row["total"]
-        totals = {"faithfulness": 10, "causality": record.edited, "known": 9, "edited": 7}
-        assert row["total"] == totals[WHOLE_OBJECTS.get(row["metric"], row["metric"])]
-        common = ("model", "category", "n_shot", "template", "reported")
+        common = ("relation", "trial", "model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
-        on_grid, faithful = row["method"] in ("LRE", *GENERIC), row["metric"].endswith("faithfulness")
-        assert (row["beta"] in record.betas) == (on_grid and faithful)
-        assert (row["rank"] in record.ranks) == (on_grid and not faithful)
-        assert (row["beta"] is None) + (row["rank"] is None) == (1 if on_grid else 2)
 
 
 def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):

@@ -4,12 +4,11 @@ import csv
 import math
 
 import pytest
-from rich.console import Console
 
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import WHOLE_OBJECTS
 from lre_lightning.records.summary import COLUMNS, summarize, write_csv
-from lre_lightning.report.console import print_results, results_table
+from lre_lightning.report.console import print_results
 from tests.helpers.records import small_record, unscored_record
 
 
@@ -58,13 +57,16 @@ def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsy
     alike = summarize([record(first_tokens=1, whole_objects=WHOLE), record(1, first_tokens=1)])
     assert (alike[0].trials, alike[0].faithfulness, alike[0].random_guess) == (0, None, 1)
     assert alike[0].whole_objects["closed-set faithfulness"] == (0.75, None)
-    print_results([*alike, *summarize([record(relation="mother"), unscored_record()])])
+    name = "[red]:smile:[/red]"  # printed as it is
+    others = [record(relation=name), record(1, relation=name, known=9), unscored_record("[b]ceo")]
+    print_results([*alike, *summarize(others)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "capital factual 20 10 - - - not scored not scored 1.00 0.50 0.75 0.20 0.00" in lines
-    assert "mother factual 20 10 0 4 2.0 0.80 0.88 0.25 - - - -" in lines
+    assert f"{name} factual 20 9.5 0 4 2.0 0.84 ± 0.06 0.88 ± 0.00 0.25 - - - -" in lines
+    assert "[b]ceo factual 20 3 - - - not scored not scored 0.05 - - - -" in lines
     assert lines[-2:] == [
         "Not scored, because all of their objects begin with the same token: capital.",
-        "Not scored, because the LM knows too few of their facts: ceo.",
+        "Not scored, because the LM knows too few of their facts: [b]ceo.",
     ]
 
 
@@ -92,22 +94,6 @@ def test_trials_without_an_edit_have_no_causality():
     capital, mother = summarize([record(0, **none), record(1, **none), record(0, "mother"), record(1, "mother")])
     assert (capital.trials, capital.faithfulness, capital.causality) == (2, (0.8, 0.0), None)
     assert mother.causality == (7 / 8, 0.0)
-    results_table([capital, mother])
-
-
-def test_the_table_shows_scores_with_deviations_and_unscored_relations():
-    console = Console(width=160, record=True)
-    console.print(results_table(summarize([record(0), record(1), unscored_record()])))
-    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert "capital factual 20 10 0 4 2.0 0.80 ± 0.00 0.88 ± 0.00 0.25" in lines
-    assert "ceo factual 20 3 - - - not scored not scored 0.05" in lines
-
-
-def test_names_are_printed_without_markup(capsys):
-    print_results(summarize([record(relation="[red]:smile: of[/red]"), unscored_record("[b]unknown")]))
-    printed = capsys.readouterr().out
-    assert "[red]:smile: of[/red]" in printed
-    assert "[b]unknown." in printed
 
 
 def broken_at_the_second():

@@ -262,19 +262,14 @@ def test_categories_have_a_bar_for_each_model():
     assert legend(figure) == ["demo", "second"]
 
 
-def test_agreement_of_models_is_spearmans():
+def test_models_agree_by_spearmans_correlation():
     counts = {"a/one": (1, 9, 2, 8), "b/two": (2, 7, 5, 4), "b/three": (9, 2, 6, 1)}
-    records = [
-        record(name, 0, count, 1, model=model)
-        for model, by_relation in counts.items()
-        for name, count in zip("abcd", by_relation, strict=True)
-    ]
+    records = [record("abcd"[i], 0, counts[model][i], 1, model=model) for model in counts for i in range(4)]
     figure = comparison.plot_model_agreement(by_model(records))
     for axes, (one, other, r, count) in zip(figure.axes, table("model_agreement", records).rows, strict=True):
         assert axes.get_title() == f"R = {r:.2f} ({count} relations)"
         assert (axes.get_xlabel(), axes.get_ylabel()) == (f"faithfulness, {one}", f"faithfulness, {other}")
-    expected = {(x / 10, y / 10) for x, y in zip(counts["a/one"], counts["b/two"], strict=True)}
-    assert set(points(figure.axes[0])) == expected
+    assert set(points(figure.axes[0])) == {(0.1, 0.2), (0.9, 0.7), (0.2, 0.5), (0.8, 0.4)}
 
 
 def test_underestimation_is_the_ratio_over_pairs():
@@ -296,29 +291,16 @@ NAMES = [f"{LONGEST[i % 4]} {i}" for i in range(47)]
 CATEGORIES = ["factual"] * 26 + ["commonsense"] * 8 + ["linguistic"] * 6 + ["bias"] * 7
 
 
-def dataset(model, seed, names=NAMES, depth=29):
+def dataset(model, seed=0):
     """Random counts of two trials of as many relations as the paper's, one of which the second LM does not know."""
     random = np.random.default_rng(seed)
-    records = []
-    for name, category in zip(names, CATEGORIES, strict=False):
-        faithful, causal, low = random.integers(3, 50, 3).tolist()
-        fields = {
-            **{"model": model, "category": category, "known": 55, "tested": 60, "edited": 50},
-            **{"layers": ("emb", *range(depth - 1)), "betas": (1.0, 2.25, 4.0), "ranks": tuple(range(1, 41))},
-            **{"layer": depth // 2, "beta": 2.25, "rank": 7},
-            "faithful": ((low, faithful, low),) * depth,
-            "causal": ((causal,) * 40,) * depth,
-            "causal_baselines": dict.fromkeys(("oracle", "unembedding", "object"), (low,) * depth),
-            "faithful_baselines": dict.fromkeys(FAITHFUL[2:], (low,) * depth),
-            "faithful_low_rank": (faithful,) * 40,
-            "line_integrals": tuple((ratio, 1.0) for ratio in random.uniform(1, 5, 3).tolist()),
-        }
-        fields |= {"zero_shot_baselines": fields["faithful_baselines"], "faithful_zero_shot": fields["faithful"]}
-        if seed and name == names[-1]:
-            records.append(unscored(name, model=model, category=category))
-        else:
-            records += [record(name, trial, 0, 0, **fields) for trial in (0, 1)]
-    return records
+    counts = zip(random.integers(4, 11, 94).tolist(), random.integers(1, 9, 94).tolist(), strict=True)
+    records = [
+        record(name, trial, *next(counts), model=model, category=kind, line_integrals=((random.uniform(1, 5), 1.0),))
+        for name, kind in zip(NAMES, CATEGORIES, strict=True)
+        for trial in (0, 1)
+    ]
+    return [unscored(r.relation, model=model) if seed and r.relation == NAMES[-1] else r for r in records]
 
 
 ONE_OF_EACH_LAYOUT = (
@@ -344,13 +326,13 @@ OF_MODELS = (relations.plot_categories, comparison.plot_models_by_relation, comp
 
 @pytest.mark.parametrize("plot", ONE_OF_EACH_LAYOUT)
 def test_with_as_many_relations_as_the_papers_no_texts_overlap_or_are_cut(plot):
-    figure = plot(dataset("EleutherAI/gpt-j-6b", 0))
+    figure = plot(dataset("EleutherAI/gpt-j-6b"))
     check_layout(figure)
     assert len(figure.axes) in (1, 2, 5, 1 + len(NAMES))
 
 
 def test_with_two_models_no_texts_overlap_or_are_cut():
-    models = by_model(dataset("EleutherAI/gpt-j-6b", 0) + dataset("openai-community/gpt2-xl", 1))
+    models = by_model(dataset("EleutherAI/gpt-j-6b") + dataset("openai-community/gpt2-xl", 1))
     for plot in (*OF_MODELS, comparison.plot_model_agreement):
         check_layout(plot(models))
 
@@ -385,6 +367,8 @@ def test_with_deep_models_and_long_names_no_texts_overlap_or_are_cut():
         check_layout(plot(models))
     for plot in (relations.plot_relations, relations.plot_scatter, sweeps.plot_layers_by_relation):
         check_layout(plot(models[0].main))
-    deep = dataset("deep", 2, ["one", "two", "three"], depth=49)
+    grid = {"layers": ("emb", *range(48)), "faithful": ((1, 2),) * 49, "causal": ((3, 4),) * 49}
+    grid["causal_baselines"] = dict.fromkeys(("oracle", "unembedding", "object"), (5,) * 49)
+    deep = [record(name, 0, 5, 5, **grid) for name in ("one", "two", "three")]
     for plot in (sweeps.plot_layers, baselines.plot_causality_by_layer):
         check_layout(plot(deep))

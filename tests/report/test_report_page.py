@@ -196,10 +196,15 @@ def test_scatter_plots_are_of_what_chose_layer_and_rank(tmp_path, monkeypatch):
     assert len(titles) == 3
 
 
-def test_several_lms_are_compared(tmp_path, fast):
-    first = write_run(tmp_path / "a", [minimal(r) for r in MAIN])
+def test_several_lms_are_compared_and_the_jobs_of_one_are_merged(tmp_path, fast):
+    records = [minimal(r) for r in MAIN]
+    first, rest = (
+        write_run(tmp_path / "a", records[:3]),
+        write_run(tmp_path / "rest", records[3:]) / "fit_results.jsonl",
+    )
     second = write_run(tmp_path / "b", [minimal(r, model="org/Other LM!") for r in moved(MAIN, -1)])
-    found = check(make_report([first, second], tmp_path / "out").read_text())
+    found = check(make_report([first, second, rest, rest], tmp_path / "out").read_text())
+    assert sum(command.startswith("lre fit --config") for command in found.texts("code")) == 3
     assert found.texts("h2") == ["demo", "Other LM!", "Comparison", "How this was made"]
     assert {"LMs by category", "LMs by relation", "Agreement of LMs"} <= set(found.texts("h3"))
     files = {file.relative_to(tmp_path / "out" / "figures").as_posix() for file in tmp_path.glob("out/**/*.svg")}
@@ -211,17 +216,6 @@ def test_several_lms_are_compared(tmp_path, fast):
 def test_lms_with_similar_names_have_folders_of_their_own():
     names = ["GPT 2", "gpt-2", "all", "!!", "gpt-2-2", "How"]
     assert folders_of(names) == ["gpt-2", "gpt-2-2", "all-2", "lm", "gpt-2-2-2", "how-2"]
-
-
-def test_jobs_that_split_the_relations_are_merged(tmp_path, fast):
-    records = [minimal(r) for r in MAIN]
-    whole = write_run(tmp_path / "whole", records)
-    jobs = [write_run(tmp_path / "job0", records[:3]), write_run(tmp_path / "job1", records[3:]) / "fit_results.jsonl"]
-    make_report([whole], tmp_path / "one")
-    text = make_report([*jobs, jobs[1]], tmp_path / "two").read_text()
-    for name in ("hyperparameters.csv", "findings.tex", "full_dataset.csv"):
-        assert (tmp_path / "two" / "tables" / name).read_text() == (tmp_path / "one" / "tables" / name).read_text()
-    assert text.count("lre fit --config") == 2
 
 
 def test_the_newest_configuration_of_a_fit_is_shown(tmp_path):
