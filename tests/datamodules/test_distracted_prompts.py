@@ -181,6 +181,7 @@ def test_arguments_are_hyperparameters(make):
         ({"falsehood_separator": ""}, "falsehood_separator is ''"),
         ({"chat": True}, "leave chat out"),
         ({"template": "all", "source": "demo"}, "need one template, and 'all' may be several"),
+        ({"n_shot": 999, "source": "demo"}, "distinct subjects, but n_shot=999 needs"),
     ],
 )
 def test_invalid_arguments_are_refused(options, message):

@@ -115,10 +115,10 @@ def test_a_relation_that_has_changed_is_refused():
     samples = CAPITALS.samples
     without = tuple(sample for sample in samples if sample.subject != record.train[0][0])
     for relation, selection, message in (
-        (CAPITALS, {}, "has other samples than the one of the record: give the source"),
+        (CAPITALS, {}, "'country capital city' has other samples than the one of the record: give the source"),
         (replace(CAPITALS, samples=samples[::-1]), AGAIN["selection"], "has other samples"),
         (replace(CAPITALS, samples=without), AGAIN["selection"], "has other samples"),
-        (replace(CAPITALS, prompt_templates=()), AGAIN["selection"], "the templates .*, and those of the record"),
+        (replace(CAPITALS, prompt_templates=()), AGAIN["selection"], "templates of '.* city' are .* of the record"),
         (replace(CAPITALS, name="x"), AGAIN["selection"], "no relation, category or path 'country capital city'"),
     ):
         with pytest.raises(LREError, match=message):

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import FrozenInstanceError, replace
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -71,10 +72,13 @@ def test_names_of_sources(tmp_path, monkeypatch):
 
 
 def test_the_paper_is_a_source(monkeypatch, sources):
-    monkeypatch.setattr("lre_lightning.relations.paper.fetch_paper_relations", lambda: sources["folder"])
+    fetch = Mock(return_value=sources["folder"])
+    monkeypatch.setattr("lre_lightning.relations.paper.fetch_paper_relations", fetch)
     assert set(load_relations(source="paper")) == {CAPITALS, CITIES}
     data = RelationDataModule(toy.toy_tokenizer(), "largest city", "paper", n_shot=2)
+    fetch.reset_mock()
     data.prepare_data()
+    fetch.assert_called()
     assert data.relations == (CITIES,)
 
 
