@@ -175,7 +175,11 @@ class RelationDataModule(LightningDataModule):
         self._is_set_up = True
 
     def candidates(self) -> tuple[Relation, ...]:
-        """Return the relations that are selected, at least one, also those that have too few samples for a trial."""
+        """Return the relations that are selected, at least one, also those that have too few samples for a trial.
+
+        Raises:
+            LREError: They cannot be read, none is selected, or there is no template for them.
+        """
         return tuple(relation for relation, _ in self._chosen.values())
 
     @cached_property
@@ -187,7 +191,11 @@ class RelationDataModule(LightningDataModule):
         return {relation.name: (relation, templates) for relation, templates in chosen}
 
     def draw(self, relation: Relation, number: int) -> Trial:
-        """Draw a trial of one of the relations; an `LREError` if it has too few samples."""
+        """Draw a trial of one of the relations.
+
+        Raises:
+            LREError: It has too few samples, or is none of them.
+        """
         if relation.name not in self._chosen:
             raise LREError(f"{relation.name!r} is none of the relations")
         _, templates = self._chosen[relation.name]
@@ -226,7 +234,11 @@ class RelationDataModule(LightningDataModule):
         return {"digest": self.digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a fit is resumed with the trials and prompts that it was begun with; other stages have others."""
+        """Check that a fit is resumed with the relations that it was begun with; other stages may have others.
+
+        Raises:
+            LREError: A relation, or something that the trials or prompts depend on, has changed.
+        """
         in_fit = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if in_fit and state_dict.get("digest") != self.digest:
             raise LREError(
@@ -290,7 +302,11 @@ class RelationDataModule(LightningDataModule):
         return self.val_dataloader()
 
     def predict_dataloader(self) -> DataLoader[str]:
-        """Serve those of the texts, of which there must be one, that this process has to read, one after another."""
+        """Serve those of the texts that this process has to read, one after another.
+
+        Raises:
+            LREError: There is no text.
+        """
         if not self.texts:
             raise LREError("there is no text to predict from: give texts")
         process, count = self._process
