@@ -19,9 +19,7 @@ from lre_lightning.options import declared, options_of
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import SCORES, over_relations
 from lre_lightning.runs.checkpoints import read_hyperparameters
-from lre_lightning.runs.processes import (
-    share_error,
-)
+from lre_lightning.runs.processes import share_error
 from lre_lightning.training.bank import LREBank, TrialKey
 from lre_lightning.training.options import Fitting
 from lre_lightning.training.trial import FitTrial, Run, SavedTrials

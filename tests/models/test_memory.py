@@ -54,6 +54,8 @@ def test_chunks_are_halved_until_they_fit_and_that_is_remembered():
     (warning,) = caught
     assert str(warning.message) == "out of memory for 100 rows at a time: continuing with 7"
     assert warning.category is UserWarning
+    with caught_warnings():  # of the CPU's allocator itself
+        assert len(ChunkSizes().run("rows", 16, lambda size: torch.empty(2**50 if size > 4 else size))) == 4
 
 
 def test_memory_for_less_than_one_is_an_error():
@@ -154,34 +156,25 @@ def test_lanes_follow_free_memory(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda _: 0)
     lm.chunk_size = 8
     assert lanes_of(monkeypatch, lm)[1] == [8]  # a given size is not changed
-
-
-@pytest.mark.parametrize(("free", "lanes"), [(None, 40), (2**50, 40), (0, 1)])
-def test_the_most_lanes(monkeypatch, free, lanes):
     lm = LanguageModel(tiny_model("gpt2", torch.float32, n_embd=80))
-    monkeypatch.setattr(memory, "free_memory", lambda _: free)
     monkeypatch.setattr(engine, "NUMBERS_AT_A_TIME", {"cpu": 40 * 80})
-    assert lanes_of(monkeypatch, lm, layers=[1])[1] == [lanes]
+    for free, lanes in ((None, 40), (2**50, 40), (0, 1)):
+        monkeypatch.setattr(memory, "free_memory", lambda _, free=free: free)
+        assert lanes_of(monkeypatch, lm, layers=[1])[1] == [lanes]
 
 
-def test_a_lane_takes_more_with_a_longer_suffix_and_from_a_lower_layer():
-    lm = LanguageModel(tiny_model("mixtral", torch.float32))
-    for position, layer in ((13, "emb"), (11, "emb"), (4, "emb"), (4, 1)):
+def test_a_lane_takes_more_with_a_longer_suffix_and_from_a_lower_layer_and_is_measured_once(monkeypatch):
+    lm, measured, measure = LanguageModel(tiny_model("mixtral", torch.float32)), [], engine._graph_bytes
+    monkeypatch.setattr(engine, "_graph_bytes", lambda *arguments: measured.append(1) or measure(*arguments))
+    for position, layer in ((13, "emb"), (11, "emb"), (11, "emb"), (4, "emb"), (4, 1)):
         prompt_jacobian(lm, PROMPT, position, [layer, 2])
+    assert len(measured) == len(lm.lane_bytes) == 4
     one, three, ten, higher = (
         lm.lane_bytes[suffix, 0, layer] for suffix, layer in ((1, "emb"), (3, "emb"), (10, "emb"), (10, 1))
     )
     assert 0 < one < three < ten
     assert 0 < higher < ten
     assert one < sum(parameter.nbytes for parameter in lm.parameters()) / 3  # weights are not counted
-
-
-def test_a_lane_is_measured_once_for_suffixes_of_a_length(monkeypatch):
-    lm, measured, measure = LanguageModel(tiny_model("gpt2")), [], engine._graph_bytes
-    monkeypatch.setattr(engine, "_graph_bytes", lambda *arguments: measured.append(1) or measure(*arguments))
-    for position in (9, 9, 8):
-        prompt_jacobian(lm, PROMPT, position)
-    assert len(measured) == len(lm.lane_bytes) == 2
 
 
 def limit_batches(monkeypatch, method, most):
@@ -251,10 +244,3 @@ def test_work_continues_with_smaller_batches(monkeypatch, method):
     with pytest.raises(LREError, match=f"even for {kind} one at a time"):
         compute(lm)
     assert not any("forward" in vars(module) or module._forward_hooks for module in lm.modules())
-
-
-def test_the_error_of_the_cpus_allocator_is_recognized():
-    with caught_warnings() as caught:
-        found = ChunkSizes().run("rows", 16, lambda size: torch.empty(2**50 if size > 4 else size))
-    assert len(found) == 4
-    assert "out of memory for 16 rows at a time: continuing with 4" in str(caught[0].message)

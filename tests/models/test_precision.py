@@ -46,22 +46,18 @@ def test_an_lm_in_half_precision_gives_lres_in_float32(family, dtype):
             assert not torch.equal(one.to(dtype).float(), one)  # means are not rounded to half precision
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_an_lm_in_full_precision_keeps_it(dtype):
-    estimator = estimate(LanguageModel(tiny_model("gpt2", dtype)))
-    assert estimator.weight("emb").dtype == estimator.bias("emb").dtype == dtype
-
-
-def test_the_bias_is_computed_in_float32():
+def test_an_lm_in_full_precision_keeps_it_and_the_bias_is_computed_in_float32():
     """In bfloat16 the difference of o and W s would lose most of its digits."""
-    lm = LanguageModel(tiny_model("gpt2", torch.bfloat16))
-    example = prompt_jacobian(lm, PROMPTS[0], POSITION)
+    for dtype in (torch.float32, torch.float64):
+        estimator = estimate(LanguageModel(tiny_model("gpt2", dtype)))
+        assert estimator.weight("emb").dtype == estimator.bias("emb").dtype == dtype
+    example = prompt_jacobian(LanguageModel(tiny_model("gpt2", torch.bfloat16)), PROMPTS[0], POSITION)
     jacobian, subject, output = (one.double() for one in (example.jacobian[0], example.subject[0], example.object))
     assert example.bias(0).dtype == torch.float32
     assert relative_error(example.bias(0), output - jacobian @ subject) < 1e-6
 
 
-def large_gpt2(scale):
+def large_gpt2(scale=2.0**8):
     model = tiny_model("gpt2", torch.float32)
     model.transformer.h[1].mlp.c_fc.weight.data *= scale
     model.transformer.h[1].mlp.c_proj.weight.data *= scale
@@ -70,18 +66,14 @@ def large_gpt2(scale):
 
 def test_a_jacobian_too_large_for_float16_is_refused_with_advice():
     """It is large at the embedding and at block 0, since block 1 is scaled."""
-    scale, prompt = 2.0**8, PROMPTS[0]
-    wide = prompt_jacobian(LanguageModel(large_gpt2(scale).bfloat16()), prompt, POSITION)
+    wide = prompt_jacobian(LanguageModel(large_gpt2().bfloat16()), PROMPTS[0], POSITION)
     assert all(torch.isfinite(wide.jacobian[layer]).all() for layer in LAYERS)
-    narrow = LanguageModel(large_gpt2(scale).half(), name="large")
+    narrow = LanguageModel(large_gpt2().half(), name="large")
     assert all(torch.isfinite(parameter).all() for parameter in narrow.parameters())
-    with pytest.raises(LREError) as raised:
-        prompt_jacobian(narrow, prompt, POSITION)
-    assert str(raised.value) == (
-        "the Jacobian at layer emb of large is not finite in float16: load the LM in bfloat16 or float32"
-    )
-    with pytest.raises(LREError, match="the Jacobian at layer 0 of large is not finite in float16"):
-        prompt_jacobian(narrow, prompt, POSITION, [0])
+    message = "the Jacobian at layer {} of large is not finite in float16: load the LM in bfloat16 or float32$"
+    for layers in (None, [0]):
+        with pytest.raises(LREError, match=message.format("emb" if layers is None else 0)):
+            prompt_jacobian(narrow, PROMPTS[0], POSITION, layers)
 
 
 def random_lre(dtype=torch.float32):
