@@ -42,11 +42,7 @@ class LREStore(Mapping[TrialKey, LRE]):
         self._kept: dict[TrialKey, LRE | Path] = {}
 
     def __getitem__(self, key: TrialKey) -> LRE:
-        """Return an LRE, read from its file if it has one.
-
-        Raises:
-            LREError: If the file is gone or holds another LRE.
-        """
+        """Return an LRE, read from its file if it has one; an `LREError` if that is gone or holds another LRE."""
         kept = self._kept[key]
         if isinstance(kept, LRE):
             return kept
@@ -77,11 +73,7 @@ class LREStore(Mapping[TrialKey, LRE]):
         ]
 
     def check_model(self, lm: LanguageModel) -> None:
-        """Refuse an LM other than the one that the LREs were estimated from, without reading files.
-
-        Raises:
-            LREError: If the fingerprint of the unembedding differs, or the LM has another width or no such layer.
-        """
+        """Refuse an LM other than the one that the LREs were estimated from, without reading files."""
         for key, kept in self._kept.items():
             check_origin(self.metadata[key]["origin"], lm)
             lm.check_layers([self.metadata[key]["layer"]])
@@ -133,11 +125,7 @@ class LREBank(nn.Module):
         return {"lres": self.lres.plain(), "records": records, "tuned": self.tuned}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Rebuild the bank from `get_extra_state`.
-
-        Raises:
-            LREError: If the state is invalid, or the file of an LRE is missing.
-        """
+        """Rebuild the bank from `get_extra_state`; an `LREError` if it is invalid, or the file of an LRE is missing."""
         given = mapping(state, "the state of LREs")
         records = [TrialRecord.from_plain(entry) for entry in listing(given.get("records"), "the records")]
         self.lres.fill(listing(given.get("lres"), "the LREs"), self.searched)
@@ -160,11 +148,7 @@ class LREBank(nn.Module):
 
 
 def file_of(key: TrialKey) -> Path:
-    """Return the path of an LRE's file below the folder of LREs.
-
-    Raises:
-        LREError: If the trial is not a whole number of at least 0.
-    """
+    """Return the path of an LRE's file below the folder of LREs; the trial must be a whole number."""
     relation, trial = key
     whole(trial, "the trial of an LRE")
     return Path(safe_name(relation)) / f"trial{trial}.safetensors"
