@@ -111,8 +111,8 @@ def test_the_card_shows_the_scores_of_every_layer():
 
 def test_make_demo_replaces_its_own_fit_and_refuses_to_replace_another(tmp_path):
     def make():
-        command = ["make", "-f", Path(__file__).parents[1] / "Makefile", "demo", "PY=echo", "-o",
-                   ".venv/.lre-lightning-installed"]  # fmt: skip
+        instead = ["PY=echo", "-o", ".venv/.lre-lightning-installed"]
+        command = ["make", "-f", Path(__file__).parents[1] / "Makefile", "demo", *instead]
         # `make test` runs this: what it tells its own makes is not for this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -38,8 +38,8 @@ class Fit:
 def options(root, *more):
     """Options of fits of the toy in a folder."""
     places = [f"--model.name_or_path={root / 'model'}", f"--data.source={root / 'relations'}"]
-    return [*places, "--data.n_shot=4", "--data.trials=2", "--model.betas=[1.0]", "--model.beta=1.0",
-            "--model.ranks=[16]", *more]  # fmt: skip
+    small = ["--data.n_shot=4", "--data.trials=2", "--model.betas=[1.0]", "--model.beta=1.0", "--model.ranks=[16]"]
+    return [*places, *small, *more]
 
 
 @pytest.fixture(scope="session")
