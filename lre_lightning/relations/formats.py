@@ -133,8 +133,12 @@ def _csv(path: Path, delimiter: str = ",") -> Rows:
 
 def text_lines(path: Path, column: str) -> Rows:
     """Open a text file whose lines, without their ends and without blank ones, are the only column."""
-    lines = ((number, {column: line.rstrip("\r\n")}) for number, line in enumerate(_lines(path), 1) if line.strip())
-    return Rows(str(path), "line", [column], lambda names: lines)
+
+    def rows(names: Sequence[str]) -> Iterator[Row]:
+        lines = enumerate(_lines(path), start=1)
+        return ((number, {column: line.rstrip("\r\n")}) for number, line in lines if line.strip())
+
+    return Rows(str(path), "line", [column], rows)
 
 
 def _json_lines(path: Path) -> Rows:

@@ -47,9 +47,9 @@ def fetch_paper_relations(timeout: float = 20.0) -> Path:
     files = pooch.create(cache / REVISION, address.rstrip("/") + "/", retry_if_failed=RETRIES)
     files.load_registry(MANIFEST)
     folder = Path(files.abspath)
-    there = {name for name in files.registry if (folder / name).is_file()}
-    whole = {name for name in there if pooch.file_hash(str(folder / name)) == files.registry[name]}
-    missing = [name for name in files.registry if name not in whole]
+    there = [name for name in files.registry if (folder / name).is_file()]
+    right = [name for name in there if pooch.file_hash(str(folder / name)) == files.registry[name]]
+    missing = sorted(files.registry.keys() - right)
     if missing:
         with failures_named(cache):
             _fetch(files, missing, timeout)
