@@ -170,6 +170,8 @@ def test_arguments_are_hyperparameters(make):
     changed = data.changed(distraction="repetition")
     assert isinstance(changed, DistractionDataModule)
     assert served(changed)[0][1].text.count("\n") == 4
+    with pytest.raises(LREError, match="nothing is estimated from distracted prompts"):
+        data.train_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -187,11 +189,6 @@ def test_arguments_are_hyperparameters(make):
 def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(LREError, match=message):
         DistractionDataModule(**nested(**options)).setup()
-
-
-def test_there_is_no_training_data(make):
-    with pytest.raises(LREError, match="nothing is estimated from distracted prompts"):
-        make().train_dataloader()
 
 
 def test_every_tensor_moves_with_the_batch(make):

@@ -281,13 +281,12 @@ def test_a_chat_template_that_changes_or_rejects_messages_is_refused(template, m
 
 
 def test_only_the_messages_that_are_needed_must_be_shown():
-    left_out, shouts = (
-        tokenizer_of(replace(KINDS["chatml"], template=template)) for template in (LEFT_OUT, shouting("user"))
-    )
-    prompt = make_prompt(left_out, "{} is", Sample("Paris", "x"), (), CHAT)
+    tokenizer = tokenizer_of(replace(KINDS["chatml"], template=LEFT_OUT))
+    prompt = make_prompt(tokenizer, "{} is", Sample("Paris", "x"), (), CHAT)
     assert prompt.text.startswith("<|im_start|>user\nParis")
+    tokenizer.chat_template = shouting("user")
     with pytest.raises(LREError, match="changes the message 'Paris is', or leaves it out"):
-        make_prompt(shouts, "{} is", Sample("Paris", "x"), (), CHAT)
+        make_prompt(tokenizer, "{} is", Sample("Paris", "x"), (), CHAT)
 
 
 WHERE = ["subject", "object", "template", "example's subject", "example's object", "system"]
