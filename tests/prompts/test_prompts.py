@@ -322,13 +322,6 @@ def test_a_subject_or_object_that_the_tokenizer_drops_is_refused():
         make_prompt(tokenizer, "{} is", Sample("a", "#"))
 
 
-def test_a_saved_tokenizer_is_loaded(tmp_path):
-    made = tokenizers.make("sentencepiece, legacy")
-    made.save_pretrained(tmp_path)
-    sample = Sample("北京", "Paris")
-    assert make_prompt(load_tokenizer(str(tmp_path)), "The {} is", sample) == make_prompt(made, "The {} is", sample)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -227,13 +227,6 @@ def test_other_values_of_columns_are_not_converted_to_text(tmp_path, name, colum
         read_table(WRITERS[name](rows, tmp_path / name))
 
 
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-def test_all_string_types_of_arrow_are_text(tmp_path, kind):
-    table = pa.table({"subject": pa.array(["a", "b"]).cast(kind), "object": pa.array(["x", "x"]).cast(kind)})
-    pq.write_table(table, tmp_path / "facts.parquet")
-    assert read_table(tmp_path / "facts.parquet")[0].samples == of(("a", "x"), ("b", "x"))
-
-
 def test_a_class_label_is_read_as_its_name_and_an_image_is_not_read():
     features = Features({"picture": Image(), "subject": Value("string"), "object": ClassLabel(names=["cold", "hot"])})
     columns = {"picture": [{"bytes": b"?"}] * 2, "subject": ["sun", "ice"]}
