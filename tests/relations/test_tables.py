@@ -131,7 +131,7 @@ def test_a_csv_file_may_have_quotes_line_breaks_and_a_byte_order_mark(read, end)
     lines = ["\ufeffsubject,object", '"a ""b""",c', '"d\r\ne\nf", g', "", "h,i"]
     [relation] = read(end.join(lines))
     assert relation.samples == of(('a "b"', "c"), ("d\r\ne\nf", " g"), ("h", "i"))
-    assert relation.name == "facts"
+    assert (relation.name, relation.category, relation.symmetric) == ("facts", "", False)
 
 
 HAS = "facts.csv has the columns 'head', 'tail', 'x', and no"
