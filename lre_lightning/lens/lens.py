@@ -136,8 +136,7 @@ def check_text(
 ) -> tuple[Tensor, tuple[Layer, ...]]:
     """Check all that `read_lenses` needs besides LREs, without running the LM.
 
-    Returns:
-        The token ids of the text with the start token, `(1, positions)`, int64, and the layers to show.
+    It returns the token ids of the text with the start token, `(1, positions)`, int64, and the layers to show.
 
     Raises:
         LREError: If the text is empty or too long, or `top_k` or a layer is out of range.

@@ -17,16 +17,10 @@ Row = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of plain values, which are rounded only for display.
+    """A table of plain values, which are rounded only for display: to `digits` decimal places, `exact` columns not.
 
-    Attributes:
-        name: Stem of its files.
-        caption: What the table shows, and what its deviations are over.
-        columns: Headers of the columns.
-        rows: Cells: texts, numbers, means with their deviations, None for missing values.
-        totals: How many of the last rows summarize those above.
-        digits: Decimal places shown.
-        exact: Columns whose numbers are not rounded.
+    The name is the stem of its files, and the caption says what its deviations are over. Cells are texts, numbers,
+    means with their deviations, or None for missing values. The last `totals` rows summarize those above.
     """
 
     name: str

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,6 +28,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.training.module import LREModule
+from tests.callbacks.test_loggers import events_of
 from tests.helpers.tiny_models import tiny_model
 from tests.helpers.toy import (
     OBJECTS,
@@ -102,8 +102,7 @@ def check_files(folder, grids):
 
 def images(root):
     """Return the images that were logged, by tag."""
-    events = EventAccumulator(str(root / "logs" / "run"), size_guidance={"images": 0})
-    events.Reload()
+    events = events_of(root / "logs" / "run")
     return {tag: events.Images(tag) for tag in events.Tags()["images"]}
 
 

@@ -9,13 +9,13 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lre_lightning.callbacks import BetaTuning, RelationLog, ResultsTable
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
+from tests.callbacks.test_loggers import events_of
 from tests.callbacks.test_progress import lines_of
 from tests.helpers.records import small_record, unscored_record
 from tests.helpers.toy import write_toy_model, write_toy_relations
@@ -127,8 +127,7 @@ def test_the_choice_is_said_and_the_curve_is_in_tensorboard(tuned):
     module, root = tuned
     said = "beta 1 has the best mean faithfulness over 2 relations, 1.00; applied"
     assert lines_of(root)[-2] == said
-    events = EventAccumulator(str(root / "tb"))
-    events.Reload()
+    events = events_of(root / "tb")
     assert "beta_tuning/curve" in events.Tags()["images"]
     assert events.Tensors("beta_tuning/text_summary")[0].tensor_proto.string_val[0].decode() == said
     scored = [record for record in module.records.values() if record.scored]

@@ -124,6 +124,8 @@ def test_a_missing_field_is_refused():
             {"whole_objects": {**LINE["whole_objects"], "closed-set causality": 8}},
             "closed-set causality of whole_objects must be .* of 0 to 7",
         ),
+        ({"measures": {"luck": []}}, "measures has 'luck', and the measures are probability, token rank, "),
+        ({"measures": {"KL": [[1.0, 2.0]]}}, "the measure 'KL' must have 3 x 2 sums"),
         ({"line_integrals": [[1.0]]}, "line_integrals.0.1"),
         ({"reported": 1}, "reported: Input should be a valid boolean, got 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),

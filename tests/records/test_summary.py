@@ -68,6 +68,8 @@ def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsy
         "Not scored, because all of their objects begin with the same token: capital.",
         "Not scored, because the LM knows too few of their facts: [b]ceo.",
     ]
+    print_results(summarize(others))
+    assert "whole-object" not in capsys.readouterr().out
 
 
 def test_a_summary_has_means_and_deviations_over_scored_trials():

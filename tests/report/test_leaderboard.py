@@ -17,28 +17,18 @@ FAITHFUL = {  # out of 10 known, by LM and relation, over trials
 }
 
 
-def record(model, relation, trial, count):
-    return full_record(
-        trial, relation, model=model, template_index=0, reported=True, faithful=((0, 0), (0, 0), (0, count))
-    )
-
-
-@pytest.fixture
-def results(tmp_path):
-    """A folder per LM with its records."""
-    for model, relations in FAITHFUL.items():
-        found = [record(model, name, i, n) for name, counts in relations.items() for i, n in enumerate(counts)]
-        write_records(found, tmp_path / model / "fit_results.jsonl")
-    return [tmp_path / model for model in FAITHFUL]
-
-
 def rows_of(folder, name):
     with (folder / "tables" / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_lms_are_ranked_over_the_relations_that_all_have(results, tmp_path):
-    page, tables = make_leaderboard(results, tmp_path / "out")
+def test_lms_are_ranked_over_the_relations_that_all_have(tmp_path):
+    for model, relations in FAITHFUL.items():
+        given = {"model": model, "template_index": 0, "reported": True}
+        counts = [(name, trial, count) for name, some in relations.items() for trial, count in enumerate(some)]
+        records = [full_record(i, name, faithful=((0, 0), (0, 0), (0, n)), **given) for name, i, n in counts]
+        write_records(records, tmp_path / model / "fit_results.jsonl")
+    page, tables = make_leaderboard([tmp_path / model for model in FAITHFUL], tmp_path / "out")
     rows = rows_of(tmp_path / "out", "leaderboard")
     assert [(row["place"], row["LM"], row["relations scored"]) for row in rows] == [
         ("1", "better", "2"),
