@@ -88,11 +88,7 @@ class JacobianLensEstimator:
         return {"sums": self.sums.cpu(), "squares": self.squares, "count": self.count}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the result of `state`.
-
-        Raises:
-            LREError: If it is not the state of such an estimator.
-        """
+        """Take over the result of `state`, checked."""
         self.count = whole(state.get("count"), "the number of texts")
         for name, own in (("sums", self.sums), ("squares", self.squares)):
             found = check_tensor(state.get(name), f"the {name} of a Jacobian lens")

@@ -81,8 +81,7 @@ class JacobianLensModule(FrozenLMModule):
         """Find the other processes, and let fit end after the last text.
 
         Raises:
-            LREError: If the Trainer has no `TextDataModule`, its strategy shards the LM, processes differ in the LM or
-                the texts, or a text is too short.
+            LREError: As in `find_processes`, or if a text may be too short.
         """
         self.find_processes("the texts", self._data.digest)
         self.limit_epochs(len(self._data.schedule))
@@ -93,11 +92,7 @@ class JacobianLensModule(FrozenLMModule):
             )
 
     def on_fit_start(self) -> None:
-        """Begin with empty sums, or with those of the checkpoint.
-
-        Raises:
-            LREError: If the checkpoint is of a fit with another LM, other texts or other options.
-        """
+        """Begin with empty sums, or with those of the checkpoint, which must be of the same LM, texts and options."""
         self._estimator = JacobianLensEstimator(self.lm, self.layers, self.averaging)
         if self._restored is not None:
             remembered = {name: self._restored.get(name) for name in self._origin}

@@ -87,11 +87,7 @@ class MatrixFree(Operator):
 
     @property
     def factors(self) -> Factors:
-        """All triplets that the last factorization found, more than it was asked for; only the first are exact.
-
-        Raises:
-            LREError: If there has been none, or it took the matrix.
-        """
+        """All triplets that the last factorization found, more than it was asked for; only the first are exact."""
         if self._factors is None:
             raise LREError("W has no factors yet: ask for its triplets first")
         return self._factors
@@ -156,11 +152,7 @@ def prompts_to_run(lm: LanguageModel, prompts: Sequence[Prompt]) -> PromptBatch:
 
 
 def forward_product(runs: PromptBatch) -> Product:
-    """Find the cheapest product F'(s) v that the LM has and that agrees with F'(s)^T v, by trying each once.
-
-    Raises:
-        LREError: If there is none.
-    """
+    """Find the cheapest product F'(s) v that the LM has and that agrees with F'(s)^T v, by trying each once."""
     lm, one = runs.lm, runs.select(torch.tensor([0]))
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, 1, lm.hidden_size, generator=generator).to(one.lm.device, lm.dtype)

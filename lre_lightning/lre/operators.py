@@ -130,11 +130,7 @@ class Factors(Operator):
 
     @classmethod
     def of(cls, operator: Operator, rank: int, dtype: torch.dtype = torch.float32) -> Factors:
-        """Cut an operator down to its leading singular triplets, and round U and V to `dtype`.
-
-        Raises:
-            LREError: If the rank is out of range, or the dtype is none of `NARROW`.
-        """
+        """Cut an operator down to its leading singular triplets, and round U and V to `dtype`, one of `NARROW`."""
         if dtype not in NARROW:
             known = ", ".join(str(one).removeprefix("torch.") for one in NARROW)
             raise LREError(f"factors cannot be kept in {dtype}: give one of {known}")

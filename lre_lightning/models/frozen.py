@@ -36,9 +36,6 @@ class FrozenLMModule(L.LightningModule):
 
     Subclasses call `load_lm` once their options are checked, `find_processes` in `setup`, and `count_step` at the end
     of each training step.
-
-    Args:
-        loading: How the LM is loaded and run.
     """
 
     lm: LanguageModel
@@ -50,11 +47,7 @@ class FrozenLMModule(L.LightningModule):
         self.processes = ONE_PROCESS
 
     def load_lm(self, name_or_path: NameOrModel) -> None:
-        """Load the LM from a hub name or a local folder, or take one that is loaded.
-
-        Raises:
-            LREError: If it cannot be loaded.
-        """
+        """Load the LM from a hub name or a local folder, or take one that is loaded."""
         given = name_or_path if isinstance(name_or_path, LanguageModel) else None
         self.lm = given or LanguageModel.from_pretrained(cast("str", name_or_path), **asdict(self.loading))
         # Every process loads the LM by itself, so Lightning need not broadcast it.

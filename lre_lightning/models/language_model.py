@@ -264,10 +264,7 @@ class LanguageModel(nn.Module):
         return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
 
     def forward(self, input_ids: Tensor, prefix: Prefix | None = None) -> Tensor:
-        """Return the last block's output before the final norm, `(batch, positions, hidden)`.
-
-        The arguments are those of `hidden_states`.
-        """
+        """Return the last block's output before the final norm, `(batch, positions, hidden)`; see `hidden_states`."""
         last = self.num_layers - 1
         return self.hidden_states(input_ids, [last], prefix)[last]
 
@@ -308,11 +305,7 @@ class LanguageModel(nn.Module):
     def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, prefix: Prefix | None = None) -> Tensor:
         """Return what `forward` does if the LM runs from `layer` on, whose output is `hidden`.
 
-        Args:
-            layer: The layer.
-            hidden: The hidden states at `layer`, `(batch, positions, hidden)`.
-            input_ids: As in `hidden_states`.
-            prefix: As in `hidden_states`.
+        The hidden states are `(batch, positions, hidden)`; the other arguments are those of `hidden_states`.
         """
         below = [] if layer == "emb" or not self._behaviour.skips else self._parts.blocks[: layer + 1]
         given = iter(pieces(hidden, prefix))

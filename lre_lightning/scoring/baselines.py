@@ -29,11 +29,7 @@ def linear_regression(subjects: Tensor, objects: Tensor) -> Map:
     """Fit o = W s + b by least squares.
 
     With fewer examples than dimensions many fits are exact; the one of smallest W is taken, as in
-    `numpy.linalg.lstsq`. The intercept is not penalized.
-
-    Args:
-        subjects: s of the examples, `(examples, hidden)`.
-        objects: o of the examples, `(examples, hidden)`.
+    `numpy.linalg.lstsq`. The intercept is not penalized. Subjects and objects are s and o, `(examples, hidden)`.
 
     >>> fitted = linear_regression(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[3.0], [5.0], [9.0]]))
     >>> fitted(torch.tensor([10.0])).round(decimals=4).tolist()
@@ -96,9 +92,7 @@ class Examples:
     def gather(self, count: int, processes: Processes) -> Tensor:
         """Gather the `count` examples of all processes, in the order of the draw; a collective call.
 
-        Returns:
-            s at each layer and, last, o, `(layers + 1, examples, hidden)`, in float32 or the LM's dtype if that is
-            wider.
+        Returns s at each layer and, last, o, `(layers + 1, examples, hidden)`, in float32 or the LM's dtype if wider.
         """
         indices = sorted(self._states)
         states = torch.cat([self._none, *(self._states[index][None] for index in indices)])

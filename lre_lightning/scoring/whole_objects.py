@@ -120,11 +120,7 @@ def with_whole_objects(
 ) -> TrialRecord:
     """Return the record with the counts of whole objects at its chosen layer, beta and rank; a collective call.
 
-    Args:
-        record: A record whose layer and rank are chosen.
-        states: The test prompts; s must be at the layers of the record.
-        lre: The LRE at the chosen layer.
-        tokens: The tokens of every object of the relation.
+    `lre` is the LRE at that layer, `states` has s at the layers of the record, and `tokens` those of every object.
     """
     lm, subject = states.runs.lm, states.subject[:, record.layers.index(lre.layer)]
     places = {sequence: place for place, sequence in enumerate(dict.fromkeys(tokens.values()))}

@@ -173,11 +173,7 @@ class LREModule(FrozenLMModule):
     # Validation: in fit of the trial's LREs, alone of all saved ones.
 
     def on_validation_start(self) -> None:
-        """In fit, make the LREs; alone, forget earlier records.
-
-        Raises:
-            LREError: If there is no LRE to validate.
-        """
+        """In fit, make the LREs; alone, forget earlier records, or raise an `LREError` if there is no LRE."""
         if self.trainer.state.fn == "fit":
             if not self.trainer.sanity_checking:
                 self._trial.estimate()
