@@ -78,7 +78,7 @@ class SuccessRate(Metric):
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
         """Plot one result of `compute`, or several as a series of steps; each has at most one dimension."""
-        return self._plot(self.compute() if val is None else val, ax)
+        return self._plot(val, ax)
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Undo torchmetrics' squeeze: a result of one element keeps its shape, so a grid of one point is a grid."""

@@ -193,6 +193,7 @@ def test_numbers_small_enough_to_be_read_off(average, expected):
     assert (metric.correct.tolist(), metric.total.tolist()) == ([[4, 2], [0, 0], [2, 0]], [6, 0, 2])
     assert causality(*batch[:2]).tolist() == [0.75, 0.25]
     assert causality(*batch[:3], "none").shape == (3, 2)
+    assert causality(*batch[:2], average="none").shape == (1, 2)
 
 
 @pytest.mark.parametrize("average", AVERAGES)
