@@ -45,13 +45,10 @@ LOGGER = logging.getLogger("lre_lightning")
 LOGIT_BYTES = 2**27
 """Bytes of logits that exist at a time where only their argmax is needed."""
 
-
-_COPIES = "every prompt of a batch gets a copy of what it keeps of their common beginning, which takes memory"
 COSTS: dict[Way, str] = {
-    "copied": _COPIES,
-    "stepwise": f"{_COPIES}, and the tokens from the subject's last one on are run one at a time",
-    "whole": "whole prompts are run, which takes as many times longer as they have more tokens than there are from the "
-    "subject's last one on",
+    "copied": "every prompt of a batch gets a copy of what it keeps of their beginning, which takes memory",
+    "stepwise": "every prompt gets a copy of what it keeps of their beginning, and its last tokens are run one at a time",
+    "whole": "what they have in common is run again for every prompt, which takes time",
 }
 """What ways to run prompts cost, beside sharing their prefix."""
 
@@ -108,8 +105,7 @@ class LanguageModel(nn.Module):
         self._parts = parts or find_parts(model)
         self._behaviour = check_parts(model, self._parts)
         if self.way in COSTS:
-            why = "keeps no attention keys and values that prompts could share"
-            LOGGER.info("%s %s: %s", self.name, why, COSTS[self.way])
+            LOGGER.info("%s keeps no keys and values that prompts could share: %s", self.name, COSTS[self.way])
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, **options: Any) -> Self:

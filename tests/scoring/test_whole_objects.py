@@ -12,7 +12,6 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.scoring.scores import with_grid
 from lre_lightning.scoring.states import draw_targets
 from lre_lightning.scoring.whole_objects import with_whole_objects
 from tests.helpers.tiny_models import VOCAB, plain_output, tiny_model
@@ -71,9 +70,9 @@ def lre_of(lm, prompts):
     return LRE(weight, bias, layer, Origin("", "", ""))
 
 
-def record_of(**fields):
+def record_of():
     numbers = {"samples": COUNT, "range_size": COUNT, "tested": COUNT, "known": COUNT}
-    return TrialRecord("toy", "", 0, **numbers, layers=(LAYER,), layer=LAYER, beta=BETA, rank=RANK, **fields)
+    return TrialRecord("toy", "", 0, **numbers, layers=(LAYER,), layer=LAYER, beta=BETA, rank=RANK)
 
 
 def by_loops(lm, prompts, lre, sequences):
@@ -115,17 +114,6 @@ def test_the_counts_are_those_of_plain_loops(family, seed, monkeypatch):
         found = with_whole_objects(record_of(), states_of(lm, prompts, (LAYER,), size=size), lre, tokens).whole_objects
         assert list(found.values()) == expected, found
     assert min(expected) > 0
-
-
-def test_objects_of_one_token_have_the_counts_of_first_tokens():
-    lm = LanguageModel(tiny_model("gpt2", seed=6))
-    prompts = prompts_for(lm, 1)
-    lre, states = lre_of(lm, prompts), states_of(lm, prompts, (LAYER,))
-    first = with_grid(record_of(), states, {LAYER: lre}, (BETA,), (RANK,))
-    counts = with_whole_objects(first, states, lre, {p.object: p.object_tokens for p in prompts}).whole_objects
-    assert (counts["known"], counts["edited"]) == (states.all_known, first.edited)
-    assert counts["whole-object faithfulness"] == first.faithful[0][0] > 0
-    assert counts["whole-object causality"] == first.causal[0][0] > 0
 
 
 def test_a_trial_in_which_the_lm_says_no_whole_object_counts_nothing():
