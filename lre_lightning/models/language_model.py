@@ -47,7 +47,7 @@ LOGIT_BYTES = 2**27
 
 COSTS: dict[Way, str] = {
     "copied": "every prompt of a batch gets a copy of what it keeps of their beginning, which takes memory",
-    "stepwise": "every prompt gets a copy of what it keeps of their beginning, and its last tokens are run one at a time",
+    "stepwise": "every prompt gets a copy of what it keeps of their beginning, and the last tokens are run one by one",
     "whole": "what they have in common is run again for every prompt, which takes time",
 }
 """What ways to run prompts cost, beside sharing their prefix."""
