@@ -247,11 +247,7 @@ class RelationDataModule(LightningDataModule):
             )
 
     def trial(self, index: int) -> Trial:
-        """Return a trial by its index in `schedule`.
-
-        Raises:
-            LREError: There is no such trial.
-        """
+        """Return a trial by its index in `schedule`; an `LREError` if there is none."""
         if not 0 <= index < len(self.schedule):
             raise LREError(f"there is no trial {index!r}: the schedule has 0 to {len(self.schedule) - 1}")
         if index not in self._trials:

@@ -114,17 +114,10 @@ def collate(
     objects: Sequence[str] = (),
     padding_side: Side = "right",
 ) -> RelationBatch:
-    """Put prompts of one relation and trial in a batch on the CPU.
+    """Put prompts, at least one, of one relation and trial in a batch on the CPU.
 
-    Args:
-        prompts: At least one prompt.
-        relation: The index of the relation.
-        trial: The number of the trial.
-        samples: The index of each prompt in the trial's training or test prompts.
-        pad_id: The token to pad with.
-        weights: The weight of each prompt; 1 by default.
-        objects: The distinct objects of the relation.
-        padding_side: ``"right"`` or ``"left"``.
+    The other arguments are as in `RelationBatch`; `objects` are the distinct objects of the relation, and `pad_id` is
+    the token to pad with.
     """
     size, length = len(prompts), max(len(prompt.input_ids) for prompt in prompts)
     rows = [prompt.input_ids + (pad_id,) * (length - len(prompt.input_ids)) for prompt in prompts]

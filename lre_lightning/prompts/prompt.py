@@ -118,7 +118,7 @@ def make_prompts(
     context: Sequence[Sample] = (),
     options: Prompts = LINES,
 ) -> list[Prompt]:
-    """Make one prompt for each sample, all with the same context.
+    """Make one prompt for each sample, in their order, all with the same context.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
@@ -126,9 +126,6 @@ def make_prompts(
         samples: The samples to ask for.
         context: The samples to show as examples.
         options: `shots`, `separator`, `chat` and `system` are used.
-
-    Returns:
-        The prompts, in the order of `samples`.
 
     Raises:
         LREError: The tokenizer is not a fast one, or has no start token or chat template; the template is invalid; a

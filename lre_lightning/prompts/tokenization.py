@@ -62,9 +62,6 @@ def tokenize_after(
 
     Returns:
         The result of `tokenize` for ``head + tail``, for each tail; equal tails are tokenized once.
-
-    Raises:
-        LREError: As in `tokenize`.
     """
     distinct = list(dict.fromkeys(tails))
     seam = _find_seam(tokenizer, head, controls) if len(distinct) >= FEWEST else None

@@ -74,11 +74,7 @@ class Relation:
 
     @property
     def template(self) -> str:
-        """The first template, which prompts are made with.
-
-        Raises:
-            LREError: The relation has no template.
-        """
+        """The first template, which prompts are made with; an `LREError` if there is none."""
         if not self.templates:
             raise LREError(
                 f"the relation {self.name!r} has no template: give one, such as 'The capital of {{}} is', as "
@@ -126,9 +122,6 @@ def check_template(template: object, what: str = "template") -> str:
 
     Templates are filled in by replacing ``{}``: a field such as ``{subject}`` would stay in the prompt, and
     ``str.format`` would let a data file reach into Python objects.
-
-    Raises:
-        LREError: The template is no text, or has no ``{}``, several, or another brace.
     """
     found = text(template, what, LONGEST)
     rest = found.replace(SLOT, "", 1)

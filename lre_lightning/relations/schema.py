@@ -77,14 +77,10 @@ def filled(value: object, what: str, longest: int = LONGEST) -> str:
 def check_relation(
     data: object, at: str, problems: Problems, *, category: str = "", templates_required: bool = True
 ) -> Relation | None:
-    """Make a relation of data that follow the schema of this module, or return None and add to the problems.
+    """Make a relation of parsed JSON that follows the schema of this module, or return None and add to the problems.
 
-    Args:
-        data: Dictionaries, lists, strings and booleans, as parsed from JSON.
-        at: Where they are from, such as ``"capitals.json"``.
-        problems: Gets all that is wrong.
-        category: The relation's category if the data have no ``properties.relation_type``.
-        templates_required: Whether there must be a template.
+    `at` says where the data are from, such as ``"capitals.json"``; `category` is the relation's category if the data
+    have no ``properties.relation_type``.
     """
     if not isinstance(data, dict):
         with problems:
