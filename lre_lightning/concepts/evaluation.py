@@ -49,7 +49,6 @@ def evaluate_relations(
     Raises:
         LREError: If an option does not fit the LM, or a file in the folder is invalid.
     """
-    options.places(lm)
     done = {record.place: record for record in read_concept_records(folder / RESULTS)}
     prompts, records = few_shot(data.prompts, data.n_shot), []
     console = Console(stderr=True)

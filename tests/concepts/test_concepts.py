@@ -300,7 +300,7 @@ def test_files_of_strangers(tmp_path, change, message):
 
 def test_a_file_with_other_tensors(tmp_path):
     path = tmp_path / "c.safetensors"
-    save_file({"weight": torch.eye(2)}, path, {"concepts": "{}"})
+    save_file({"vectors": torch.eye(2), "weight": torch.eye(2)}, path, {"concepts": "{}"})
     with pytest.raises(LREError, match="should have vectors alone"):
         Concepts.load(path)
     save_file({"vectors": torch.eye(2, dtype=torch.int64)}, path, {"concepts": "{}"})
