@@ -2,11 +2,9 @@
 
 from lre_lightning.callbacks.attribute_lens import AttributeLens
 from lre_lightning.callbacks.beta_tuning import BetaTuning
-from lre_lightning.callbacks.figures import ResultsFigures
 from lre_lightning.callbacks.log import RelationLog
 from lre_lightning.callbacks.progress import RelationProgressBar
-from lre_lightning.callbacks.results import ResultsTable
-from lre_lightning.callbacks.scalars import ResultsScalars
+from lre_lightning.callbacks.results import ResultsFigures, ResultsScalars, ResultsTable
 
 __all__ = [
     "AttributeLens",

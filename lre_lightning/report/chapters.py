@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from lre_lightning.concepts.record import ConceptRecord
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import analysis, baselines, generic, measures, relations, sweeps
+from lre_lightning.report import analysis, baselines, measures, relations, sweeps
 from lre_lightning.report.analysis import ModelResults
 from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset
@@ -53,7 +53,7 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
         *first,
         relations.categories(model),
         *baselines.baselines(records),
-        *generic.generic(records),
+        *baselines.generic(records),
         measures.measures(records),
         relations.agreement(records),
         sweeps.layers(records),
