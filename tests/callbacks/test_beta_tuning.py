@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lre_lightning.callbacks import BetaTuning, RelationLog, ResultsTable
@@ -16,7 +15,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
 from tests.callbacks.test_loggers import events_of
-from tests.callbacks.test_progress import lines_of
+from tests.callbacks.test_progress import Other, lines_of
 from tests.helpers.records import small_record, unscored_record
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.training.test_module import data_of, trainer_of
@@ -146,26 +145,19 @@ def test_a_beta_off_the_grid_is_refused(tuned):
 # Other modules.
 
 
-class Other(BoringModel):
-    """Someone's own module: it trains, and has records."""
-
-    def __init__(self, records):
-        super().__init__()
-        self.records = {(record.relation, record.trial): record for record in records}
-
-    def set_beta(self, beta):
-        self.beta = beta
-
-
-def tune(root, callback, module):
+def tune(root, callback, records):
+    """Tune beta in someone's own module, which trains and has records, and return the betas that were applied."""
+    module, applied = Other(), []
+    module.records = {(record.relation, record.trial): record for record in records}
+    module.set_beta = applied.append
     trainer_of(root, [callback], max_epochs=1, limit_train_batches=1, limit_val_batches=0).fit(module)
+    return applied
 
 
 def test_the_best_beta_is_named_and_applied_on_demand_alone_and_its_state_is_saved(tmp_path, capsys):
     for apply, said in ((False, "not applied"), (True, "applied")):
-        module, callback = Other(relations()), BetaTuning(apply=apply)
-        tune(tmp_path, callback, module)
-        assert getattr(module, "beta", None) == (1.0 if apply else None)
+        callback = BetaTuning(apply=apply)
+        assert tune(tmp_path, callback, relations()) == [1.0] * apply
         assert re.search(rf"beta 1 has the best correlation .*, R = 1.00; {said}\n", capsys.readouterr().out)
         again = pickle.loads(pickle.dumps(BetaTuning()))
         again.load_state_dict(callback.state_dict())
@@ -173,8 +165,5 @@ def test_the_best_beta_is_named_and_applied_on_demand_alone_and_its_state_is_sav
 
 
 def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
-    module = Other([replace(record, reported=record.trial > 0) for record in relations()])
-    for key in [key for key in module.records if key[1] > 0]:
-        module.records[key] = record(key[0], (99, 0, 0), 1, key[1])
-    tune(tmp_path, BetaTuning("faithfulness", apply=True), module)
-    assert module.beta == 2.0
+    given = [record(r.relation, (99, 0, 0), 1, 1) if r.trial else replace(r, reported=False) for r in relations()]
+    assert tune(tmp_path, BetaTuning("faithfulness", apply=True), given) == [2.0]
