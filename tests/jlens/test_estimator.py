@@ -83,5 +83,7 @@ def test_what_cannot_be_estimated_is_an_error():
         JacobianLensEstimator(lm).lens("")
     with pytest.raises(LREError, match="takes all positions"):
         Averaging(positions=3)
+    with pytest.raises(LREError, match="positions must be a whole number of at least 1, got 0"):
+        Averaging("same", positions=0)
     with pytest.raises(LREError, match="targets must be 'later' or 'same', got 'next'"):
         Averaging("next")

@@ -57,6 +57,9 @@ def test_a_prediction_reads_s_in_a_prompt_of_the_training_samples(lm, lre):
         assert list(lre.predict(subject, 3)) == best(lm, lm.decode(lre(s)).softmax(-1), 3)
     assert lre.predict("Canada")[0][0] == "Ottawa"
     assert repr(lre.predict("Canada", 1)).startswith("Ottawa 0.")
+    free = estimate(lm, load_relations("country capital city", "demo")[0], LAYER, method="matrix_free")
+    torch.testing.assert_close(free.bias, lre.bias, rtol=1e-3, atol=1e-3)
+    assert [answer for answer, _ in free.predict("Canada", 3)] == [answer for answer, _ in lre.predict("Canada", 3)]
 
 
 def test_an_edited_prompt_is_answered_as_with_s_replaced(lm, lre):
