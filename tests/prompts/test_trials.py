@@ -67,6 +67,7 @@ def numbers(count, copies=1):
         ((0, 0, 0), "n_shot must be a whole number of at least 1, got 0"),
         ((2, -1, 0), "trial must be a whole number of at least 0, got -1"),
         ((2, 0, -3), "seed must be a whole number of at least 0, got -3"),
+        ((2, 0, 0, "even"), "sampling must be 'random' or 'balanced', got 'even'"),
         ((8, 0, 0), "'numbers' has 8 distinct subjects, but n_shot=8 needs at least 9"),
         ((8, 0, 0, "random", [f"s{i}" for i in range(8)]), "has the objects 'o0.0' and 'o0.1'"),
         ((8, 0, 0, "random", [[f"s{i}", f"o{i}.0"] for i in range(8)]), "has 8 distinct subjects, but n_shot=8"),
