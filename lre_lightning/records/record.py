@@ -241,9 +241,10 @@ class TrialRecord:
     def measure(self, name: str, layer: Layer | None, point: float | None = None) -> float:
         """Return the mean of one of `MEASURES` at a layer and a beta or rank; NaN where it was not measured."""
         axis, over = MEASURES[name]
-        if name not in self.measures or layer not in self.layers:
+        points = getattr(self, axis) if axis else (point,)
+        if name not in self.measures or layer not in self.layers or point not in points:
             return float("nan")
-        column = getattr(self, axis).index(point) if axis else 0
+        column = points.index(point)
         return fraction(self.measures[name][self.layers.index(layer)][column], getattr(self, over))
 
     @property

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer
-from lre_lightning.lre.jacobian import PromptJacobian
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.scores import faithfulness_predictions, grid_of
 from lre_lightning.scoring.states import TrialStates
 
@@ -76,42 +76,27 @@ CAUSALITY: Mapping[str, Callable[[TrialStates, int], Tensor]] = {
 """States to insert in place of s at the layer of an index, `(edits, hidden)`: s', the unembedding's row of o', o'."""
 
 
-class Examples:
-    """s at several layers and o of the training examples of a trial, collected one by one."""
+def example_states(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[Layer]) -> Tensor:
+    """Run the training prompts of a trial.
 
-    def __init__(self, lm: LanguageModel, layers: Sequence[Layer]) -> None:
-        self.layers = tuple(layers)
-        wide = torch.promote_types(lm.dtype, torch.float32)
-        self._none = torch.empty(0, len(self.layers) + 1, lm.hidden_size, dtype=wide, device=lm.device)
-        self._states: dict[int, Tensor] = {}  # s by layer and o, (layers + 1, hidden)
-
-    def add(self, index: int, prompt: PromptJacobian) -> None:
-        """Add the example of an index in `Trial.train_asked`."""
-        self._states[index] = torch.stack([*(prompt.subject[layer] for layer in self.layers), prompt.object])
-
-    def gather(self, count: int, processes: Processes) -> Tensor:
-        """Gather the `count` examples of all processes, in the order of the draw; a collective call.
-
-        Returns s at each layer and, last, o, `(layers + 1, examples, hidden)`, in float32 or the LM's dtype if wider.
-        """
-        indices = sorted(self._states)
-        states = torch.cat([self._none, *(self._states[index][None] for index in indices)])
-        if processes.count > 1:
-            states = processes.rows(states, indices, count)
-        return states.transpose(0, 1).contiguous()
+    Returns:
+        s at each layer and, last, o, `(layers + 1, prompts, hidden)`, in float32 or the LM's dtype if wider.
+    """
+    subject, output = prompts_to_run(lm, prompts).hidden_states(layers)
+    return torch.stack([*subject.unbind(1), output]).to(torch.promote_types(lm.dtype, torch.float32))
 
 
 def with_baselines(
-    record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], examples: Examples
+    record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], examples: Tensor
 ) -> TrialRecord:
     """Return the record with the counts of all baselines, and of the LREs on zero-shot prompts.
 
-    `states` must have s few-shot and zero-shot at the layers of `lres`, and `examples` s at the same layers: those that
-    the LREs were estimated from.
+    `states` must have s few-shot and zero-shot at the layers of `lres`, and `examples` are the `example_states` at the
+    same layers.
     """
     assert states.zero_shot is not None
     lm, layers = states.runs.lm, list(lres)
-    *subjects, objects = examples.gather(len(states.trial.train_asked), states.processes)
+    *subjects, objects = examples
     maps = {name: [fit(subject, objects) for subject in subjects] for name, fit in FAITHFULNESS.items()}
     answers = faithfulness_predictions(lm, list(lres.values()), states.zero_shot[states.known], record.betas)
     faithful_baselines = _faithful(states, states.subject, maps)

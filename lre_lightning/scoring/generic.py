@@ -13,7 +13,6 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.triplets import leading_singular_triplets
 from lre_lightning.records.record import GENERIC, TrialRecord
-from lre_lightning.scoring.baselines import Examples
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, grid_of
 from lre_lightning.scoring.states import TrialStates
 
@@ -54,13 +53,13 @@ def likeness(weight: Tensor, jacobian: Tensor) -> tuple[float, float, float]:
 
 
 def with_jacobian_lens(
-    record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], examples: Examples, lens: JacobianLens
+    record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], examples: Tensor, lens: JacobianLens
 ) -> TrialRecord:
     """Return the record with the counts of `GENERIC` on its grid, at the layers that the lens has.
 
-    `states` and `examples` must have s at the layers of `lres`, in their order.
+    `states` and `examples`, the `example_states`, must have s at the layers of `lres`, in their order.
     """
-    *subjects, objects = examples.gather(len(states.trial.train_asked), states.processes)
+    *subjects, objects = examples
     difference = states.target_objects - states.object[states.edited]
     layers = [layer for layer in lres if layer in lens.jacobians]
     said, edited = [], []

@@ -15,18 +15,19 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.jacobian import PromptJacobian, sweep
+from lre_lightning.lre.jacobian import sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
 from lre_lightning.lre.operators import Operator
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch
+from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose_after
 from lre_lightning.runs.processes import Processes
-from lre_lightning.scoring.baselines import Examples, with_baselines
+from lre_lightning.scoring.baselines import example_states, with_baselines
 from lre_lightning.scoring.generations import with_generations
 from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
@@ -135,7 +136,6 @@ class FitTrial(TestedTrial):
         super().__init__(run, trial, layers, alone=run.fitting.baselines)
         self.unscored: TrialRecord | None = None
         self._estimator = LREEstimator(self.layers)
-        self._examples = Examples(run.lm, self.layers)
         self._early: dict[tuple[int, ...], PromptStates] = {}
         self._lres: dict[Layer, LRE] = {}
 
@@ -161,10 +161,7 @@ class FitTrial(TestedTrial):
 
     def train(self, batch: RelationBatch) -> None:
         """Add the Jacobian and bias of each prompt in a batch."""
-        if self.unscored is not None:
-            return
-        if self._operators:
-            self._keep_examples(batch)
+        if self.unscored is not None or self._operators:
             return
         batch = batch.padded("right")
         groups: dict[tuple[int, ...], list[int]] = {}  # rows of one shape that are in one batch on any processes
@@ -174,16 +171,13 @@ class FitTrial(TestedTrial):
         for (_, subject, last), rows in groups.items():
             sources, targets = range(subject, subject + 1), range(last, last + 1)
             examples = sweep(self.run.lm, batch.input_ids[rows, : last + 1], sources, targets, self.layers)
-            for row, example in zip(rows, examples, strict=True):
+            for example in examples:
                 self._estimator.update(example)
-                self._examples.add(int(batch.sample[row]), example)
 
-    def _keep_examples(self, batch: RelationBatch) -> None:
-        """Keep s and o of training prompts for the baselines, which without Jacobians nothing else needs."""
-        if self.run.fitting.baselines:
-            states = PromptStates.run(self.run.lm, batch, self.layers)
-            for sample, subject, output in zip(states.samples, states.subject, states.object, strict=True):
-                self._examples.add(sample, PromptJacobian({}, dict(zip(self.layers, subject, strict=True)), output))
+    @cached_property
+    def _train_prompts(self) -> list[Prompt]:
+        """All training prompts, not only those that this process is served."""
+        return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
 
     @cached_property
     def _operators(self) -> dict[Layer, MatrixFree]:
@@ -192,8 +186,7 @@ class FitTrial(TestedTrial):
         method, why = choose_method(lm, self.trial, self.layers, self._ranks()[-1], fitting)
         operators: dict[Layer, MatrixFree] = {}
         if method == "matrix_free":
-            # Every process has all prompts, not only those that it is served.
-            runs = prompts_to_run(lm, train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts))
+            runs = prompts_to_run(lm, self._train_prompts)
             try:
                 product = forward_product(runs)
             except LREError as error:
@@ -249,10 +242,12 @@ class FitTrial(TestedTrial):
         record = self._with_grid(record, states)
         layer, rank = self._choose(record, earlier)
         record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
+        if self.run.fitting.baselines or self.run.lens:
+            examples = example_states(self.run.lm, self._train_prompts, self.layers)
         if self.run.fitting.baselines:
-            record = with_baselines(record, states, self._lres, self._examples)
+            record = with_baselines(record, states, self._lres, examples)
         if self.run.lens:
-            record = with_jacobian_lens(record, states, self._lres, self._examples, self.run.lens)
+            record = with_jacobian_lens(record, states, self._lres, examples, self.run.lens)
         if self.run.fitting.line_integrals:
             record = with_line_integrals(record, states, self._lres[layer], self.run.fitting.line_integrals)
         lre = replace(self._lres[layer], rank=rank)

@@ -4,24 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
-from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.scoring.baselines import (
     CAUSALITY,
     FAITHFULNESS,
-    Examples,
+    example_states,
     identity,
     linear_regression,
     translation,
     with_baselines,
 )
 from tests.helpers.tiny_models import WIDTH, tiny_model
-from tests.scoring.trials import normal, prompts_for, state, states_of
+from tests.scoring.trials import normal, prompt_of, prompts_for, state, states_of
 
 LAYERS = ("emb", 0, 1)
 BLANK = TrialRecord("toy", "", 0, samples=24, range_size=4, tested=24, known=24, layers=LAYERS, betas=(0.5, 1.0))
@@ -74,16 +72,10 @@ def test_translation_adds_the_mean_difference_and_identity_nothing():
     assert torch.equal(identity(subjects, objects)(new), new)
 
 
-def test_examples_are_gathered_in_draw_order_and_widened():
+def test_states_of_examples_are_widened():
     lm = LanguageModel(tiny_model("gpt2", torch.bfloat16))
-    examples, half = Examples(lm, ["emb", 0]), torch.arange(WIDTH, dtype=torch.bfloat16)
-    assert examples.gather(0, ONE_PROCESS).shape == (3, 0, WIDTH)
-    for place in (2, 0, 1):
-        examples.add(place, PromptJacobian({}, {0: half, "emb": 2 * half}, place * half))
-    found = examples.gather(3, ONE_PROCESS)
-    assert found.dtype == torch.float32
-    expected = [[factor * half.float() for factor in factors] for factors in ((2, 2, 2), (1, 1, 1), (0, 1, 2))]
-    assert torch.equal(found, torch.stack([torch.stack(rows) for rows in expected]))
+    found = example_states(lm, [prompt_of(number, 0) for number in range(3)], ["emb", 0])
+    assert (found.dtype, found.shape) == (torch.float32, (3, 3, WIDTH))
 
 
 # A random LM, for which subjects alone are something else. All other counts are those of the tests of fits.
@@ -97,11 +89,10 @@ def subject_alone(prompt):
 
 def test_zero_shot_counts_are_those_of_a_plain_loop():
     lm = LanguageModel(tiny_model("gpt2", seed=6))
-    prompts, examples = prompts_for(lm, 24), Examples(lm, LAYERS)
+    prompts = prompts_for(lm, 24)
+    examples = example_states(lm, prompts[4:9], LAYERS)
     weights = torch.eye(WIDTH, dtype=torch.float64) + normal(3, WIDTH, WIDTH, seed=7) / 10
     lres = {layer: LRE(w, w[0], layer, Origin("", "", "")) for layer, w in zip(LAYERS, weights, strict=True)}
-    for place, prompt in enumerate(prompts[4:9]):
-        examples.add(place, prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
     states = states_of(lm, prompts, LAYERS, size=10, alone=[subject_alone(prompt) for prompt in prompts])
     record = with_baselines(BLANK, states, lres, examples)
     objects = torch.stack([state(lm, prompt, 2, -1) for prompt in prompts[4:9]])
