@@ -8,7 +8,6 @@ are compared; times are extrapolated. With `--all` the engine scores all 200.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import sys
@@ -27,13 +26,14 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, with_grid
-from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.states import TrialStates
 
 BETAS = tuple(step / 4 for step in range(21))
 SUBJECTS, DEMO_SUBJECTS = 200, 16
@@ -42,8 +42,8 @@ SUBJECTS, DEMO_SUBJECTS = 200, 16
 class Published:
     """One forward pass per subject, layer and rank; one decoding per subject, layer and beta."""
 
-    def __init__(self, lm: LanguageModel, states: PromptStates, lres: dict[Layer, LRE], targets: Sequence[int]) -> None:
-        self.lm, self.states, self.lres, self.targets = lm, states, lres, targets
+    def __init__(self, lm: LanguageModel, states: TrialStates, lres: dict[Layer, LRE]) -> None:
+        self.lm, self.states, self.lres, self.targets = lm, states, lres, states.targets.tolist()
         self.inverses = {layer: LowRankInverse(lre.weight) for layer, lre in lres.items()}
 
     @torch.no_grad()
@@ -70,7 +70,7 @@ class Published:
 
 def trial(
     lm: LanguageModel, train: list[tuple[Tensor, int]], prompts: list[Prompt]
-) -> tuple[PromptStates, dict[Layer, LRE]]:
+) -> tuple[TrialStates, dict[Layer, LRE]]:
     """Return the test prompts, all of which count as known, and LREs at all layers."""
     estimator = LREEstimator(lm.layers)
     for ids, position in train:
@@ -80,34 +80,34 @@ def trial(
         for layer in lm.layers
     }
     batch = collate(prompts, relation=0, trial=0, samples=range(len(prompts)))
-    states = PromptStates.run(lm, batch, lm.layers)
-    return dataclasses.replace(states, known=torch.ones_like(states.known)), lres
+    samples = tuple(Sample(prompt.subject, prompt.object) for prompt in prompts)
+    relation = Relation("", "", ("{}",), (), "", "", False, samples)
+    states = TrialStates.run(lm, [batch], Trial(relation, 0, (), samples), lm.layers)
+    return states.answered(states.predicted, torch.ones_like(states.known)), lres
 
 
 def compare(
     lm: LanguageModel,
-    states: PromptStates,
+    states: TrialStates,
     lres: dict[Layer, LRE],
     ranks: Sequence[int],
     subjects: int,
     sample: int | None,
 ) -> list[list[str]]:
     """Return rows of the table; the published way runs on `sample` cells of either grid, all if None."""
-    count, samples = len(states.prompts), tuple(Sample(prompt.subject, prompt.object) for prompt in states.prompts)
-    relation = Relation("", "", ("{}",), (), "", "", False, samples)
-    joined = TrialStates.join([states], Trial(relation, 0, (), samples))
-    assert joined.edited.tolist() == list(range(count))
-    targets = joined.targets.tolist()
+    count = len(states.prompts)
+    assert states.edited.tolist() == list(range(count))
     operators = list(lres.values())
-    difference = states.object[targets] - states.object
+    difference = states.target_objects - states.object
+    runs = PromptBatch.join([states.runs])  # has not run the prompts yet
     decoding, said = timed(faithfulness_predictions, lm, operators, states.subject, BETAS)
-    editing, edited = timed(causality_predictions, states.runs, operators, states.subject, difference, ranks)
+    editing, edited = timed(causality_predictions, runs, operators, states.subject, difference, ranks)
     if sample is None:  # the counts of the public function are those of these answers
         blank = TrialRecord("", "", 0, samples=count, range_size=count, tested=count, known=count)
-        record = with_grid(blank, joined, lres, BETAS, ranks)
-        assert (edited == states.predicted[targets][:, None, None]).sum(0).tolist() == list(map(list, record.causal))
+        record = with_grid(blank, states, lres, BETAS, ranks)
+        assert (edited == states.wanted[:, None, None]).sum(0).tolist() == list(map(list, record.causal))
         assert (said == states.predicted[:, None, None]).sum(0).tolist() == list(map(list, record.faithful))
-    published = Published(lm, states, lres, targets)
+    published = Published(lm, states, lres)
     total, cells = 0.0, 0
     for answers, values, answer in ((said, BETAS, published.decoded), (edited, ranks, published.edited)):
         grid = list(itertools.product(range(count), enumerate(lm.layers), enumerate(values)))

@@ -313,7 +313,7 @@ class RelationDataModule(LightningDataModule):
         samples = [Sample(prompt.subject, prompt.object) for prompt in batch.prompts]
         prompts = make_prompts(self.tokenizer, SLOT, samples)
         place = int(batch.relation[0]), int(batch.trial[0]), batch.sample.tolist()
-        return collate(prompts, *place, pad_token(self.tokenizer)).to(batch.input_ids.device)
+        return collate(prompts, *place, pad_token(self.tokenizer), batch.weight.tolist()).to(batch.input_ids.device)
 
     def _trials_of_epoch(self, default: list[int]) -> list[int]:
         """Return the indices of the trials of a Trainer's epoch; outside a running fit, the default."""

@@ -19,7 +19,7 @@ from lre_lightning.report.analysis import by_model
 from lre_lightning.report.comparison import dataset_tables
 from lre_lightning.report.console import show_tables
 from lre_lightning.scoring.scores import new_record
-from lre_lightning.scoring.states import PromptStates
+from lre_lightning.scoring.states import knows
 from lre_lightning.storage.locks import FolderLock
 
 
@@ -63,7 +63,7 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path) -> list
         earlier = done.get(record.key)
         if earlier is None or (earlier.train, earlier.digest) != (record.train, record.digest):
             batches = data.val_dataloader([index])
-            known = sum(int(PromptStates.run(lm, batch, lm.layers[-1:]).known.sum()) for batch in batches)
+            known = sum(int(knows(lm, batch).sum()) for batch in batches)
             done[record.key] = replace(record, known=known)
             write_records(done.values(), path)
         records.append(done[record.key])

@@ -26,7 +26,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial
-from lre_lightning.scoring.states import PromptStates
+from lre_lightning.scoring.states import knows
 
 LM, LENS, OTHER_LENS, GENERIC_LENS = "LM", "attribute lens", "lens of another relation", "Jacobian lens"
 """The readers whose answers are counted: the LM itself, the lens of the relation, and controls."""
@@ -156,7 +156,7 @@ def _count_trial(
     ranks = {reader: [torch.empty(0, 2, dtype=torch.long)] for reader in (LM, *lenses)}  # of true and false objects
     for batch in data.val_dataloader([index]):
         batch = batch.padded("right")
-        known = PromptStates.run(lm, batch.undistracted, lm.layers[-1:]).known.to(batch.input_ids.device)
+        known = knows(lm, batch.undistracted).to(batch.input_ids.device)
         if known.any():
             tokens = torch.stack([batch.object_token, batch.false_token], 1)[known]
             objects += tokens[:, 0].tolist()

@@ -73,7 +73,7 @@ class MatrixFree(Operator):
 
     def bias(self) -> Tensor:
         """Return b, the mean of o - J s over the prompts, `(width,)`."""
-        subject, output = self.runs.hidden_states([self.layer])
+        subject, output = self.runs.hidden_states([self.layer], keep=True)
         (mean,) = self._means(subject, self._pushed)
         bias: Tensor = output.to(mean).mean(0) - mean
         return bias.to(self.dtype)

@@ -37,6 +37,15 @@ class _Group:
     position: int  # index of the subject's last token in the suffix
     states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(prompts, suffix, hidden)`
 
+    def select(self, rows: Tensor) -> _Group | None:
+        """Return the part of the group that is among prompts of the batch, `(chosen,)`; their places are its rows."""
+        places, chosen = (rows[:, None] == self.rows).nonzero().unbind(1)
+        if not len(places):
+            return None
+        prefix = None if self.prefix is None else self.prefix.select(chosen)
+        states = {layer: hidden[chosen.to(hidden.device)] for layer, hidden in self.states.items()}
+        return _Group(places, prefix, self.suffix[chosen], self.position, states)
+
 
 class PromptBatch:
     """A batch of prompts whose common beginning is run once.
@@ -61,21 +70,21 @@ class PromptBatch:
         if len(ids) and lm.shares_prefix:
             beginning = ids[:, : int(subject_position.min())]
             self._shared = int((beginning == beginning[0]).all(0).long().cumprod(0).sum())
-        self._context: Prefix | None = lm.prefix(ids[:1, : self._shared])
 
     @classmethod
     def join(cls, batches: Sequence[PromptBatch]) -> PromptBatch:
-        """Return the prompts of several batches as one batch."""
+        """Return the prompts of several batches as one batch; what they have run is not kept."""
         length = max(batch._ids.shape[1] for batch in batches)
         ids = torch.cat([functional.pad(batch._ids, (0, length - batch._ids.shape[1])) for batch in batches])
         subject, last = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("_subject", "_last"))
         return cls(batches[0].lm, ids, subject, last)
 
     def select(self, rows: Tensor) -> PromptBatch:
-        """Return the prompts of `rows`, int64 `(chosen,)`; the tokens that the batch shares are not run again."""
+        """Return the prompts of `rows`, int64 `(chosen,)`; what the batch has run is not run again."""
         chosen, rows = copy.copy(self), rows.to(self._ids.device)
         chosen._ids, chosen._subject, chosen._last = self._ids[rows], self._subject[rows], self._last[rows]
-        chosen.__dict__.pop("_groups", None)
+        if "_groups" in vars(self):
+            chosen._groups = [part for group in self._groups if (part := group.select(rows)) is not None]
         return chosen
 
     def __len__(self) -> int:
@@ -83,11 +92,13 @@ class PromptBatch:
         return len(self._ids)
 
     @torch.no_grad()
-    def hidden_states(self, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+    def hidden_states(self, layers: Sequence[Layer], keep: bool = False) -> tuple[Tensor, Tensor]:
         """Run the prompts as they are.
 
         Args:
             layers: The layers of s.
+            keep: Whether to keep the hidden states at all layers, from which the prompts are run with s replaced. Set
+                it if they will be: then they need not be run as they are again.
 
         Returns:
             s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype, on the LM's device.
@@ -96,6 +107,8 @@ class PromptBatch:
             nothing = torch.empty(0, len(layers), self.lm.hidden_size, dtype=self.lm.dtype, device=self.lm.device)
             return nothing, nothing[:, 0]
         last = self.lm.num_layers - 1
+        if keep:
+            return self._kept(layers, last)
         suffix = self._ids[:, self._shared : int(self._last.max()) + 1]
         found = self.lm.hidden_states(suffix, [*layers, last], self._context)
         rows, device = torch.arange(len(self), device=self._ids.device), self._ids.device
@@ -106,6 +119,16 @@ class PromptBatch:
         subjects = self._subject - self._shared
         subject = torch.stack([at(subjects, found[layer]) for layer in layers], dim=1)
         return subject, at(self._last - self._shared, found[last])
+
+    def _kept(self, layers: Sequence[Layer], last: Layer) -> tuple[Tensor, Tensor]:
+        """Return s and o, as `hidden_states` does, from what is kept."""
+        device, order = self._ids.device, torch.cat([group.rows for group in self._groups]).argsort()
+
+        def joined(layer: Layer, position: int | None = None) -> Tensor:
+            at = [group.states[layer][:, group.position if position is None else position] for group in self._groups]
+            return torch.cat(at).to(device)[order]
+
+        return torch.stack([joined(layer) for layer in layers], dim=1), joined(last, -1)
 
     @torch.no_grad()
     def patched(self, layer: Layer, subject: Tensor) -> Tensor:
@@ -278,6 +301,12 @@ class PromptBatch:
         return output.reshape(count, variants, -1)
 
     @cached_property
+    def _context(self) -> Prefix | None:
+        """The tokens that all prompts share."""
+        with torch.inference_mode(False):  # graphs may need it
+            return self.lm.prefix(self._ids[:1, : self._shared]) if len(self) else None
+
+    @cached_property
     def _groups(self) -> list[_Group]:
         """The prompts, run as they are, in groups of one shape."""
         groups, shapes = [], torch.stack([self._subject, self._last], 1)
@@ -286,7 +315,8 @@ class PromptBatch:
             subject, last = shape.tolist()
             ids = self._ids[rows]
             run = subject if self.lm.shares_prefix else 0
-            prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
-            states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
+            with torch.inference_mode(False), torch.no_grad():  # graphs may need what is kept
+                prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
+                states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
             groups.append(_Group(rows, prefix, suffix, subject - run, states))
         return groups

@@ -63,10 +63,11 @@ class Prefix:
         cache = share_cache(self.cache) if self.way == "shared" else self._copied(prompts)
         return {self.argument: cache, "use_cache": True}
 
-    def select(self, rows: slice) -> Prefix:
+    def select(self, rows: slice | Tensor) -> Prefix:
         """Return some of the prefixes; a single one serves all prompts and is returned as it is."""
         if self.count == 1:
             return self
+        rows = rows if isinstance(rows, slice) else rows.cpu()
         chosen = torch.arange(self.count)[rows]
         cache = select_prefixes(self.cache, rows) if self.way == "shared" else _spread(self.cache, self.count, chosen)
         return replace(self, cache=cache, count=len(chosen))

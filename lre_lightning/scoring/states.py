@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from lre_lightning.grid import Layer
 from lre_lightning.metrics import Causality, Faithfulness
@@ -26,9 +25,33 @@ if TYPE_CHECKING:
     from lre_lightning.relations.relation import Sample
 
 
+def knows(lm: LanguageModel, batch: RelationBatch) -> Tensor:
+    """Run a batch of prompts; return where the LM's answer is the object's first token, `(prompts,)`, bool.
+
+    Copies that only pad the batch (weight 0) are left out, here and below.
+    """
+    _, output = _runs(lm, [batch]).hidden_states([lm.num_layers - 1])
+    return lm.predict(output) == _own(batch, "object_token").to(output.device)
+
+
+def _own(batch: RelationBatch, name: str) -> Tensor:
+    rows: Tensor = getattr(batch, name)[batch.weight > 0]
+    return rows
+
+
+def _runs(lm: LanguageModel, batches: Sequence[RelationBatch]) -> PromptBatch:
+    names = ("input_ids", "subject_position", "last_position")
+    runs = [PromptBatch(lm, *(_own(batch.padded("right"), name) for name in names)) for batch in batches]
+    none = torch.zeros(0, dtype=torch.long)
+    return PromptBatch.join(runs) if runs else PromptBatch(lm, none[:, None], none, none)
+
+
 @dataclass(frozen=True, eq=False)
-class PromptStates:
-    """Test prompts with their hidden states and the LM's answers.
+class TrialStates:
+    """All test prompts of one trial with their hidden states and the LM's answers, and the targets of their edits.
+
+    On several processes each holds a part of the prompts, and every method and function that counts over a
+    `TrialStates` is a collective call that returns the total over all processes.
 
     Attributes:
         runs: The prompts, ready to be run again with s replaced.
@@ -39,6 +62,12 @@ class PromptStates:
         predicted: The LM's answers, argmax D(o), `(prompts,)`, int64.
         known: True where the answer is the object's first token, `(prompts,)`, bool.
         zero_shot: s in prompts that consist of the subject alone, `(prompts, layers, hidden)`; None where not computed.
+        trial: The trial.
+        processes: The processes over which its prompts are split.
+        tokens: First tokens of the objects of all known samples, int64 `(samples,)`; -1 for the others.
+        edited: This process's known prompts for which there is a target with another object, int64 `(edits,)`.
+        targets: The samples (s', o') that are their targets, among those of all processes, int64 `(edits,)`.
+        target_objects: o' of the targets, `(edits, hidden)`.
     """
 
     runs: PromptBatch
@@ -48,63 +77,7 @@ class PromptStates:
     object: Tensor
     predicted: Tensor
     known: Tensor
-    zero_shot: Tensor | None = None
-
-    @classmethod
-    def run(
-        cls, lm: LanguageModel, batch: RelationBatch, layers: Sequence[Layer], alone: RelationBatch | None = None
-    ) -> Self:
-        """Run a batch of test prompts once, and keep s at `layers`, at least one.
-
-        Copies that only pad the batch (weight 0) are left out. `alone` are prompts that consist of the same subjects
-        alone; None if s is not needed from them.
-        """
-        own = (batch.weight > 0).nonzero().flatten()
-        runs = _runs(lm, batch, own)
-        subject, output = runs.hidden_states(layers)
-        predicted = lm.predict(output)
-        return cls(
-            runs=runs,
-            prompts=tuple(batch.prompts[row] for row in own.tolist()),
-            samples=tuple(batch.sample[own].tolist()),
-            subject=subject,
-            object=output,
-            predicted=predicted,
-            known=predicted == batch.object_token[own].to(predicted.device),
-            zero_shot=None if alone is None else _runs(lm, alone, own).hidden_states(layers)[0],
-        )
-
-    @classmethod
-    def empty(cls, lm: LanguageModel, layers: Sequence[Layer], zero_shot: bool = False) -> Self:
-        """Return the states of no prompts, for a process that has none of a trial."""
-        none = torch.zeros(0, dtype=torch.long)
-        runs = PromptBatch(lm, none[:, None], none, none)
-        subject, output = runs.hidden_states(layers)
-        predicted = lm.predict(output)
-        return cls(runs, (), (), subject, output, predicted, predicted == 0, subject if zero_shot else None)
-
-
-def _runs(lm: LanguageModel, batch: RelationBatch, rows: Tensor) -> PromptBatch:
-    batch = batch.padded("right")
-    return PromptBatch(lm, batch.input_ids[rows], batch.subject_position[rows], batch.last_position[rows])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class TrialStates(PromptStates):
-    """All test prompts of one trial, with the targets of their edits.
-
-    On several processes each holds a part of the prompts, and every method and function that counts over a
-    `TrialStates` is a collective call that returns the total over all processes.
-
-    Attributes:
-        trial: The trial.
-        processes: The processes over which its prompts are split.
-        tokens: First tokens of the objects of all known samples, int64 `(samples,)`; -1 for the others.
-        edited: This process's known prompts for which there is a target with another object, int64 `(edits,)`.
-        targets: The samples (s', o') that are their targets, among those of all processes, int64 `(edits,)`.
-        target_objects: o' of the targets, `(edits, hidden)`.
-    """
-
+    zero_shot: Tensor | None
     trial: Trial
     processes: Processes
     tokens: Tensor
@@ -113,24 +86,40 @@ class TrialStates(PromptStates):
     target_objects: Tensor
 
     @classmethod
-    def join(cls, batches: Sequence[PromptStates], trial: Trial, processes: Processes = ONE_PROCESS) -> TrialStates:
-        """Join this process's batches of a trial, at least one, and draw the targets of edits; a collective call."""
-        samples = [sample for batch in batches for sample in batch.samples]
-        subject, output, predicted, known = (
-            torch.cat([getattr(batch, name) for batch in batches])
-            for name in ("subject", "object", "predicted", "known")
-        )
-        zero_shot = [batch.zero_shot for batch in batches if batch.zero_shot is not None]
-        none = torch.zeros(0, dtype=torch.long, device=known.device)
+    def run(
+        cls,
+        lm: LanguageModel,
+        batches: Sequence[RelationBatch],
+        trial: Trial,
+        layers: Sequence[Layer],
+        processes: Processes = ONE_PROCESS,
+        alone: Sequence[RelationBatch] | None = None,
+    ) -> TrialStates:
+        """Run this process's test prompts of a trial, and draw the targets of their edits; a collective call.
+
+        Args:
+            lm: The language model.
+            batches: The prompts; a process may have none.
+            trial: The trial.
+            layers: The layers of s, at least one.
+            processes: The processes over which the prompts are split.
+            alone: For each batch, prompts that consist of the same subjects alone; None if s is not needed from them.
+        """
+        runs = _runs(lm, batches)
+        subject, output = runs.hidden_states(layers, keep=True)
+        predicted = lm.predict(output)
+        objects = [_own(batch, "object_token").to(predicted.device) for batch in batches]
+        own = [(batch, row) for batch in batches for row in (batch.weight > 0).nonzero().flatten().tolist()]
+        none = predicted[:0]
         states = cls(
-            runs=PromptBatch.join([batch.runs for batch in batches]),
-            prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
-            samples=tuple(samples),
+            runs=runs,
+            prompts=tuple(batch.prompts[row] for batch, row in own),
+            samples=tuple(int(batch.sample[row]) for batch, row in own),
             subject=subject,
             object=output,
             predicted=predicted,
-            known=known,
-            zero_shot=torch.cat(zero_shot) if zero_shot else None,
+            known=predicted == torch.cat([none, *objects]),
+            zero_shot=None if alone is None else _runs(lm, alone).hidden_states(layers)[0],
             trial=trial,
             processes=processes,
             tokens=none,
@@ -138,7 +127,7 @@ class TrialStates(PromptStates):
             targets=none,
             target_objects=output[:0],
         )
-        return states.answered(predicted, known)  # the LM's answer to a known prompt is its object's first token
+        return states.answered(predicted, states.known)  # the LM's answer to a known prompt is its object's first token
 
     def answered(self, answers: Tensor, known: Tensor) -> TrialStates:
         """Return the states with other answers than the LM's next tokens, and draw the targets; a collective call.
@@ -212,8 +201,8 @@ class TrialStates(PromptStates):
 
 def run_trial(lm: LanguageModel, data: PromptSource, index: int, layers: Sequence[Layer]) -> TrialStates:
     """Run all test prompts of the trial of an index in the schedule, in one process, and keep s at `layers`."""
-    batches = [PromptStates.run(lm, batch.to(lm.device), layers) for batch in data.val_dataloader([index])]
-    return TrialStates.join(batches, data.trial(index))
+    batches = [batch.to(lm.device) for batch in data.val_dataloader([index])]
+    return TrialStates.run(lm, batches, data.trial(index), layers)
 
 
 def draw_key(trial: Trial) -> str:

@@ -33,7 +33,7 @@ from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.measures import Measured, with_measures
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
-from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.scoring.whole_objects import with_whole_objects
 from lre_lightning.training.method import choose_method
 
@@ -73,7 +73,7 @@ class Run:
 
 
 class TestedTrial:
-    """A trial whose test prompts are run batch by batch. Every process calls the methods in the same order.
+    """A trial whose test prompts arrive batch by batch. Every process calls the methods in the same order.
 
     Args:
         run: What the trial has in common with others.
@@ -87,25 +87,22 @@ class TestedTrial:
     def __init__(self, run: Run, trial: Trial, layers: Sequence[Layer], alone: bool = False) -> None:
         self.run, self.trial, self.layers = run, trial, tuple(layers)
         self._alone = alone
-        self._batches: list[PromptStates] = []
+        self._batches: list[RelationBatch] = []
 
     def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
-        """Run a batch of test prompts and keep their states; the record comes with `finish`."""
-        self._batches.append(self._run_prompts(batch))
+        """Take a batch of test prompts; they run, and the record comes, with `finish`."""
+        self._batches.append(batch)
         return ()
 
-    def _run_prompts(self, batch: RelationBatch) -> PromptStates:
-        alone = self.run.data.subjects_alone(batch) if self._alone else None
-        return PromptStates.run(self.run.lm, batch, self.layers, alone)
-
     def _tested(self) -> tuple[TrialStates, TrialRecord] | None:
-        """Return the test prompts of the trial and its record, not yet scored; None if no process had a prompt."""
-        own = sum(len(states.prompts) for states in self._batches)
-        (tested,) = self.run.processes.sum(torch.tensor([own]))
+        """Run the test prompts; return them and the trial's record, not yet scored. None if no process had a prompt."""
+        run, batches = self.run, self._batches
+        own = sum(int((batch.weight > 0).sum()) for batch in batches)
+        (tested,) = run.processes.sum(torch.tensor([own]))
         if not tested:
             return None
-        batches = self._batches or [PromptStates.empty(self.run.lm, self.layers, self._alone)]
-        states = TrialStates.join(batches, self.trial, self.run.processes)
+        alone = [run.data.subjects_alone(batch) for batch in batches] if self._alone else None
+        states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone)
         return states, self._record(int(tested), states.all_known)
 
     def _record(self, tested: int, known: int) -> TrialRecord:
@@ -136,7 +133,6 @@ class FitTrial(TestedTrial):
         super().__init__(run, trial, layers, alone=run.fitting.baselines)
         self.unscored: TrialRecord | None = None
         self._estimator = LREEstimator(self.layers)
-        self._early: dict[tuple[int, ...], PromptStates] = {}
         self._lres: dict[Layer, LRE] = {}
 
     def skip_if_unknown(self) -> None:
@@ -151,9 +147,8 @@ class FitTrial(TestedTrial):
             if left:
                 left -= 1
                 batch = next(batches).to(self.run.lm.device)
-                states = super()._run_prompts(batch)
-                self._early[states.samples] = states
-                counts = torch.tensor([len(states.prompts), int(states.known.sum()), left])
+                found = knows(self.run.lm, batch)
+                counts = torch.tensor([len(found), int(found.sum()), left])
             (counts,) = self.run.processes.sum(counts)
             tested, known, more = tested + int(counts[0]), known + int(counts[1]), bool(counts[2])
         if known < needed:
@@ -216,13 +211,8 @@ class FitTrial(TestedTrial):
         origin = Origin.of(self.run.lm, self.trial, self.run.data.prompts)
         self._lres = {layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in means}
 
-    def _run_prompts(self, batch: RelationBatch) -> PromptStates:
-        """Run the prompts of a batch, unless `skip_if_unknown` has done that."""
-        own = tuple(batch.sample[batch.weight > 0].tolist())
-        return self._early.pop(own, None) or super()._run_prompts(batch)
-
     def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
-        """Run a batch of test prompts, unless the trial is skipped."""
+        """Take a batch of test prompts, unless the trial is skipped."""
         return super().test(batch) if self.unscored is None else ()
 
     def finish(self, earlier: Sequence[TrialRecord]) -> tuple[TrialRecord | None, LRE | None]:
@@ -334,7 +324,7 @@ class SavedTrials:
         self._next = 0
 
     def test(self, batch: RelationBatch) -> Iterator[TrialRecord]:
-        """Run a batch of test prompts; yield the records of the trials before the one that it belongs to."""
+        """Take a batch of test prompts; yield the records of the trials before the one that it belongs to."""
         index = self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0])))
         yield from self._advance(index)
         assert self._current is not None

@@ -41,3 +41,22 @@ def test_no_prompts():
         torch.testing.assert_close(
             joined.patched(0, torch.ones(4, 1, WIDTH))[3], some.patched(0, torch.ones(3, 1, WIDTH))[0]
         )
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mamba", "gemma2"])
+def test_what_is_kept_of_the_prompts_as_they_are(family, inference, monkeypatch):
+    """Kept states are those of a plain run, serve edits of any choice of prompts, and are not run again for these."""
+    lm, values = LanguageModel(tiny_model(family)), torch.randn(3, 2, WIDTH, dtype=torch.float64)
+    plain, rows = batch_of(lm), torch.tensor([2, 0])
+    with torch.inference_mode(inference):
+        kept = batch_of(lm)
+        for found, expected in zip(kept.hidden_states([0, 1], keep=True), plain.hidden_states([0, 1]), strict=True):
+            torch.testing.assert_close(found, expected)
+    expected, gradient = plain.patched(1, values), plain.pullback(1, values, values[:, 0])
+    monkeypatch.setattr(LanguageModel, "prefix", None)
+    torch.testing.assert_close(kept.patched(1, values), expected)
+    torch.testing.assert_close(kept.pullback(1, values, values[:, 0]), gradient)
+    chosen = kept.select(rows)
+    torch.testing.assert_close(chosen.patched(1, values[rows]), expected[rows])
+    torch.testing.assert_close(chosen.hidden_states([0], keep=True)[1], kept.hidden_states([0])[1][rows])

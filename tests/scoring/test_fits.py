@@ -41,13 +41,13 @@ def data_of(source, **options):
 
 def noted_fit(module, data, root):
     """Fit a module and return its trainer, and the states of its trials by relation and number."""
-    trainer, states, join = trainer_of(root, [ResultsTable()], inference_mode=True), {}, TrialStates.join
+    trainer, states, run = trainer_of(root, [ResultsTable()], inference_mode=True), {}, TrialStates.run
 
-    def note(batches, trial, processes):
-        return states.setdefault((trial.relation.name, trial.number), join(batches, trial, processes))
+    def note(lm, batches, trial, *args):
+        return states.setdefault((trial.relation.name, trial.number), run(lm, batches, trial, *args))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrialStates, "join", note)
+        patch.setattr(TrialStates, "run", note)
         trainer.fit(module, datamodule=data)
     return trainer, states
 

@@ -17,7 +17,7 @@ from lre_lightning.records.record import MEASURES, TrialRecord
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.measures import Measured, with_measures
 from lre_lightning.scoring.scores import new_record, with_grid
-from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
 from tests.scoring.test_fits import BETAS, GRID, LAYERS, RANKS, ByHand, data_of
@@ -26,11 +26,11 @@ from tests.training.test_module import trainer_of
 
 @pytest.fixture(scope="module")
 def measured(random_toy, toy_relations, tmp_path_factory):
-    noted, join = [], TrialStates.join
+    noted, run = [], TrialStates.run
     module = LREModule(random_toy, **GRID, fitting={"measures": True})
     data = data_of(toy_relations, trials=1, loader={"batch_size": 7})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrialStates, "join", lambda *args: noted.append(join(*args)) or noted[-1])
+        patch.setattr(TrialStates, "run", lambda *args: noted.append(run(*args)) or noted[-1])
         patch.setattr("lre_lightning.models.language_model.LOGIT_BYTES", 8 * len(toy.WORDS) * 8)  # a few rows at a time
         trainer_of(tmp_path_factory.mktemp("run")).fit(module, datamodule=data)
     return module, noted
@@ -144,7 +144,7 @@ def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
     relation = Relation("thing colour", "factual", ("{}",), (), "", "", False, samples)
     data = RelationDataModule(tokenizer, source=relation, n_shot=2, trials=1, prompts={"chat": True})
     trial = data.trial(0)
-    states = TrialStates.join([PromptStates.run(lm, batch, [1]) for batch in data.val_dataloader([0])], trial)
+    states = TrialStates.run(lm, list(data.val_dataloader([0])), trial, [1])
     weight = torch.eye(toy.WIDTH) + 0.1 * torch.randn(toy.WIDTH, toy.WIDTH, generator=torch.Generator().manual_seed(0))
     lres = {1: LRE(weight, torch.zeros(toy.WIDTH), 1, Origin.of(lm, trial))}
     measured, record = Measured(states), new_record(trial, data, len(states.prompts), states.all_known)

@@ -13,9 +13,9 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import collate
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, with_grid, with_low_rank
-from lre_lightning.scoring.states import PromptStates, draw_targets
+from lre_lightning.scoring.states import TrialStates, draw_targets, knows
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
-from tests.scoring.trials import answer, normal, prompts_for, state, states_of
+from tests.scoring.trials import answer, normal, prompts_for, state, states_of, trial_of
 
 LAYERS, BETAS, RANKS = ("emb", 0, 1), (0.0, 40.0, -40.0), (1, 5, WIDTH)
 KNOWN = [False, False] + [True] * 10
@@ -119,11 +119,11 @@ def test_a_trial_holds_the_states_of_all_its_batches(lm, prompts):
 
 def test_copies_that_only_pad_a_batch_are_left_out(lm, prompts):
     batch = collate([prompts[i] for i in (4, 4, 1)], 0, 0, [4, 4, 1], weights=[1, 0, 1])
-    states = PromptStates.run(lm, batch, LAYERS, batch)
+    states = TrialStates.run(lm, [batch], trial_of(prompts), LAYERS, alone=[batch])
     assert (states.samples, states.prompts) == ((4, 1), (prompts[4], prompts[1]))
-    assert states.known.tolist() == [True, False]
+    assert states.known.tolist() == knows(lm, batch).tolist() == [True, False]
     assert len(states.runs) == len(states.subject) == len(states.zero_shot) == 2
-    empty = PromptStates.empty(lm, LAYERS, zero_shot=True)
+    empty = TrialStates.run(lm, [], trial_of(prompts), LAYERS, alone=[])
     assert empty.zero_shot.shape == empty.subject.shape == (0, 3, WIDTH)
 
 

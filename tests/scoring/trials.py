@@ -7,7 +7,7 @@ from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.scoring.states import PromptStates, TrialStates
+from lre_lightning.scoring.states import TrialStates
 from tests.helpers.tiny_models import VOCAB, plain_output
 
 
@@ -35,12 +35,13 @@ def trial_of(prompts, number=0, train=()):
 
 def states_of(lm, prompts, layers, size=100, alone=None, **trial):
     """Run the test prompts of a trial in batches of `size`; `alone` are prompts of their subjects alone."""
-    batches = []
-    for start in range(0, len(prompts), size):
-        places = range(start, min(start + size, len(prompts)))
-        batch, *bare = (collate([some[i] for i in places], 0, 0, places) for some in (prompts, alone) if some)
-        batches.append(PromptStates.run(lm, batch, layers, *bare))
-    return TrialStates.join(batches, trial_of(prompts, **trial))
+    places = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
+
+    def batches(some):
+        return [collate([some[i] for i in at], 0, 0, at) for at in places]
+
+    bare = batches(alone) if alone else None
+    return TrialStates.run(lm, batches(prompts), trial_of(prompts, **trial), layers, alone=bare)
 
 
 def state(lm, prompt, layer, position=None):
