@@ -104,7 +104,11 @@ class TextDataModule(LightningDataModule):
 
     @cached_property
     def sequences(self) -> list[list[int]]:
-        """The token ids of all sequences, at least one."""
+        """The token ids of all sequences, at least one.
+
+        Raises:
+            LREError: A text cannot be read, or none is long enough.
+        """
         texts = read_texts(self._texts, self.reading.column, self.reading.split)
         found = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
         if not found:

@@ -185,7 +185,11 @@ class RecallAtK(SuccessRate):
         super().__init__(num_relations, (*grid_shape, len(self.ks)), average, **kwargs)
 
     def update(self, predictions: Tensor, targets: Tensor, relations: Tensor, mask: Tensor | None = None) -> None:
-        """Count one batch, as `Faithfulness.update` but of scores, `(batch, *grid_shape, vocab)`, floating."""
+        """Count one batch, as `Faithfulness.update` but of scores, `(batch, *grid_shape, vocab)`, floating.
+
+        Raises:
+            LREError: As there, or a k is larger than the vocabulary.
+        """
         grid = self.grid_shape[:-1]
         if predictions.shape[1:-1] != grid:
             wanted = ", ".join(map(str, ("batch", *grid, "vocab")))
