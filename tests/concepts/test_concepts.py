@@ -18,9 +18,9 @@ from lre_lightning.concepts.evaluation import evaluate_trial
 from lre_lightning.concepts.probes import fit_probes
 from lre_lightning.concepts.record import METHODS, ConceptOptions
 from lre_lightning.concepts.states import known_states, with_object
+from lre_lightning.prompts import trials
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.prompt import Prompt
-from lre_lightning.prompts.trials import draw
 from lre_lightning.relations.relation import Sample
 from tests.helpers.tiny_models import WIDTH, plain_output, tiny_model, widen_casts
 
@@ -38,7 +38,7 @@ def trial():
     (relation,) = load_relations("object superclass", "demo")
     wrong = [Sample(subject, "currency") for subject in ("hammer", "falcon")]
     relation = replace(relation, samples=(*relation.samples[::2], *wrong))
-    return widened(draw(relation, 2, 0, 0), 0.5, 0, LINES)
+    return widened(trials.draw(relation, 2, 0, 0), 0.5, 0, LINES)
 
 
 def read(lm, trial, sample):
@@ -120,6 +120,25 @@ def test_concepts_are_those_of_a_plain_loop(evaluated, trial, reference):
     assert concepts.objects == tuple(objects)
     assert (concepts.layer, concepts.object_layer, concepts.rank) == (1, 4, 6)
     torch.testing.assert_close(concepts.vectors, torch.stack(vectors), rtol=0, atol=1e-8)
+
+
+def test_only_objects_of_training_samples_are_tested(lm, trial, reference):
+    _, _, (first, second, *_), _ = reference
+    prompts = few_shot(LINES, 2)
+
+    def evaluated_on(objects, test=trial.test):
+        train = tuple(sample for sample in trial.train if sample.object in objects)
+        part = replace(trial, train=train, test=test)
+        known = known_states(lm, trials.test_prompts(part, lm.tokenizer, options=prompts), OPTIONS).prompts
+        record, concepts = evaluate_trial(lm, part, prompts, OPTIONS)
+        assert record.tested == sum(prompt.object in objects for prompt in known) < len(known)
+        assert (concepts is None) == bool(record.reason)
+        return record
+
+    assert "fewer than 2 objects" in evaluated_on({first}).reason
+    assert evaluated_on({first, second}).reason == ""
+    others = tuple(sample for sample in trial.test if sample.object not in (first, second))
+    assert "no test sample" in evaluated_on({first, second}, others).reason
 
 
 def test_every_score_is_that_of_a_plain_loop(lm, trial, reference, evaluated):
