@@ -18,8 +18,11 @@ def edit(fitted, *args):
 def test_an_edit_is_printed_beside_the_lms_own_continuation(fitted, capsys):
     options = ["--relation=thing colour", "--subject=thing5", "--max_new_tokens=1", "--samples=1"]
     assert edit(fitted, "colour thing5", "--target=thing6", *options) == 0
-    greedy = next(line for line in capsys.readouterr().out.splitlines() if "greedy" in line)
-    assert greedy.split() == ["greedy", "green", "blue"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["greedy", "green", "blue"] in lines
+    (likely,) = (words for words in lines if words[:2] == ["next", "token"])
+    assert (likely[2], likely[7]) == ("green", "blue")  # with two less likely answers on the line
+    assert lines[-1][:3] == ["thing", "colour,", "layer"]
 
 
 def test_an_edit_without_its_relation_is_one_clear_error(fitted, capsys):

@@ -50,7 +50,7 @@ def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_text("thing3\n\nthing4\n")
     assert predict(fitted, "thing2", "--file", tmp_path / "texts.txt") == 0
     assert list(dict.fromkeys(lens["text"] for lens in lenses_of(fitted))) == ["thing2", "thing3", "thing4"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("thing6\nthing7\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("thing6\n\nthing7\n"))
     assert predict(fitted, "--data.relations=[thing colour]") == 0
     assert [(lens["name"], lens["text"]) for lens in lenses_of(fitted)] == [
         ("thing colour", "thing6"),
