@@ -259,7 +259,8 @@ def started(root: Path, device: str, several: bool, index: int = 0) -> subproces
     call = f"import benchmarks.gpu as g; g.fit({str(root)!r}, {device!r}, {several})"
     group = {"RANK": index, "GROUP_RANK": index, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29000 + os.getpid() % 1000, "TORCHELASTIC_RUN_ID": "kit"}
-    environment = {name: str(value) for name, value in group.items()} if several else {}
+    threads = {"OMP_NUM_THREADS": 1}  # or Lightning would give two processes another number of threads than one
+    environment = {name: str(value) for name, value in {**threads, **(group if several else {})}.items()}
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-W", "ignore", "-c", call], env={**os.environ, **environment}, **pipes)
 
@@ -352,6 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := set(options.only or []) - {check.__name__ for check in CHECKS}:
         parser.error(f"there is no check {min(unknown)!r}: see --help")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here: --device cpu --tiny tries the kit itself")
     chosen = {check: limit for check, limit in CHECKS.items() if not options.only or check.__name__ in options.only}
     kit = Kit(torch.device(options.device), options.tiny)
     return run_all({partial(check, kit): limit for check, limit in chosen.items()}, Path(options.output))

@@ -169,6 +169,9 @@ def test_checks_that_fail_are_rows_and_the_others_go_on(tmp_path, capsys):
 
 def test_the_checks_of_a_gpu_fit_into_eight_minutes_and_work(monkeypatch):
     assert sum(gpu.CHECKS.values()) <= 8 * 60
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main(["--output", "no/folder"])
     tiny = gpu.Kit(torch.device("cpu"), tiny=True)
     assert [row.result for row in gpu.attention(tiny)][:4] == ["ok"] * 4
     right = gpu.prompt_jacobian
