@@ -36,7 +36,7 @@ def growing_cache(cache: Cache) -> Cache:
     return _copy(cache, _grow)
 
 
-def select_prefixes(cache: Cache, rows: slice | Tensor) -> Cache:
+def select_prefixes(cache: Cache, rows: Tensor) -> Cache:
     """Return the cache of some prefixes; a cache of a single prefix serves all prompts and is returned whole."""
     chosen = _copy(cache)
     layers: list[Any] = chosen.layers
@@ -72,10 +72,10 @@ def _grow(layer: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -
     return joined
 
 
-def _rows_of(states: Tensor, rows: slice | Tensor) -> Tensor:
+def _rows_of(states: Tensor, rows: Tensor) -> Tensor:
     if isinstance(states, Joined):
-        return Joined(_rows_of(states.prefix, rows), states.own[rows])
-    return states if states.shape[0] == 1 else states[rows]
+        return Joined(_rows_of(states.prefix, rows), states.own[rows.to(states.own.device)])
+    return states if states.shape[0] == 1 else states[rows.to(states.device)]
 
 
 class Joined(Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,22 +30,27 @@ PRODUCTS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Prompts with equally many tokens before the subject's last one, and equally many from there on."""
+    """Prompts with equally many tokens before the subject's last one, and equally many from there on.
+
+    They are some of those that were run together, of which everything but `rows` and `places` is kept.
+    """
 
     rows: Tensor  # indices of the prompts in the batch, int64 `(prompts,)`
+    places: Tensor  # indices of the prompts among those run together, int64 `(prompts,)`
     prefix: Prefix | None  # the tokens before the subject's last one
-    suffix: Tensor  # token ids after those, `(prompts, suffix)`
+    suffix: Tensor  # token ids after those, `(run together, suffix)`
     position: int  # index of the subject's last token in the suffix
-    states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(prompts, suffix, hidden)`
+    states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(run together, suffix, hidden)`
 
-    def select(self, rows: Tensor) -> _Group | None:
-        """Return the part of the group that is among prompts of the batch, `(chosen,)`; their places are its rows."""
-        places, chosen = (rows[:, None] == self.rows).nonzero().unbind(1)
-        if not len(places):
-            return None
-        prefix = None if self.prefix is None else self.prefix.select(chosen)
-        states = {layer: hidden[chosen.to(hidden.device)] for layer, hidden in self.states.items()}
-        return _Group(places, prefix, self.suffix[chosen], self.position, states)
+    def select(self, rows: Tensor) -> _Group:
+        """Return those of the prompts that are among `rows`, `(chosen,)`, of the batch; their rows are places there."""
+        found, chosen = (rows[:, None] == self.rows).nonzero().unbind(1)
+        return dataclasses.replace(self, rows=found, places=self.places[chosen])
+
+    def at(self, layer: Layer, places: Tensor) -> Tensor:
+        """Return the hidden states of prompts by their places, `(places, suffix, hidden)`, as a copy."""
+        states = self.states[layer]
+        return states[places.to(states.device)]
 
 
 class PromptBatch:
@@ -84,7 +90,7 @@ class PromptBatch:
         chosen, rows = copy.copy(self), rows.to(self._ids.device)
         chosen._ids, chosen._subject, chosen._last = self._ids[rows], self._subject[rows], self._last[rows]
         if "_groups" in vars(self):
-            chosen._groups = [part for group in self._groups if (part := group.select(rows)) is not None]
+            chosen._groups = [group.select(rows) for group in self._groups]
         return chosen
 
     def __len__(self) -> int:
@@ -125,8 +131,8 @@ class PromptBatch:
         device, order = self._ids.device, torch.cat([group.rows for group in self._groups]).argsort()
 
         def joined(layer: Layer, position: int | None = None) -> Tensor:
-            at = [group.states[layer][:, group.position if position is None else position] for group in self._groups]
-            return torch.cat(at).to(device)[order]
+            at = [(group, group.position if position is None else position) for group in self._groups]
+            return torch.cat([group.at(layer, group.places)[:, place] for group, place in at]).to(device)[order]
 
         return torch.stack([joined(layer) for layer in layers], dim=1), joined(last, -1)
 
@@ -246,7 +252,7 @@ class PromptBatch:
             for group, prompts, variants in self._slices(vectors.shape[1], chunk_size):
                 rows = group.rows[prompts]
                 chosen = vectors[rows.to(vectors.device), variants].to(found)
-                states = group.states[layer][prompts, group.position, None].expand(chosen.shape).clone()
+                states = group.at(layer, group.places[prompts])[:, group.position, None].expand(chosen.shape).clone()
                 run = partial(self._run_patched, layer, group, prompts)
                 with self._sharing_between_lanes(group, *chosen.shape[:2]), slim_graph(self.lm.offloaded):
                     found[rows, variants] = product(run, states.to(found.device), chosen)
@@ -293,11 +299,12 @@ class PromptBatch:
     def _run_patched(self, layer: Layer, group: _Group, prompts: slice, values: Tensor) -> Tensor:
         """Return o, `(prompts, variants, hidden)`, of some prompts of a group with s replaced by `values`."""
         count, variants = values.shape[:2]
-        hidden = group.states[layer][prompts].repeat_interleave(variants, 0)
+        places = group.places[prompts]
+        lines = places.repeat_interleave(variants)
+        hidden = group.at(layer, lines)
         hidden[:, group.position] = values.flatten(0, 1).to(hidden)
-        ids = group.suffix[prompts].repeat_interleave(variants, 0)
-        prefix = None if group.prefix is None else group.prefix.select(prompts)
-        output = self.lm.run_from(layer, hidden, ids, prefix)[:, -1]
+        prefix = None if group.prefix is None else group.prefix.select(places)
+        output = self.lm.run_from(layer, hidden, group.suffix[lines], prefix)[:, -1]
         return output.reshape(count, variants, -1)
 
     @cached_property
@@ -318,5 +325,7 @@ class PromptBatch:
             with torch.inference_mode(False), torch.no_grad():  # graphs may need what is kept
                 prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
                 states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
-            groups.append(_Group(rows, prefix, suffix, subject - run, states))
+            groups.append(
+                _Group(rows, torch.arange(len(rows), device=rows.device), prefix, suffix, subject - run, states)
+            )
         return groups

@@ -63,14 +63,12 @@ class Prefix:
         cache = share_cache(self.cache) if self.way == "shared" else self._copied(prompts)
         return {self.argument: cache, "use_cache": True}
 
-    def select(self, rows: slice | Tensor) -> Prefix:
-        """Return some of the prefixes; a single one serves all prompts and is returned as it is."""
+    def select(self, rows: Tensor) -> Prefix:
+        """Return prefixes by their rows, int64 `(some,)`; a single one serves all prompts and is returned as it is."""
         if self.count == 1:
             return self
-        rows = rows if isinstance(rows, slice) else rows.cpu()
-        chosen = torch.arange(self.count)[rows]
-        cache = select_prefixes(self.cache, rows) if self.way == "shared" else _spread(self.cache, self.count, chosen)
-        return replace(self, cache=cache, count=len(chosen))
+        cache = select_prefixes(self.cache, rows) if self.way == "shared" else _spread(self.cache, self.count, rows)
+        return replace(self, cache=cache, count=len(rows))
 
     @property
     def copy_bytes(self) -> int:

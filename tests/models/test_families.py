@@ -109,8 +109,8 @@ def test_prefixes_that_grow_equal_whole_prompts(lm):
     grown = lm.prefix(MORE, context)
     twice = lm.prefix(MORE[:, 1:], lm.prefix(MORE[:, :1], context))
     check_suffix(lm, SUFFIX, prompts, grown, twice, lm.prefix(longer))
-    check_suffix(lm, SUFFIX[2:], prompts[2:], grown.select(slice(1, 2)))
-    check_suffix(lm, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1), context.select(slice(1, 2)))
+    check_suffix(lm, SUFFIX[2:], prompts[2:], grown.select(torch.tensor([1])))
+    check_suffix(lm, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1), context.select(torch.tensor([1])))
     assert (grown.count, grown.length, context.length) == (2, 12, 9)
 
 
