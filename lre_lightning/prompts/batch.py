@@ -86,6 +86,12 @@ class RelationBatch:
             last_position=self.last_position + shift,
         )
 
+    def own(self) -> "RelationBatch":
+        """Return the batch without the copies in it (weight 0)."""
+        kept = self.weight > 0
+        prompts = tuple(self.prompts[row] for row in kept.nonzero().flatten().tolist())
+        return replace(self._map(lambda tensor: tensor[kept]), prompts=prompts)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the batch as rows of plain data without padding, for `datasets.Dataset.from_list`.
 

@@ -28,22 +28,20 @@ if TYPE_CHECKING:
 def knows(lm: LanguageModel, batch: RelationBatch) -> Tensor:
     """Run a batch of prompts; return where the LM's answer is the object's first token, `(prompts,)`, bool.
 
-    Copies that only pad the batch (weight 0) are left out, here and below.
+    Copies that only pad the batch (weight 0) are left out.
     """
+    batch = batch.own()
     _, output = _runs(lm, [batch]).hidden_states([lm.num_layers - 1])
-    return lm.predict(output) == _own(batch, "object_token").to(output.device)
-
-
-def _own(batch: RelationBatch, name: str) -> Tensor:
-    rows: Tensor = getattr(batch, name)[batch.weight > 0]
-    return rows
+    return lm.predict(output) == batch.object_token.to(output.device)
 
 
 def _runs(lm: LanguageModel, batches: Sequence[RelationBatch]) -> PromptBatch:
-    names = ("input_ids", "subject_position", "last_position")
-    runs = [PromptBatch(lm, *(_own(batch.padded("right"), name) for name in names)) for batch in batches]
     none = torch.zeros(0, dtype=torch.long)
-    return PromptBatch.join(runs) if runs else PromptBatch(lm, none[:, None], none, none)
+    runs = [PromptBatch(lm, none[:, None], none, none)]
+    for batch in batches:
+        batch = batch.padded("right")
+        runs.append(PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position))
+    return PromptBatch.join(runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,27 +97,27 @@ class TrialStates:
 
         Args:
             lm: The language model.
-            batches: The prompts; a process may have none.
+            batches: The prompts; a process may have none. Copies that only pad a batch (weight 0) are left out.
             trial: The trial.
             layers: The layers of s, at least one.
             processes: The processes over which the prompts are split.
             alone: For each batch, prompts that consist of the same subjects alone; None if s is not needed from them.
         """
+        batches = [batch.own() for batch in batches]
         runs = _runs(lm, batches)
         subject, output = runs.hidden_states(layers, keep=True)
         predicted = lm.predict(output)
-        objects = [_own(batch, "object_token").to(predicted.device) for batch in batches]
-        own = [(batch, row) for batch in batches for row in (batch.weight > 0).nonzero().flatten().tolist()]
+        objects = [batch.object_token.to(predicted.device) for batch in batches]
         none = predicted[:0]
         states = cls(
             runs=runs,
-            prompts=tuple(batch.prompts[row] for batch, row in own),
-            samples=tuple(int(batch.sample[row]) for batch, row in own),
+            prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
+            samples=tuple(sample for batch in batches for sample in batch.sample.tolist()),
             subject=subject,
             object=output,
             predicted=predicted,
             known=predicted == torch.cat([none, *objects]),
-            zero_shot=None if alone is None else _runs(lm, alone).hidden_states(layers)[0],
+            zero_shot=None if alone is None else _runs(lm, [batch.own() for batch in alone]).hidden_states(layers)[0],
             trial=trial,
             processes=processes,
             tokens=none,

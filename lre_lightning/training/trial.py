@@ -97,7 +97,7 @@ class TestedTrial:
     def _tested(self) -> tuple[TrialStates, TrialRecord] | None:
         """Run the test prompts; return them and the trial's record, not yet scored. None if no process had a prompt."""
         run, batches = self.run, self._batches
-        own = sum(int((batch.weight > 0).sum()) for batch in batches)
+        own = sum(len(batch.own()) for batch in batches)
         (tested,) = run.processes.sum(torch.tensor([own]))
         if not tested:
             return None
@@ -158,9 +158,9 @@ class FitTrial(TestedTrial):
         """Add the Jacobian and bias of each prompt in a batch."""
         if self.unscored is not None or self._operators:
             return
-        batch = batch.padded("right")
+        batch = batch.own().padded("right")
         groups: dict[tuple[int, ...], list[int]] = {}  # rows of one shape that are in one batch on any processes
-        for row in batch.weight.nonzero().flatten().tolist():
+        for row in range(len(batch)):
             sample, subject, last = (int(at[row]) for at in (batch.sample, batch.subject_position, batch.last_position))
             groups.setdefault((sample // self.run.data.together, subject, last), []).append(row)
         for (_, subject, last), rows in groups.items():
