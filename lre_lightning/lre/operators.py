@@ -124,7 +124,7 @@ class Factors(Operator):
     def __init__(self, left: Tensor, values: Tensor, right: Tensor) -> None:
         if (values < 0).any() or (values.diff() > 0).any():
             raise LREError("the singular values of W must be positive or zero, the largest first")
-        self.left, self.values, self.right = left, values, right
+        self.left, self.values, self.right = left.contiguous(), values, right.contiguous()  # as a file has them
         self.width, self.rank = left.shape
         self.dtype, self.device = values.dtype, values.device
 

@@ -58,9 +58,7 @@ def test_a_file_of_factors_gives_the_same_lre(tmp_path, lre, dtype, error):
     assert dtypes == {"left": dtype, "right": dtype, "values": torch.float32, "bias": torch.float32}
     loaded, states = LRE.load(path), torch.randn(3, WIDTH)
     assert loaded.metadata() == low.metadata() == LRE.read_metadata(path)
-    for name, tensor in low.weight.tensors().items():
-        assert torch.equal(loaded.weight.tensors()[name], tensor)
-    torch.testing.assert_close(loaded(states), low(states))  # not bit for bit: the factors are laid out otherwise
+    assert torch.equal(loaded(states), low(states))
     exact = lre.low_rank(RANK)
     assert (low(states) - exact(states)).norm() <= 3 * error * exact(states).norm()
 
