@@ -147,8 +147,7 @@ class MatrixFree(Operator):
 def prompts_to_run(lm: LanguageModel, prompts: Sequence[Prompt]) -> PromptBatch:
     """Return prompts as a batch that is ready to be run."""
     batch = collate(prompts, 0, 0, range(len(prompts)))
-    with torch.inference_mode(False):
-        return PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
+    return PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
 
 
 def forward_product(runs: PromptBatch) -> Product:

@@ -128,13 +128,13 @@ class PromptBatch:
 
     def _kept(self, layers: Sequence[Layer], last: Layer) -> tuple[Tensor, Tensor]:
         """Return s and o, as `hidden_states` does, from what is kept."""
-        device, order = self._ids.device, torch.cat([group.rows for group in self._groups]).argsort()
-
-        def joined(layer: Layer, position: int | None = None) -> Tensor:
-            at = [(group, group.position if position is None else position) for group in self._groups]
-            return torch.cat([group.at(layer, group.places)[:, place] for group, place in at]).to(device)[order]
-
-        return torch.stack([joined(layer) for layer in layers], dim=1), joined(last, -1)
+        subject, output, device = [], [], self._ids.device
+        for group in self._groups:
+            found = {layer: group.at(layer, group.places).to(device) for layer in (*layers, last)}
+            subject.append(torch.stack([found[layer][:, group.position] for layer in layers], dim=1))
+            output.append(found[last][:, -1])
+        order = torch.cat([group.rows for group in self._groups]).argsort()
+        return torch.cat(subject)[order], torch.cat(output)[order]
 
     @torch.no_grad()
     def patched(self, layer: Layer, subject: Tensor) -> Tensor:
@@ -310,8 +310,7 @@ class PromptBatch:
     @cached_property
     def _context(self) -> Prefix | None:
         """The tokens that all prompts share."""
-        with torch.inference_mode(False):  # graphs may need it
-            return self.lm.prefix(self._ids[:1, : self._shared]) if len(self) else None
+        return self.lm.prefix(self._ids[:1, : self._shared]) if len(self) else None
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -322,10 +321,9 @@ class PromptBatch:
             subject, last = shape.tolist()
             ids = self._ids[rows]
             run = subject if self.lm.shares_prefix else 0
-            with torch.inference_mode(False), torch.no_grad():  # graphs may need what is kept
-                prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
+            prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
+            with torch.inference_mode(False), torch.no_grad():  # graphs may need them
                 states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
-            groups.append(
-                _Group(rows, torch.arange(len(rows), device=rows.device), prefix, suffix, subject - run, states)
-            )
+            places = torch.arange(len(rows), device=rows.device)
+            groups.append(_Group(rows, places, prefix, suffix, subject - run, states))
         return groups

@@ -45,6 +45,7 @@ class Prefix:
     way: Way
 
     @classmethod
+    @torch.inference_mode(False)  # graphs may need it
     @torch.no_grad()
     def run(cls, backbone: nn.Module, ids: Tensor, way: Way, before: Prefix | None = None) -> Prefix:
         """Run token ids `(prefixes, positions)`, the first of which continue the first prefix of `before`, if any."""
