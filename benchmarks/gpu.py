@@ -259,8 +259,8 @@ def started(root: Path, device: str, several: bool, index: int = 0) -> subproces
     call = f"import benchmarks.gpu as g; g.fit({str(root)!r}, {device!r}, {several})"
     group = {"RANK": index, "GROUP_RANK": index, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29000 + os.getpid() % 1000, "TORCHELASTIC_RUN_ID": "kit"}
-    threads = {"OMP_NUM_THREADS": 1}  # or Lightning would give two processes another number of threads than one
-    environment = {name: str(value) for name, value in {**threads, **(group if several else {})}.items()}
+    given = {"OMP_NUM_THREADS": 1} | (group if several else {})  # two processes would have other threads than one
+    environment = {name: str(value) for name, value in given.items()}
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-W", "ignore", "-c", call], env={**os.environ, **environment}, **pipes)
 

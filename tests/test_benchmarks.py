@@ -167,11 +167,12 @@ def test_checks_that_fail_are_rows_and_the_others_go_on(tmp_path, capsys):
     assert kit.run_all({partial(fine, "2"): 9.0}, tmp_path / "table.md") == 1
 
 
-def test_the_checks_of_a_gpu_fit_into_eight_minutes_and_work(monkeypatch):
+def test_the_checks_of_a_gpu_fit_into_eight_minutes_and_work(monkeypatch, capsys):
     assert sum(gpu.CHECKS.values()) <= 8 * 60
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         gpu.main(["--output", "no/folder"])
+    assert "finds no GPU here" in capsys.readouterr().err
     tiny = gpu.Kit(torch.device("cpu"), tiny=True)
     assert [row.result for row in gpu.attention(tiny)][:4] == ["ok"] * 4
     right = gpu.prompt_jacobian
