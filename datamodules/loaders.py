@@ -36,6 +36,7 @@ class Loader:
         texts: Free texts to predict from: the attribute lens of each relation is shown for them.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code from the tokenizer's repository.
+        gguf_file: Name of the GGUF file that holds the tokenizer, in a folder or repository.
 
     Raises:
         LREError: A value is invalid.
@@ -51,6 +52,7 @@ class Loader:
     texts: list[str] = option(list, harmless=True)
     tokenizer_revision: str | None = option(None, linked="model.loading.revision")
     trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.loading.trust_remote_code")
+    gguf_file: str | None = option(None, linked="model.loading.gguf_file")
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -205,7 +205,8 @@ class RelationDataModule(LightningDataModule):
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer, which is loaded at first use."""
-        given, options = self._given_tokenizer, (self.loader.tokenizer_revision, self.loader.trust_remote_code)
+        given, loader = self._given_tokenizer, self.loader
+        options = loader.tokenizer_revision, loader.trust_remote_code, loader.gguf_file
         return load_tokenizer(given, *options) if isinstance(given, str) else given
 
     @property
@@ -357,7 +358,7 @@ class RelationDataModule(LightningDataModule):
         """Return the arguments as plain data, without texts and secrets, from which the same data are found again."""
         given = self._given_tokenizer
         name = given if isinstance(given, str) else given.name_or_path or ""
-        if name != DEMO and os.path.isdir(os.path.expanduser(name)):
+        if name != DEMO and os.path.exists(os.path.expanduser(name)):
             name = os.path.abspath(os.path.expanduser(name))
         options = self.selection.options and {k: v for k, v in self.selection.options.items() if k != "token"}
         return {

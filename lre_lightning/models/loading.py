@@ -1,10 +1,11 @@
-"""Loading a causal LM from the hub or a folder."""
+"""Loading a causal LM from the hub, a folder or a GGUF file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -44,6 +45,8 @@ class Loading:
         offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
         quantization: ``"8bit"`` or ``"4bit"`` (NF4) to store the weights quantized (needs bitsandbytes); they are
             multiplied in `dtype`.
+        gguf_file: Name of the GGUF file in a folder or a repository on the hub that has several or other files. The
+            weights are dequantized into `dtype`.
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Run code that comes with the LM.
         chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; memory grows with it. If
@@ -59,6 +62,7 @@ class Loading:
     max_memory: dict[Place, Place] | None = option(harmless=True)
     offload_folder: str | None = option(harmless=True, explicit=True)
     quantization: Quantization | None = option()
+    gguf_file: str | None = option()
     revision: str | None = option()
     trust_remote_code: bool = option(False, harmless=True, explicit=True)
     chunk_size: int | None = option(harmless=True)
@@ -78,19 +82,21 @@ class Loading:
                 f"max_memory needs a device_map of {', '.join(STRATEGIES)}, not {self.device_map!r}: it limits what "
                 "they fill"
             )
+        if self.gguf_file is not None and self.quantization is not None:
+            raise LREError("the weights of a GGUF file are dequantized: leave quantization or gguf_file out")
         if self.chunk_size is not None:
             check_number("chunk_size", self.chunk_size, 1)
 
 
 def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
-    """Load a causal LM with its unembedding from a hub name or a folder; ``"demo"`` is the bundled LM.
+    """Load a causal LM with its unembedding from a hub name, a folder or a GGUF file; see `demo.resolve` for others.
 
     Raises:
         LREError: If a device is unknown, something is not installed, or no causal LM can be loaded.
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    path = locate(name_or_path)
+    path, gguf_file = locate(name_or_path, loading.gguf_file)
     names = ("attn_implementation", "max_memory", "offload_folder", "revision", "trust_remote_code")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(loading, name)) is not None}
     given["dtype"] = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
@@ -100,28 +106,71 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
         if loading.device_map is not None:
             whole = isinstance(loading.device_map, str) and loading.device_map not in STRATEGIES
             given["device_map"] = {"": loading.device_map} if whole else loading.device_map
-        return AutoModelForCausalLM.from_pretrained(path, **given)
+        if gguf_file is None:
+            return AutoModelForCausalLM.from_pretrained(path, **given)
+        return _load_gguf(path, gguf_file, given)
     except Exception as error:  # of a hub, a config, a file of weights, a device
         where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
-        raise LREError(f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {first_line(error)}") from error
+        raise LREError(
+            f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {why_not(error, gguf_file)}"
+        ) from error
 
 
-def check_model(name_or_path: str, revision: str | None = None, trust_remote_code: bool = False) -> None:
+def _load_gguf(path: str, gguf_file: str, given: dict[str, Any]) -> PreTrainedModel:
+    """Load an LM from a GGUF file with dequantized weights: a plain one, which can be moved, cast and saved."""
+    import transformers
+
+    if hasattr(transformers, "GgufConfig"):  # else weights are dequantized anyway
+        given["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, gguf_file=gguf_file, **given)
+    if getattr(model, "hf_quantizer", None) is not None:
+        model.hf_quantizer.remove_quantization_config(model)
+    return cast("PreTrainedModel", model)
+
+
+def check_model(
+    name_or_path: str, revision: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
+) -> None:
     """Check that there is an LM, by reading its configuration alone."""
     from transformers import AutoConfig
 
-    path = locate(name_or_path)
+    path, gguf_file = locate(name_or_path, gguf_file)
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     try:
-        AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
+        AutoConfig.from_pretrained(path, **options, **({"gguf_file": gguf_file} if gguf_file else {}))
     except Exception as error:
         name = f"{name_or_path}@{revision}" if revision else name_or_path
-        raise LREError(f"no LM can be loaded from {name!r}: {first_line(error)}") from error
+        raise LREError(f"no LM can be loaded from {name!r}: {why_not(error, gguf_file)}") from error
 
 
-def locate(name_or_path: str) -> str:
-    """Return the argument for `from_pretrained`: the path of a folder, which must exist, or a hub name as it is."""
+def why_not(error: Exception, gguf_file: str | None) -> str:
+    """Return the reason why an LM or its tokenizer can't be loaded, as one line."""
+    reason = first_line(error)
+    if gguf_file is None:
+        return reason
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        return f"a GGUF file needs {' and '.join(missing)}: pip install 'lre-lightning[gguf]'"
+    told = any(word in reason for word in ("supported", "GGUF", "does not appear", "device", "dtype"))
+    return reason if told else f"{gguf_file!r} is cut off or damaged ({reason})"
+
+
+class Located(NamedTuple):
+    """Where an LM and its tokenizer are: a hub name or the path of a folder, and the GGUF file there, if it is one."""
+
+    path: str
+    gguf_file: str | None
+
+
+def locate(name_or_path: str, gguf_file: str | None = None) -> Located:
+    """Find what `from_pretrained` takes for a hub name, a folder or a GGUF file, which must exist."""
     path = Path(resolve(name_or_path)).expanduser()
     looks_local = path.is_absolute() or name_or_path.startswith(".") or len(path.parts) > 2
+    if path.suffix.lower() == ".gguf" and gguf_file is None:
+        if not path.is_file():
+            raise LREError(f"GGUF file {name_or_path!r} does not exist: of one on the hub, give the name of the "
+                "repository, and that of the file as the option gguf_file")
+        return Located(str(path.parent), path.name)
     if looks_local and not path.is_dir():
         raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
-    return str(path) if looks_local else name_or_path
+    return Located(str(path) if looks_local else name_or_path, gguf_file)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.loading import locate
+from lre_lightning.models.loading import locate, why_not
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,26 +48,32 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def load_tokenizer(
-    name_or_path: str, revision: str | None = None, trust_remote_code: bool = False
+    name_or_path: str, revision: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
 ) -> PreTrainedTokenizerBase:
     """Load a Hugging Face tokenizer.
 
     Args:
-        name_or_path: A model's name on the Hub, its folder, or ``"demo"`` for the bundled model.
+        name_or_path: A model's name on the Hub, its folder or GGUF file, ``"demo"`` for the bundled model, or
+            ``"smollm2"``.
         revision: Branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code from the model's repository.
+        gguf_file: Name of the GGUF file in the folder or repository, if the tokenizer is in one.
 
     Raises:
         LREError: It cannot be loaded, or is not a fast tokenizer.
     """
-    path = locate(name_or_path)
+    path, gguf_file = locate(name_or_path, gguf_file)
     from transformers import AutoTokenizer
 
-    options = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
+        if gguf_file is not None:
+            raise LREError(f"cannot load the tokenizer {name_or_path!r}: {why_not(error, gguf_file)}") from error
         if "tiktoken" in reason and find_spec("sentencepiece") is None:
             reason = (
                 "tokenizer.model needs sentencepiece and protobuf: pip install 'lre-lightning[sentencepiece]', or save "
@@ -80,6 +86,8 @@ def load_tokenizer(
         raise LREError(
             f"cannot load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)"
         )
+    if gguf_file is not None:
+        tokenizer.name_or_path = name_or_path  # else that of its folder, which may have several
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 
