@@ -97,13 +97,14 @@ class LanguageModel(nn.Module):
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
+        self.linear_head: bool | None = None  # see `points.py`
         self.offloaded = tuple(module for module in model.modules() if is_offloaded(module))
         devices = execution_devices(model)
         self._devices = {device for device in devices if device is not None}
         self._stays = multiply_dequantized(model) or bool(devices)
         check_loaded(model, self.name)
-        self._parts = parts or find_parts(model)
-        self._behaviour = check_parts(model, self._parts)
+        self.parts = parts or find_parts(model)
+        self._behaviour = check_parts(model, self.parts)
         if self.way in COSTS:
             LOGGER.info("%s keeps no keys and values that prompts could share: %s", self.name, COSTS[self.way])
 
@@ -158,13 +159,13 @@ class LanguageModel(nn.Module):
     @property
     def num_layers(self) -> int:
         """Number of decoder blocks."""
-        return len(self._parts.blocks)
+        return len(self.parts.blocks)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """All layers: ``"emb"``, 0, …, `num_layers` - 1; no ``"emb"`` if the token embedding has another width."""
         blocks = range(self.num_layers)
-        return ("emb", *blocks) if weight_of(self._parts.embedding).shape[-1] == self.hidden_size else tuple(blocks)
+        return ("emb", *blocks) if weight_of(self.parts.embedding).shape[-1] == self.hidden_size else tuple(blocks)
 
     @property
     def hidden_size(self) -> int:
@@ -174,12 +175,12 @@ class LanguageModel(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the unembedding scores."""
-        return len(weight_of(self._parts.unembedding))
+        return len(weight_of(self.parts.unembedding))
 
     @property
     def device(self) -> torch.device:
         """Device of the token ids, and of hidden states that are combined from blocks on several devices."""
-        return runs_on(self._parts.embedding)
+        return runs_on(self.parts.embedding)
 
     @property
     def devices(self) -> set[torch.device]:
@@ -189,7 +190,7 @@ class LanguageModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the hidden states, that of the token embedding; an unembedding may stay in float32."""
-        return weight_of(self._parts.embedding).dtype
+        return weight_of(self.parts.embedding).dtype
 
     @cached_property
     def fingerprint(self) -> str:
@@ -197,9 +198,9 @@ class LanguageModel(nn.Module):
 
         Loading the weights in a dtype that rounds them changes it.
         """
-        digest = hashlib.sha256(str(tuple(weight_of(self._parts.unembedding).shape)).encode())
-        with weights_at_hand(self._parts.unembedding):
-            for rows in weight_of(self._parts.unembedding).detach().split(4096):
+        digest = hashlib.sha256(str(tuple(weight_of(self.parts.unembedding).shape)).encode())
+        with weights_at_hand(self.parts.unembedding):
+            for rows in weight_of(self.parts.unembedding).detach().split(4096):
                 digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
         return digest.hexdigest()
 
@@ -244,7 +245,7 @@ class LanguageModel(nn.Module):
         Raises:
             LREError: If a token id has no embedding, or there are more positions than the LM is made for.
         """
-        count = len(weight_of(self._parts.embedding))
+        count = len(weight_of(self.parts.embedding))
         if input_ids.numel() and not 0 <= int(input_ids.max()) < count:
             raise LREError(
                 f"token id {int(input_ids.max())} is out of range: {self.name} has {count} token embeddings; make "
@@ -258,7 +259,7 @@ class LanguageModel(nn.Module):
 
     def module_at(self, layer: Layer) -> nn.Module:
         """Return the module whose output is the hidden state at `layer`."""
-        return self._parts.embedding if layer == "emb" else self._parts.blocks[layer]
+        return self.parts.embedding if layer == "emb" else self.parts.blocks[layer]
 
     def forward(self, input_ids: Tensor, prefix: Prefix | None = None) -> Tensor:
         """Return the last block's output before the final norm, `(batch, positions, hidden)`; see `hidden_states`."""
@@ -296,7 +297,7 @@ class LanguageModel(nn.Module):
         with ExitStack() as stack:
             for layer in found:
                 stack.enter_context(replace(self.module_at(layer), partial(keep, layer)))
-            run_after(prefix, self._parts.backbone, input_ids)
+            run_after(prefix, self.parts.backbone, input_ids)
         return found
 
     def run_from(self, layer: Layer, hidden: Tensor, input_ids: Tensor, prefix: Prefix | None = None) -> Tensor:
@@ -304,7 +305,7 @@ class LanguageModel(nn.Module):
 
         The hidden states are `(batch, positions, hidden)`; the other arguments are those of `hidden_states`.
         """
-        below = [] if layer == "emb" or not self._behaviour.skips else self._parts.blocks[: layer + 1]
+        below = [] if layer == "emb" or not self._behaviour.skips else self.parts.blocks[: layer + 1]
         given = iter(pieces(hidden, prefix))
 
         def put(_: Tensor) -> Tensor:
@@ -328,7 +329,7 @@ class LanguageModel(nn.Module):
 
         With p prefixes before, the first prefixes / p of these continue the first one.
         """
-        return Prefix.run(self._parts.backbone, ids, self.way, before) if ids.shape[1] else before
+        return Prefix.run(self.parts.backbone, ids, self.way, before) if ids.shape[1] else before
 
     def decode(self, hidden: Tensor) -> Tensor:
         """Apply the decoder head D, which is all that the model does after its last block (Section 3.2, `D`).
@@ -341,8 +342,8 @@ class LanguageModel(nn.Module):
         Returns:
             Logits `(..., vocab)` in the LM's dtype.
         """
-        states = hidden.to(runs_on(self._parts.unembedding), self.dtype)
-        return decode(self.model, self._parts, self._behaviour.tuple_length, states)
+        states = hidden.to(runs_on(self.parts.unembedding), self.dtype)
+        return decode(self.model, self.parts, self._behaviour.tuple_length, states)
 
     def logit_rows(self, count: int) -> int:
         """Return how many of `count` hidden states to decode at a time: 128 MiB of logits, but at least one."""
@@ -354,12 +355,12 @@ class LanguageModel(nn.Module):
         Rows of another width become the hidden states that the model makes of such token embeddings before its first
         block, for instance several residual streams.
         """
-        with weights_at_hand(self._parts.unembedding):
-            weight = weight_of(self._parts.unembedding)
+        with weights_at_hand(self.parts.unembedding):
+            weight = weight_of(self.parts.unembedding)
             rows = weight[token_ids.to(weight.device)]
         if rows.shape[-1] == self.hidden_size:
             return rows
-        return first_states(self._parts, self._behaviour.tuple_length, rows.to(self.device, self.dtype))
+        return first_states(self.parts, self._behaviour.tuple_length, rows.to(self.device, self.dtype))
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Return the most likely next token, argmax D(hidden); few logits exist at a time.

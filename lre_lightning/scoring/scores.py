@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
+from lre_lightning.models.points import predict_points
 from lre_lightning.records.record import Grid, TrialRecord
 from lre_lightning.scoring.states import TrialStates
 
@@ -102,7 +104,7 @@ def faithfulness_predictions(
     columns = []
     for index, lre in enumerate(lres):
         output = lre(subject[:, index, None], slopes(betas, lre, subject))
-        columns.append((read or lm.predict)(output))
+        columns.append((read or partial(predict_points, lm))(output))
     return torch.stack(columns, dim=1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -92,6 +92,7 @@ class TrialStates:
         layers: Sequence[Layer],
         processes: Processes = ONE_PROCESS,
         alone: Sequence[RelationBatch] | None = None,
+        max_known: int | None = None,
     ) -> TrialStates:
         """Run this process's test prompts of a trial, and draw the targets of their edits; a collective call.
 
@@ -102,6 +103,7 @@ class TrialStates:
             layers: The layers of s, at least one.
             processes: The processes over which the prompts are split.
             alone: For each batch, prompts that consist of the same subjects alone; None if s is not needed from them.
+            max_known: The number of known samples at which a draw of the samples ends; all are kept if None.
         """
         batches = [batch.own() for batch in batches]
         runs = _runs(lm, batches)
@@ -125,7 +127,29 @@ class TrialStates:
             targets=none,
             target_objects=output[:0],
         )
-        return states.answered(predicted, states.known)  # the LM's answer to a known prompt is its object's first token
+        states = states.answered(predicted, states.known)  # the answer to a known prompt is its object's first token
+        return states if max_known is None or states.all_known <= max_known else states._until_known(max_known)
+
+    def _until_known(self, count: int) -> TrialStates:
+        """Keep the samples, in a drawn order, up to the one with which `count` are known; a collective call."""
+        kept = set[int]()
+        for sample in self._in_drawn_order(range(len(self.trial.test_asked))):
+            kept.add(sample)
+            count -= int(self.tokens[sample] >= 0)
+            if not count:
+                break
+        chosen = [row for row, sample in enumerate(self.samples) if sample in kept]
+        rows = torch.tensor(chosen, dtype=torch.long, device=self.known.device)
+        states = replace(
+            self,
+            runs=self.runs.select(rows),
+            prompts=tuple(self.prompts[row] for row in chosen),
+            samples=tuple(self.samples[row] for row in chosen),
+            subject=self.subject[rows],
+            object=self.object[rows],
+            zero_shot=None if self.zero_shot is None else self.zero_shot[rows],
+        )
+        return states.answered(self.predicted[rows], self.known[rows])
 
     def answered(self, answers: Tensor, known: Tensor) -> TrialStates:
         """Return the states with other answers than the LM's next tokens, and draw the targets; a collective call.
@@ -172,12 +196,11 @@ class TrialStates:
 
     def draw_edits(self, count: int) -> list[int]:
         """Draw at most `count` of the samples that are edited, over all processes."""
+        return self._in_drawn_order(self.all_edited)[:count]
+
+    def _in_drawn_order(self, samples: Iterable[int]) -> list[int]:
         asked, key = self.trial.test_asked, draw_key(self.trial)
-
-        def digest(sample: int) -> bytes:
-            return hashlib.sha256(f"{key}\x1f{asked[sample].subject}".encode()).digest()
-
-        return sorted(self.all_edited, key=digest)[:count]
+        return sorted(samples, key=lambda sample: hashlib.sha256(f"{key}\x1f{asked[sample].subject}".encode()).digest())
 
     def target_subjects(self, index: int) -> Tensor:
         """Return s' at the layer of that index in `subject`, `(edits, hidden)`; a collective call."""

@@ -37,6 +37,8 @@ class Fitting:
             reported too.
         choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
             and edits use that rank, and `ranks` where they are given.
+        max_known: The number of known test samples that a trial scores at most: its samples are asked in a drawn order
+            until the LM knows as many. All are asked if None, which takes long for relations of hundreds of samples.
         baselines: Score the baselines of the paper's Section 4 as well, at every layer and at the embedding. For
             faithfulness: linear regression, translation and identity, each also on prompts that hold the subject
             alone. For causality: the oracle s', the unembedding row of o', and o' itself.
@@ -65,6 +67,7 @@ class Fitting:
     select_by: Criterion = option("causality")
     selection_trials: int = option(0)
     choices: dict[str, Choice] | None = option(None)
+    max_known: int | None = option(None)
     baselines: bool = option(False)
     line_integrals: int = option(0)
     generations: int = option(0)
@@ -82,6 +85,8 @@ class Fitting:
                 "the Jacobian lens is mixed with all elements of W: leave method matrix_free out, or the lens"
             )
         check_number("selection_trials", self.selection_trials, 0)
+        if self.max_known is not None:
+            check_number("max_known", self.max_known, 1)
         check_number("line_integrals", self.line_integrals, 0)
         check_number("generations", self.generations, 0)
         for relation, choice in (self.choices or {}).items():

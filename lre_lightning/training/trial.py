@@ -102,7 +102,9 @@ class TestedTrial:
         if not tested:
             return None
         alone = [run.data.subjects_alone(batch) for batch in batches] if self._alone else None
-        states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone)
+        most = run.fitting.max_known
+        states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone, most)
+        (tested,) = run.processes.sum(torch.tensor([len(states.samples)]))
         return states, self._record(int(tested), states.all_known)
 
     def _record(self, tested: int, known: int) -> TrialRecord:
