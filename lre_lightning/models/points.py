@@ -37,7 +37,7 @@ def predict_points(lm: LanguageModel, output: Tensor) -> Tensor:
         Token ids `(rows, points)`, int64, on the device of `output`.
     """
     rows, points = output.shape[:2]
-    small = lm.vocab_size * lm.hidden_size < WORTHWHILE
+    small = output.device.type == "mps" or lm.vocab_size * lm.hidden_size < WORTHWHILE
     if small or points <= MOST_DIRECTIONS or not rows or not reads_linearly(lm):
         return lm.predict(output)
     linear = unembedding_of(lm)
@@ -86,10 +86,11 @@ def _basis(states: Tensor) -> Tensor | None:
     The states are `(rows, points, width)`.
     """
     wide = states.double()
-    values, vectors = torch.linalg.eigh(wide @ wide.mT)
-    if not torch.isfinite(values).all():
+    products = wide @ wide.mT
+    if not torch.isfinite(products).all():
         return None
-    rounding = (states.shape[1] * torch.finfo(states.dtype).eps) ** 2
+    values, vectors = torch.linalg.eigh(products)
+    rounding = max((states.shape[1] * torch.finfo(states.dtype).eps) ** 2, 64 * torch.finfo(wide.dtype).eps)
     directions = int((values > rounding * values[:, -1:]).sum(1).max())
     if directions > MOST_DIRECTIONS:
         return None

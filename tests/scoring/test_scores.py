@@ -1,6 +1,7 @@
 """Scores computed in batches against their definitions, one sample, layer, beta and rank at a time."""
 
 import dataclasses
+import hashlib
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import collate
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, with_grid, with_low_rank
-from lre_lightning.scoring.states import TrialStates, draw_targets, knows
+from lre_lightning.scoring.states import TrialStates, draw_key, draw_targets, knows
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 from tests.scoring.trials import answer, normal, prompts_for, state, states_of, trial_of
 
@@ -133,6 +134,24 @@ def test_copies_that_only_pad_a_batch_are_left_out(lm, prompts):
 def targets_of(prompts, known=KNOWN, key="toy\x1f0", sources=range(12)):
     tokens = [prompt.object_token if is_known else -1 for prompt, is_known in zip(prompts, known, strict=True)]
     return draw_targets(prompts, tokens, key, sources)
+
+
+def test_a_trial_ends_with_the_sample_that_makes_enough_known(lm, lres, prompts):
+    trial = trial_of(prompts)
+    order = sorted(prompts, key=lambda one: hashlib.sha256(f"{draw_key(trial)}\x1f{one.subject}".encode()).digest())
+    places = [place for place, one in enumerate(order) if KNOWN[prompts.index(one)]]
+    kept = [one for one in prompts if one in order[: places[3] + 1]]
+    batches = [collate(prompts[i : i + 5], 0, 0, range(i, min(i + 5, 12))) for i in (0, 5, 10)]
+    states = TrialStates.run(lm, batches, trial, LAYERS, max_known=4)
+    assert states.prompts == tuple(kept)
+    assert states.all_known == 4
+    expected = states_of(lm, kept, LAYERS)
+    for name in ("subject", "object", "predicted", "known"):  # other prompts beside them change the last digits
+        torch.testing.assert_close(getattr(states, name), getattr(expected, name))
+    record = with_grid(record_of(), states, lres, BETAS, RANKS)
+    assert record.faithful == with_grid(record_of(), expected, lres, BETAS, RANKS).faithful
+    assert all(states.tokens[states.targets] != states.tokens[torch.tensor(states.samples)[states.edited]])
+    assert TrialStates.run(lm, batches, trial, LAYERS, max_known=99).all_known == 10
 
 
 def test_targets_are_known_samples_with_another_object(prompts):
