@@ -15,7 +15,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test lint format types docs bench gpu models demo-lres demo-model build clean
+.PHONY: help venv setup demo test real lint format types docs bench gpu models demo-lres demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -53,6 +53,9 @@ view:
 	@ln -s "$(CURDIR)"/lre_lightning/* "$(CURDIR)/datamodules" "$(CURDIR)/callbacks" "$(VIEW)/lre_lightning/"
 	@ln -s "$(CURDIR)/scripts" "$(CURDIR)/cli.py" "$(VIEW)/"
 
+real: $(STAMP) ## run the tests on a real LM, SmolLM2
+	GOMP_SPINCOUNT=1000 "$(PY)" -m pytest -m real --numprocesses=0 --timeout=600 tests/real
+
 lint: $(STAMP) view ## ruff (rules and formatting), and which room imports which
 	"$(PY)" -m ruff check .
 	"$(PY)" -m ruff format --check .
@@ -84,7 +87,7 @@ models: $(STAMP) ## try every causal LM type of transformers; writes docs/models
 	"$(PY)" -m scripts.models
 
 demo-lres: demo ## fit the demo and bundle its LREs again
-	"$(PY)" -m scripts.demo_lres
+	"$(PY)" -m scripts.bundle demo lre_runs
 
 demo-model: $(STAMP) ## train the bundled demo model again
 	"$(PY)" -m scripts.demo_model

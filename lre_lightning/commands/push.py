@@ -86,4 +86,5 @@ def scorer_of(run: Path, device: str = "auto") -> Scorer:
     data = RelationDataModule(**found["data"])
     lm.tokenizer = data.tokenizer
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
-    return Scorer(lm.to(gpu if device == "auto" else device), data)
+    most = found["model"].get("fitting", {}).get("max_known")
+    return Scorer(lm.to(gpu if device == "auto" else device), data, most)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
-from lre_lightning.demo import DEMO
+from lre_lightning.demo import COLLECTIONS, DEMO, NOT_INSTALLED, SMOLLM2, smollm2_file
 from lre_lightning.errors import LREError
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
@@ -44,22 +44,28 @@ class FromCheckpoint(Command):
 class FromLREs(FromCheckpoint):
     """A subcommand that uses the LREs of a checkpoint or of a collection.
 
-    With the bundled LM and no fit, they are the bundled collection's.
+    Without either, they are the bundled ones of SmolLM2, or of the demo where that is not installed.
     """
 
     @staticmethod
     def add_lres(parser: LightningArgumentParser, use: str) -> None:
         """Add the arguments that say where LREs come from, and whose help says what they are used for."""
         add_ckpt_path(parser, use)
-        help_ = 'collection to use instead: folder, hub name or "demo"'
+        help_ = 'collection to use instead: folder, hub name, "smollm2" or "demo"'
         parser.add_argument("--lres", type=str | None, default=None, help=help_)
 
     @override
     def check(self, line: LRECommandLine) -> None:
         """Take the options of the checkpoint, or the LM of the collection."""
-        options, folder = line.options, Path(line.options.checkpoint.dirpath)
-        unfitted = options.ckpt_path == "last" and find_checkpoint("last", folder) is None
-        source = options.lres or (DEMO if unfitted and options.model.name_or_path == DEMO else None)
+        folder = Path(line.options.checkpoint.dirpath)
+        source = line.options.lres
+        if not source and line.options.ckpt_path == "last" and find_checkpoint("last", folder) is None:
+            if smollm2_file() is not None:
+                line.take_defaults({"model.name_or_path": SMOLLM2})
+            source = line.options.model.name_or_path
+            source = source if source in COLLECTIONS else None
+            if source == DEMO and smollm2_file() is None:
+                print(f"These are answers of the demo, a toy of an LM. {NOT_INSTALLED}")
         if source is None:
             super().check(line)
             return

