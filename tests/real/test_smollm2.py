@@ -5,11 +5,13 @@ the engine's prefixes, caches and batches.
 """
 
 import contextlib
+import re
 
 import pytest
 import torch
 
 from lre_lightning import LanguageModel, LREModule, Relation, RelationDataModule, Sample, estimate, read_lenses
+from lre_lightning.cli import main
 from lre_lightning.demo import smollm2_file
 from lre_lightning.prompts.trials import draw, test_prompts, train_prompts
 from lre_lightning.scoring.states import draw_key, draw_targets
@@ -29,6 +31,7 @@ CAPITALS = """
 """
 SAMPLES = tuple(Sample(*fact.split(maxsplit=1)) for fact in " ".join(CAPITALS.split()).split(", "))
 RELATION = Relation("capital", "factual", ("The capital of {} is",), (), "country", "city", False, SAMPLES)
+QUIET = ["--trainer.logger=false", "--trainer.enable_progress_bar=false"]
 LAYERS, BETAS, RANKS = (15, 19, 22), (0.0, 1.0, 2.5), (8, 32)
 
 
@@ -230,3 +233,13 @@ def test_the_bundled_lres_answer(lm):
     assert said == {"Japan": "Tokyo", "Germany": "Berlin", "Norway": "Oslo"}
     (found,) = lres.for_text(lm, "The capital city of Japan is")
     assert found.origin.relation == "country capital city"
+
+
+def test_before_any_fit_commands_use_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "Rosa flew to Japan", "--data.relations=[country capital city]", *QUIET]) == 0
+    printed = capsys.readouterr().out
+    assert "LREs of 1 relations from the collection 'smollm2'" in printed
+    assert "Tokyo 0.9" in printed
+    assert main(["edit", "The capital city of France is", "--target=Japan", "--samples=0", *QUIET]) == 0
+    assert re.search(r"greedy +Paris.* Tokyo", capsys.readouterr().out)
