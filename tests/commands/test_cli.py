@@ -73,6 +73,13 @@ def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_ever
     assert "hp_metric" not in scalars
 
 
+def test_the_profiler_of_lightning_prints_its_report_and_the_rest_of_its_log_stays_silent(launch, tmp_path):
+    ended = launch(tmp_path, "--trainer.profiler=simple")
+    assert ended.status == 0, ended.error
+    assert "on_validation_epoch_end" in ended.error.partition("Profiler Report")[2]
+    assert "GPU available" not in ended.error
+
+
 def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finished):
     status, output, error = run("validate", "--ckpt_path=last")
     assert (status, table_of(output)) == (0, table_of(finished.output)), error
