@@ -16,10 +16,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from benchmarks.common import aimed, table
-from lre_lightning.callbacks.progress import UNITS
 from lre_lightning.demo import smollm2_file
 from lre_lightning.openmp import BRIEF, SAID
 from lre_lightning.records.files import read_records
+from lre_lightning.runs.times import UNITS
 
 REPEATS = 2
 MOST = 2.5
