@@ -39,7 +39,7 @@ ASKED = 24
 MORE = ("baselines", "line_integrals", "generations", "jacobian_lens", "whole_objects", "measures")
 """Options of a fit that add work which is not counted."""
 
-LONG = 0.5
+LONG = 0.25
 """Seconds after which work is measured once and not twice."""
 
 GIBIBYTE = 2**30
@@ -69,7 +69,8 @@ class Work:
 
     def seconds(self, pace: Work) -> float:
         """Return the time of this work, where `pace` has the seconds of a unit of each kind."""
-        return sum(count * each for count, each in zip(astuple(self), astuple(pace), strict=True))
+        total: float = sum(count * each for count, each in zip(astuple(self), astuple(pace), strict=True))
+        return total
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Forecast:
         )
         trials = sum(one.trials for one in self.relations)
         more = f", and what these add: {', '.join(self.more)}" if self.more else ""
-        lines.append(f"expected: {duration(self.seconds)} for {trials} trials of {len(self.relations)} relations{more}")
+        lines.append(f"expected: {duration(self.seconds)} for relations {len(self.relations)}, trials {trials}{more}")
         return "\n".join(lines)
 
 

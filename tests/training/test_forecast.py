@@ -119,7 +119,7 @@ def test_a_forecast_adds_up_trials(random_toy, data, monkeypatch):
     assert len(measured) == 2
     *_, last = str(found).splitlines()
     assert last.startswith("expected: ")
-    assert last.endswith(" for 9 trials of 3 relations, and what these add: baselines")
+    assert last.endswith(" for relations 3, trials 9, and what these add: baselines")
     run = module._run_of(data, ONE_PROCESS)
     one_left = forecasts.forecast(run, 3, 4, every=False)
     assert [(one.relation, one.trials, one.counted) for one in one_left.relations] == [("thing colour", 1, False)]
