@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.common import AIM
 
-NAMES = ("startup", "data", "inverse", "matrix_free", "jacobian", "jlens", "scoring", "memory", "devices")
+NAMES = ("startup", "data", "inverse", "matrix_free", "jacobian", "jlens", "scoring", "memory", "devices", "busy")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 HEAD = """# Benchmarks
 

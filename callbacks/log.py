@@ -16,17 +16,18 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lre_lightning.callbacks.needs import require_trials
-from lre_lightning.callbacks.progress import FitProgress, duration
+from lre_lightning.callbacks.progress import FitProgress
 from lre_lightning.errors import first_line
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
+from lre_lightning.runs.times import duration
 from lre_lightning.storage.plain import printable
 
 LOGGER = logging.getLogger("lre_lightning")
 
 
 class RelationLog(Callback):
-    """Write a line when a fit begins, after the last trial of each relation, and when the fit ends or is stopped.
+    """Write a line when a fit begins, when the time that it takes is known, after each relation, and at the end.
 
     The lines go to the Python logger ``lre_lightning`` at level INFO, and with the time of day to
     ``<dirpath>/fit.log``, which a resumed fit continues. A relation's line says how many trials were scored, how many
@@ -61,6 +62,13 @@ class RelationLog(Callback):
         devices = f"devices {trainer.world_size} x {trainer.strategy.root_device.type}"
         resumed = f", resumed at trial {progress.first + 1} of {trials}" if progress.first else ""
         self.write(trainer, f"fit of {lm!r}: {sizes}, {devices}{resumed}")
+
+    @override
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if self._progress and self._progress.expect(pl_module):
+            left = self._progress.left()
+            assert left is not None
+            self.write(trainer, f"expected: {duration(left)} from here on")
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -12,9 +12,8 @@ import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import Self, override
 
+from lre_lightning.runs.times import duration
 from lre_lightning.storage.plain import printable
-
-UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 class FitProgress:
@@ -22,7 +21,8 @@ class FitProgress:
 
     The estimate is the mean time per trial, times the trials left, less the time that the current one has taken so far.
     The mean is over the trials that this process has finished, scored or not, each with all that came with it, such as
-    its checkpoint. Before the first one is finished there is no estimate.
+    its checkpoint. In the first trial that is scored it is what the module expects, if it does, as
+    `lre_lightning.LREModule` does from a few prompts; else there is none before the first one is finished.
 
     The schedule has the relation, as its index in `relations`, and the number of every trial; there are no relations if
     it is one of batches. The fit begins with trial `first`, which is not 0 if it is resumed, and ends before `stop`, or
@@ -40,6 +40,7 @@ class FitProgress:
         self.first = self.done = min(first, len(self.schedule))
         self.stop = len(self.schedule) if stop is None else min(stop, len(self.schedule))
         self.times: list[float] = []
+        self._expected: tuple[int, float] | None = None  # the trial, and the time of the clock when the fit ends
         self._since = monotonic()
 
     @classmethod
@@ -71,6 +72,14 @@ class FitProgress:
         self.done += 1
         return None if any(other == relation for other, _ in self.schedule[self.done :]) else relation
 
+    def expect(self, pl_module: L.LightningModule) -> bool:
+        """Take the time left from the module's `expected`, if it has that; return whether this is new."""
+        seconds = getattr(pl_module, "expected", None) if self._expected is None else None
+        if seconds is None:
+            return False
+        self._expected = self.done, monotonic() + seconds
+        return True
+
     @property
     def elapsed(self) -> float:
         """Seconds since the first trial of this process began."""
@@ -82,8 +91,10 @@ class FitProgress:
         return [seconds for seconds, (other, _) in finished if other == relation]
 
     def left(self) -> float | None:
-        """Return the seconds that the rest of the fit will take; None if no trial has been finished."""
+        """Return the seconds that the rest of the fit will take; None if that is not known yet."""
         rest = self.stop - self.done
+        if self._expected is not None and self._expected[0] == self.done:
+            return max(0.0, self._expected[1] - monotonic())
         if not self.times:
             return None
         mean = fmean(self.times)
@@ -120,6 +131,12 @@ class RelationProgressBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._show(trainer, pl_module, "estimating"):
             super().on_train_epoch_start(trainer, pl_module)
+
+    @override
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if self._progress and not self.is_disabled:
+            self._progress.expect(pl_module)
+            self._show(trainer, pl_module, self._now)
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
@@ -161,20 +178,3 @@ class RelationProgressBar(TQDMProgressBar):
         self.train_progress_bar.set_description(self._progress.name, refresh=False)
         self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
         return True
-
-
-def duration(seconds: float) -> str:
-    """Return a time in its two largest units.
-
-    >>> [duration(seconds) for seconds in (0, 0.26, 9.97, 200, 4805, 100_000)]
-    ['0 s', '0.3 s', '10 s', '3 min 20 s', '1 h 20 min', '1 d 3 h']
-    """
-    if seconds < 10:
-        return f"{round(seconds, 1):g} s"
-    counts: list[str] = []
-    rest = int(seconds)
-    for unit, size in UNITS.items():
-        count, rest = divmod(rest, size)
-        if count or counts:
-            counts.append(f"{count} {unit}")
-    return " ".join(counts[:2])

@@ -1,4 +1,4 @@
-"""The entry point of the command line, which heeds Ctrl-C from the beginning: the imports take seconds."""
+"""The entry point of the command line: what must be in place before the imports, which take seconds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from lre_lightning.openmp import spin_briefly
+
 if TYPE_CHECKING:
     from lightning.pytorch.cli import ArgsType
 
 
 def main(args: ArgsType = None) -> int:
     """Run the command line and return its exit status: see `lre_lightning.commands.main.main`."""
+    spin_briefly()
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     heeded = default and threading.current_thread() is threading.main_thread()
     if heeded:  # an exception could get lost in an import

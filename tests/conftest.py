@@ -13,7 +13,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
+from lre_lightning.openmp import spin_briefly
 from tests.helpers.hub import hub  # noqa: F401
+
+spin_briefly()  # where a test takes more threads than one
 
 # No test cuts the power: files need not be on the disk, but descriptors valid.
 os.fsync = os.fstat

@@ -5,11 +5,12 @@ import subprocess
 import time
 from functools import partial
 
+import psutil
 import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import gpu, jacobian, jlens, kit, matrix_free, scoring
+from benchmarks import busy, gpu, jacobian, jlens, kit, matrix_free, scoring
 from benchmarks.common import AIM, Products, aimed
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
@@ -97,6 +98,25 @@ def test_answers_are_compared(lm, monkeypatch, wrong):
     assert [row[1] for row in rows] == ["engine", "published"]
     cells = 12 * len(lm.layers) * (2 + len(scoring.BETAS))
     assert rows[1][-1] == f"{cells:,}"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_fits_are_compared_beside_a_busy_process(monkeypatch, wrong):
+    def fit(root, name, arguments, spin):
+        ran.append((len(psutil.Process().children()) > before, bool(spin)))
+        return 7.0 if ran[-1] == (True, False) else 2.0
+
+    ran, before = [], len(psutil.Process().children())
+    monkeypatch.setattr(busy, "fit", fit)
+    monkeypatch.setattr(busy, "read_records", lambda roots: [len(ran) if wrong else "a record"])
+    if wrong:
+        with pytest.raises(AssertionError, match="records of demo differ"):
+            list(busy.compare("demo", []))
+        return
+    brief, own = busy.compare("demo", [])
+    assert ran == [(False, False), (True, False)] * busy.REPEATS + [(False, True), (True, True)] * busy.REPEATS
+    assert (brief[2:], own[2:]) == (["2.0", "7.0", f"**3.5** {AIM}at most 2.5)"], ["2.0", "2.0", "1.0"])
+    assert len(psutil.Process().children()) == before
 
 
 def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):

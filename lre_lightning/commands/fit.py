@@ -55,12 +55,15 @@ class Fit(Command):
         add_weights_only(parser)
         overwrite = "replace the earlier fit in the folder: remove the files that it wrote, and no others"
         parser.add_argument("--overwrite", action="store_true", help=overwrite)
+        dry_run = "print what the fit will do and how long it takes, from a few prompts that are measured, and stop"
+        parser.add_argument("--dry_run", action="store_true", help=dry_run)
 
     @override
     def check(self, line: LRECommandLine) -> None:
         """Check that the folder can be used, and take the options of the checkpoint that the fit resumes from."""
         config = line.options
-        try_folders(Path(config.trainer.default_root_dir or "."), config.model.fitting.lre_dir)
+        if not config.dry_run:
+            try_folders(Path(config.trainer.default_root_dir or "."), config.model.fitting.lre_dir)
         if not config.ckpt_path and SLURMEnvironment.detect() and int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0:
             config.ckpt_path = "last"  # SLURM has started the job again, as Lightning asks it to when its time is up
         folder = Path(config.checkpoint.dirpath)
@@ -77,6 +80,11 @@ class Fit(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
+        if options.dry_run:
+            line.placed_lm()
+            if line.trainer.is_global_zero:
+                print(line.model.forecast(line.datamodule, line.trainer.world_size))
+            return
         last, resumed = Path(options.checkpoint.dirpath) / "last.ckpt", options.ckpt_path
         if last.is_file() and not (resumed and last.samefile(resumed)):
             line.model.fitting.check_data(line.datamodule)  # so that all options have been checked

@@ -70,6 +70,7 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # how --trainer.profiler says its results
 
 
 def main(args: ArgsType = None) -> int:

@@ -19,8 +19,9 @@ from lre_lightning.options import declared, options_of
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.analysis import SCORES, over_relations
 from lre_lightning.runs.checkpoints import read_hyperparameters
-from lre_lightning.runs.processes import share_error
+from lre_lightning.runs.processes import Processes, share_error
 from lre_lightning.training.bank import LREBank, TrialKey
+from lre_lightning.training.forecast import Forecast, forecast
 from lre_lightning.training.options import Fitting
 from lre_lightning.training.trial import FitTrial, Run, SavedTrials
 
@@ -94,6 +95,7 @@ class LREModule(FrozenLMModule):
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[TrialKey, TrialRecord] | None = None
+        self._expected: float | None = None
         self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
 
     @property
@@ -128,8 +130,31 @@ class LREModule(FrozenLMModule):
 
     @property
     def _run(self) -> Run:
+        return self._run_of(self._data, self.processes)
+
+    def _run_of(self, data: PromptSource, processes: Processes) -> Run:
         grid = self.layers, self.betas, self.ranks, self.beta
-        return Run(self.lm, self._data, self.processes, *grid, self.fitting, self.jacobian_lens)
+        return Run(self.lm, data, processes, *grid, self.fitting, self.jacobian_lens)
+
+    def forecast(self, data: PromptSource, devices: int = 1) -> Forecast:
+        """Say what a fit on some data will do, and how long it takes on so many devices, without fitting.
+
+        Up to 24 test prompts of each relation are run, and the work on a few prompts is measured.
+
+        Raises:
+            LREError: If the options do not fit the data.
+        """
+        self.fitting.check_data(data)
+        data.together = prompts_in_a_sweep(self.lm)
+        return forecast(self._run_of(data, Processes(count=devices)))
+
+    @property
+    def expected(self) -> float | None:
+        """Seconds from the first trial that is scored to the end of the fit, measured there; None before that."""
+        if self._expected is None and isinstance(self._trial, FitTrial) and self._trial.unscored is None:
+            epochs = self.current_epoch, self.trainer.fit_loop.max_epochs
+            self._expected = forecast(self._run, *epochs, every=False).seconds
+        return self._expected
 
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
@@ -155,8 +180,8 @@ class LREModule(FrozenLMModule):
     # Fit: one epoch is one trial of one relation.
 
     def on_fit_start(self) -> None:
-        """Forget the records of an earlier validation."""
-        self._rescored = None
+        """Forget the records of an earlier validation, and the time that an earlier fit was to take."""
+        self._rescored = self._expected = None
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""

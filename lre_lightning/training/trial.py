@@ -180,7 +180,7 @@ class FitTrial(TestedTrial):
     def _operators(self) -> dict[Layer, MatrixFree]:
         """W at each layer if it is matrix-free; nothing if it is dense."""
         lm, fitting = self.run.lm, self.run.fitting
-        method, why = choose_method(lm, self.trial, self.layers, self._ranks()[-1], fitting)
+        method, why = choose_method(lm, self.trial, self.layers, self.ranks()[-1], fitting)
         operators: dict[Layer, MatrixFree] = {}
         if method == "matrix_free":
             runs = prompts_to_run(lm, self._train_prompts)
@@ -265,13 +265,13 @@ class FitTrial(TestedTrial):
         return replace(lre, weight=operator.factors)
 
     def _with_grid(self, record: TrialRecord, states: TrialStates) -> TrialRecord:
-        grid = self._lres, self.run.betas, self._ranks()
+        grid = self._lres, self.run.betas, self.ranks()
         if not self.run.fitting.measures:
             return with_grid(record, states, *grid)
         measured = Measured(states)
         return with_measures(with_grid(record, states, *grid, measured.read, measured.read_edits), measured, self._lres)
 
-    def _ranks(self) -> tuple[int, ...]:
+    def ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""
         given, width = self.run.ranks or (), self.run.lm.hidden_size
         if self.choice is None:

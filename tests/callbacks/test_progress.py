@@ -273,6 +273,31 @@ def test_the_files_of_results_grow_by_one_record_per_trial(tmp_path):
     assert lines == [2, 3, 4, 5]  # with the header
 
 
+class Expects(Other):
+    """A module that knows in the second trial how long the rest takes."""
+
+    @property
+    def expected(self):
+        return 90.0 if self.current_epoch else None
+
+
+def test_what_the_module_expects_is_in_the_log_and_the_bar_until_the_trial_has_ended(clock, tmp_path):
+    with terminal() as states:
+        callbacks = [Takes(clock, 10), RelationLog(), RelationProgressBar()]
+        fit_other(tmp_path, *callbacks, module=Expects(), enable_progress_bar=True)
+    assert lines_of(tmp_path)[1:2] == ["expected: 1 min 30 s from here on"]
+    shown = [bar for bar in bars_of(states) if bar[0] != "Training"]
+    assert shown[:7] == [
+        ("1/4 first, trial 0", "0", "now=estimating"),
+        ("1/4 first, trial 0", "0", "now=scoring"),
+        ("2/4 second, trial 0", "25", "left=30 s"),
+        ("2/4 second, trial 0", "25", "left=30 s, now=estimating"),
+        ("2/4 second, trial 0", "25", "left=1 min 30 s, now=estimating"),
+        ("2/4 second, trial 0", "25", "left=1 min 20 s, now=scoring"),
+        ("3/4 first, trial 1", "50", "left=20 s"),
+    ]
+
+
 # The bar.
 
 

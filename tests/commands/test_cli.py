@@ -12,6 +12,7 @@ from lre_lightning.commands.fit import remove_fit
 from lre_lightning.records.files import read_records
 from lre_lightning.records.rows import rows
 from lre_lightning.runs.checkpoints import LRETrainer
+from lre_lightning.training.trial import FitTrial
 from tests.commands.conftest import options
 from tests.helpers.command import QUICK
 from tests.helpers.records import csv_rows
@@ -71,6 +72,34 @@ def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_ever
     assert scalars["causality by layer/thing colour"] == [1.0, 1.0, 1.0]
     assert scalars["final/faithfulness"] == [1.0]
     assert "hp_metric" not in scalars
+
+
+def test_a_dry_run_says_what_a_fit_would_do_and_writes_nothing(fit, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(FitTrial, "train", None)
+    status, output, error = run("fit", *options(fit.root, "--dry_run", "--trainer.default_root_dir=run"))
+    *relations, memory, expected = output.splitlines()
+    assert status == 0, error
+    assert [re.sub("[0-9.]+ s$", "", line) for line in relations] == [
+        f"{record.relation!r}: trials 2, test samples {record.tested}, known {record.known}, dense, "
+        for record in read_records([fit.root / "run"])
+        if record.trial == 0
+    ]
+    assert re.fullmatch(r"memory: the LM [0-9.]+ GiB, Jacobians [0-9.]+ GiB, free [0-9.]+ GiB", memory)
+    assert re.fullmatch(r"expected: [0-9.]+ s for relations 3, trials 6", expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fit_says_the_time_that_it_takes_in_its_first_trial(fit):
+    begin, expected, *_ = (fit.root / "run" / "fit.log").read_text().splitlines()
+    assert begin.endswith("devices 1 x cpu")
+    assert re.search(r" expected: [0-9.]+ s from here on$", expected)
+
+
+def test_the_profiler_of_lightning_prints_its_report_and_the_rest_of_its_log_stays_silent(launch, tmp_path):
+    ended = launch(tmp_path, "--trainer.profiler=simple")
+    assert ended.status == 0, ended.error
+    assert "on_validation_epoch_end" in ended.error.partition("Profiler Report")[2]
+    assert "GPU available" not in ended.error
 
 
 def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finished):

@@ -1,0 +1,126 @@
+"""The time that a fit takes, said before: its work is counted as a fit does it, and measured on a few prompts."""
+
+from dataclasses import astuple
+
+import pytest
+
+from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.runs.processes import ONE_PROCESS
+from lre_lightning.scoring import scores
+from lre_lightning.training import forecast as forecasts
+from lre_lightning.training import trial as trial_module
+from lre_lightning.training.forecast import Work, measure, work_of
+from lre_lightning.training.module import LREModule
+from lre_lightning.training.trial import FitTrial
+from tests.helpers import toy
+from tests.helpers.toy import LAYERS, WIDTH
+from tests.training.test_choices import GRID, NAMES, RANKS, fit  # noqa: F401
+
+N = 4
+
+
+@pytest.fixture
+def data(toy_relations):
+    return RelationDataModule(toy.toy_tokenizer(), None, toy_relations, n_shot=N, trials=3)
+
+
+def trial_of(module, data, index):
+    """A trial that has not begun, and some of its test prompts."""
+    data.setup()
+    trial = FitTrial(module._run_of(data, ONE_PROCESS), data.trial(index))
+    return trial, forecasts._test_prompts(trial)
+
+
+def test_work_is_what_a_fit_computes(fit, monkeypatch):  # noqa: F811
+    found = {"swept": 0, "patched": 0, "scored": 0, "factorized": 0}
+    sweep, run_from, points = trial_module.sweep, LanguageModel.run_from, scores.predict_points
+    inverse = scores.LowRankInverse.apply
+
+    def swept(lm, ids, sources, targets, layers):
+        found["swept"] += len(ids) * WIDTH * (ids.shape[1] - sources.start) * lm.num_layers
+        return sweep(lm, ids, sources, targets, layers)
+
+    def patched(lm, layer, hidden, *rest):
+        found["patched"] += hidden.shape[0] * hidden.shape[1] * (LAYERS if layer == "emb" else LAYERS - 1 - layer)
+        return run_from(lm, layer, hidden, *rest)
+
+    def scored(lm, output):
+        found["scored"] += len(output)
+        return points(lm, output)
+
+    def factorized(self, *arguments):
+        found["factorized"] += 1
+        return inverse(self, *arguments)
+
+    monkeypatch.setattr(trial_module, "sweep", swept)
+    monkeypatch.setattr(LanguageModel, "run_from", patched)
+    monkeypatch.setattr(scores, "predict_points", scored)
+    monkeypatch.setattr(scores.LowRankInverse, "apply", factorized)
+    module, _, data = fit({})
+    (record,) = module.records.values()
+    trial, asked = trial_of(module, data, 0)
+    work = work_of(trial, asked, record.known)
+    assert {name: getattr(work, name) for name in found} == pytest.approx(found)
+    assert work.decoded == record.known * (LAYERS + 1) * len(RANKS) + record.tested
+    assert work_of(trial, asked, N - 1) == Work(asked=work_of(trial, asked, N).asked)  # too few to be scored
+
+
+def test_options_change_the_work(random_toy, data):
+    works = []
+    for fitting in (
+        {},
+        {"max_known": 4},
+        {"method": "matrix_free"},
+        {"choices": {"thing colour": {"layer": 0, "rank": 2}}},
+    ):
+        trial, asked = trial_of(LREModule(random_toy, **GRID, fitting=fitting), data, 3)
+        works.append(work_of(trial, asked, 8))
+    plain, fewer, free, chosen = works
+    assert (fewer.patched, fewer.scored, fewer.swept) == (plain.patched / 2, plain.scored / 2, plain.swept)
+    assert (free.factorized, free.patched) == (0, plain.patched)
+    assert free.swept != plain.swept
+    # One layer of three, with the block above it; above the others are 2, 1 and 0.
+    assert (chosen.patched, chosen.swept, chosen.factorized) == (plain.patched / 3, plain.swept / 2, 1)
+
+
+def test_the_time_of_a_unit_is_measured(random_toy, data, monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(forecasts, "perf_counter", lambda: float(next(ticks)))  # all work takes a second
+    trial, asked = trial_of(LREModule(random_toy, **GRID), data, 3)
+    pace = measure(trial, asked)
+    tokens, length = len(asked[0].input_ids) - asked[0].subject_position, len(asked[0].input_ids)
+    own = length - asked[0].subject_span[0]
+    units = Work(
+        asked=(asked[0].subject_span[0] + own * len(asked)) * LAYERS,
+        swept=data.together * WIDTH * tokens * LAYERS,
+        patched=len(asked) * len(RANKS) * tokens,  # at the layer in the middle, with one block above it
+        decoded=len(asked) * len(RANKS),
+        scored=len(asked),
+        factorized=1,
+    )
+    assert [count * each for count, each in zip(astuple(units), astuple(pace), strict=True)] == pytest.approx([1.0] * 6)
+    assert units.seconds(pace) == pytest.approx(6.0)
+
+
+def test_a_forecast_adds_up_trials(random_toy, data, monkeypatch):
+    measured = []
+    monkeypatch.setattr(forecasts, "measure", lambda trial, asked: measured.append(trial) or Work(scored=2.0))
+    module = LREModule(random_toy, **GRID, fitting={"baselines": True})
+    data.setup()
+    found = module.forecast(data)
+    assert [one.relation for one in found.relations] == list(NAMES)
+    assert [one.trials for one in found.relations] == [3, 3, 3]
+    half, thing, wrong = (round(one.known) for one in found.relations)
+    assert (wrong, thing) == (0, found.relations[1].tested)
+    assert wrong < N <= half < thing
+    assert found.seconds == 3 * 2.0 * (LAYERS + 1) * (half + thing)
+    assert module.forecast(data, devices=2).seconds == found.seconds / 2
+    assert len(measured) == 2
+    *_, last = str(found).splitlines()
+    assert last.startswith("expected: ")
+    assert last.endswith(" for relations 3, trials 9, and what these add: baselines")
+    run = module._run_of(data, ONE_PROCESS)
+    one_left = forecasts.forecast(run, 3, 4, every=False)
+    assert [(one.relation, one.trials, one.counted) for one in one_left.relations] == [("thing colour", 1, False)]
+    assert one_left.seconds == 2.0 * (LAYERS + 1) * thing
