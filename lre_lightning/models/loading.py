@@ -168,8 +168,10 @@ def locate(name_or_path: str, gguf_file: str | None = None) -> Located:
     looks_local = path.is_absolute() or name_or_path.startswith(".") or len(path.parts) > 2
     if path.suffix.lower() == ".gguf" and gguf_file is None:
         if not path.is_file():
-            raise LREError(f"GGUF file {name_or_path!r} does not exist: of one on the hub, give the name of the "
-                "repository, and that of the file as the option gguf_file")
+            raise LREError(
+                f"GGUF file {name_or_path!r} does not exist: of one on the hub, give the name of the "
+                "repository, and that of the file as the option gguf_file"
+            )
         return Located(str(path.parent), path.name)
     if looks_local and not path.is_dir():
         raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
