@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
-from lre_lightning.commands.fit import try_folders
+from lre_lightning.commands.fit import check_trials, try_folders
 from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
@@ -104,6 +104,11 @@ class Evaluate(Command):
             for section in ("model", "data"):
                 for name, value in getattr(setting, section).items():
                     options[f"{section}.{name}"] = value  # the LM that is loaded first
+
+    @override
+    def check_data(self, line: LRECommandLine) -> None:
+        """Find mistakes in the data, and data of which nothing could be scored."""
+        check_trials(line)
 
     @override
     def run(self, line: LRECommandLine) -> None:

@@ -18,6 +18,7 @@ from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.processes import process_index
 from lre_lightning.storage.files import check_writable
 from lre_lightning.storage.locks import FolderLock
+from lre_lightning.training.options import check_enough
 
 PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"}
 """Environment variables that tell a process which something else has started its index."""
@@ -75,6 +76,11 @@ class Fit(Command):
             config.ckpt_path = None
 
     @override
+    def check_data(self, line: LRECommandLine) -> None:
+        """Find mistakes in the data, and data of which nothing could be scored."""
+        check_trials(line)
+
+    @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
         last, resumed = Path(options.checkpoint.dirpath) / "last.ckpt", options.ckpt_path
@@ -91,6 +97,16 @@ class Fit(Command):
             ckpt_path=options.ckpt_path,
             weights_only=options.weights_only,
         )
+
+
+def check_trials(line: LRECommandLine) -> None:
+    """Draw a trial of each relation before an LM is loaded.
+
+    Raises:
+        LREError: If the data are invalid, a relation has too few samples to draw, or none could be scored.
+    """
+    data = RelationDataModule(**line.options.data.as_dict())
+    check_enough([data.draw(relation, data.selection.first_trial) for relation in data.candidates()])
 
 
 def try_folders(root: Path, lre_dir: str | None) -> None:

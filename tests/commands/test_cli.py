@@ -42,7 +42,7 @@ def test_fit_prints_a_table_without_noise(fit):
     assert len(table) == 3
     assert "1.00 ± 0.00" in table[0]
     assert "not scored" in table[2]
-    assert "Not scored, because the LM knows too few of their facts: wrong colour." in fit.output
+    assert "Not scored: wrong colour: 24 samples, 4 of them examples, 20 left to test, 0 known: 4 that " in fit.output
     assert "No checkpoint in run/checkpoints yet" in fit.output
     printed = (fit.output + fit.error).splitlines()
     assert not [line for line in printed if "arning" in line or "Tip" in line or "💡" in line]

@@ -55,3 +55,17 @@ def test_a_given_template_is_the_relations_everywhere(table, hub, monkeypatch, c
     assert (table / "lre_evaluation/report/tables/mode_switch.csv").is_file()
     shared = LRECollection.from_pretrained("me/colours")
     assert shared["mine"].origin.template == TEMPLATE
+
+
+def test_too_few_facts_are_counted_before_the_lm_is_loaded_and_after_a_count(table, monkeypatch, capsys):
+    monkeypatch.chdir(table)
+    options = ["--model.name_or_path=model", "--data.source=mine.csv", f"--data.prompts.template={TEMPLATE}"]
+    few = "mine: 12 samples, 8 of them examples, 4 left to test"
+    assert lre("dataset", *QUICK, *options, "--trainer.default_root_dir=few") == 0
+    assert f"Not scored: {few}, 4 known: 8 that the LM knows are needed; lower --data.n_shot" in capsys.readouterr().out
+    assert lre("dataset", *QUICK, *options, "--data.n_shot=6", "--trainer.default_root_dir=few") == 0
+    assert "Not scored" not in capsys.readouterr().out
+    monkeypatch.setattr("lre_lightning.models.frozen.LanguageModel.from_pretrained", None)  # it would be called
+    for command in ("fit", "evaluate"):
+        assert lre(command, *QUICK, *options, "--trainer.default_root_dir=unused") == 2
+        assert f"error: no relation can be scored, such as {few}: 8 that the LM knows" in capsys.readouterr().err
