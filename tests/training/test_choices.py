@@ -137,10 +137,10 @@ def test_options_that_do_not_fit_the_data(fit, fitting, message):
 
 def test_relations_that_cannot_be_scored_are_named_if_others_can(toy_relations, caplog):
     def check(names):
-        Fitting().check_data(RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=6, trials=1))
+        Fitting().check_data(RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=8, trials=1))
 
     check(["half colour", "thing colour"])
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("it will not be scored: half colour: 10 samples, 6 of them examples, 4 left to test: 6 that")
-    with pytest.raises(LREError, match="no relation can be scored, such as half colour: 10 samples, 6 of them"):
+    assert line.startswith("it will not be scored: half colour: 14 samples, 8 of them examples, 6 left to test: 8 that")
+    with pytest.raises(LREError, match="no relation can be scored, such as half colour: 14 samples, 8 of them"):
         check("half colour")
