@@ -46,6 +46,27 @@ def test_texts_as_arguments(fitted, capsys):
     assert files == {"lenses.html", "lenses.json", "text0.png", "text1.png"}
 
 
+def test_relations_whose_subjects_a_text_mentions_come_first_and_others_on_request(fitted, capsys):
+    """The subjects of "half colour" are the first 14 things, and those of "thing colour" all 24."""
+    for texts, options, shown in (
+        (["thing20 thing3 red"], [], ["half colour", "thing colour"]),
+        (["thing20 red"], [], ["thing colour"]),
+        (["thing20 red"], ["--all=true"], ["thing colour", "half colour"]),
+        (["thing20 red"], ["--data.relations=[half colour, thing colour]"], ["thing colour", "half colour"]),
+        (["white red"], [], ["half colour", "thing colour"]),
+    ):
+        assert predict(fitted, *texts, *options) == 0
+        out = capsys.readouterr().out
+        lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if " colour " in line]
+        assert [row[0] for row in lines if len(row) > 3] == shown
+        assert [lens["name"] for lens in lenses_of(fitted)] == [*shown, "logit lens"]
+        assert ("'white red' asks about no relation" in out) == (texts == ["white red"])
+    assert predict(fitted, "thing20 red") == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if "mentions" in line)
+    assert (row[2], row[4]) == ("mentions", "thing20")  # which is read, though the lens is as certain at the next one
+    assert [lens["token"] for lens in lenses_of(fitted)] == [0, 0]
+
+
 def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_text("thing3\n\nthing4\n")
     assert predict(fitted, "thing2", "--file", tmp_path / "texts.txt") == 0
@@ -84,8 +105,8 @@ def test_the_table_says_which_token_is_read(fitted, capsys):
     assert predict(fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "thing colour" in line]
-    assert [row[2] for row in rows] == ["thing5", "thing5"]
-    assert all(row[3].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
+    assert [row[3] for row in rows] == ["thing5", "thing5"]
+    assert all(row[4].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
     assert set(texts) <= set(lines)
 
 
