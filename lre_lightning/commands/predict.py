@@ -108,7 +108,7 @@ class Predict(FromLREs):
                 weights_only=options.weights_only,
             )
             grids = cast("list[list[Lens]]", found)
-        folder = Path(line.trainer.default_root_dir) / "lenses"
+        folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
         asked = Asked(line)
         shown = [asked.of(text, lenses) for text, lenses in zip(texts, grids, strict=True)]
         grids = [lenses for lenses, _ in shown]

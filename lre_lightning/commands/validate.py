@@ -104,7 +104,7 @@ class Validate(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_ckpt_path(parser, "take the LREs from", None)
+        add_ckpt_path(parser, "take the LREs from")
         add_weights_only(parser)
         parser.add_argument("--verbose", type=bool, default=False, help="print Lightning's own table too")
 

@@ -38,7 +38,7 @@ MARK = "\u25b8"
 """What notebooks put before the subject's token and the layer of the LRE."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lens:
     """A grid of layers by tokens: the most likely tokens of D(LRE(h)) for every hidden state h of a text.
 
@@ -62,17 +62,27 @@ class Lens:
     layer: Layer | None = None
     token: int | None = None
 
+    def __repr__(self) -> str:
+        rows = [[printable(cell.strip()) for cell in row] for row in self._table()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([f"{printable(self.name)}: {printable(self.text)}", *lines])
+
     def _repr_html_(self) -> str:
-        rows = zip(self.layers, self.top, self.probabilities, strict=True)
-        cells = [
+        header, *rows = self._table()
+        return html_table(rows, header, f"{self.name}: {self.text}")
+
+    def _table(self) -> list[list[str]]:
+        """Return the grid from the last layer down, below a header, with the subject's token and the layer marked."""
+        header = ["layer", *(f"{MARK if place == self.token else ''}{text}" for place, text in enumerate(self.tokens))]
+        rows = [
             [
                 f"{MARK if layer == self.layer else ''}{layer}",
                 *(f"{best[0]} {shares[0]:.2f}" for best, shares in zip(top, probabilities, strict=True)),
             ]
-            for layer, top, probabilities in reversed(list(rows))
+            for layer, top, probabilities in zip(self.layers, self.top, self.probabilities, strict=True)
         ]
-        header = [f"{MARK if place == self.token else ''}{token}" for place, token in enumerate(self.tokens)]
-        return html_table(cells, ["layer", *header], f"{self.name}: {self.text}")
+        return [header, *reversed(rows)]
 
     def to(self, *args: Any, **kwargs: Any) -> Lens:
         """Return the grid itself: Lightning moves predictions between devices, and this is on none."""

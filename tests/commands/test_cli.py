@@ -74,7 +74,7 @@ def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_ever
 
 
 def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finished):
-    status, output, error = run("validate", "--ckpt_path=last")
+    status, output, error = run("validate")  # of the last fit
     assert (status, table_of(output)) == (0, table_of(finished.output)), error
     Path("lre_runs").rename("moved")
     status, output, error = run("validate", "--ckpt_path=moved/checkpoints/last.ckpt")
@@ -159,7 +159,8 @@ def test_mistakes(run, fitted, option, named):
 
 
 def test_validate_with_nothing_to_validate(run, fitted):
-    assert_one_error(run("validate", *options(fitted)), "there is no LRE to validate")
+    assert_one_error(run("validate", *options(fitted)), "there is no checkpoint in")
+    assert_one_error(run("validate", *options(fitted), "--ckpt_path=null"), "there is no LRE to validate")
     assert_one_error(run("validate", *options(fitted, "--ckpt_path=last")), "there is no checkpoint in")
 
 

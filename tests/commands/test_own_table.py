@@ -35,7 +35,7 @@ def test_a_given_template_is_the_relations_everywhere(table, hub, monkeypatch, c
 
     run("data", *data, "--data.tokenizer=model", "--prompts=1")
     run("fit", *fit)
-    run("validate", *QUICK, "--ckpt_path=last")
+    run("validate", *QUICK)
     run("predict", *QUICK, "colour colour thing3")
     run("edit", *QUICK, "colour colour thing3", "--target=thing6", "--samples=0", "--max_new_tokens=1")
     run("report", "lre_runs", "--out=report")

@@ -29,10 +29,11 @@ def predict(fitted, *args):
 
 
 def lenses_of(fitted):
-    return json.loads((fitted / "run" / "lenses" / "lenses.json").read_text())
+    return json.loads((fitted / "run" / "predictions" / "lenses.json").read_text())
 
 
 def test_texts_as_arguments(fitted, capsys):
+    before = (fitted / "run" / "lenses" / "lenses.html").read_bytes()
     assert predict(fitted, "thing0", "colour thing5") == 0
     assert f"{OBJECTS[0]} " in capsys.readouterr().out
     lenses = lenses_of(fitted)
@@ -42,8 +43,13 @@ def test_texts_as_arguments(fitted, capsys):
     for lens in lenses:
         subject = int(lens["text"].split("thing")[1])
         assert {layer[-1][0].strip() for layer in lens["top"]} == {OBJECTS[subject % 4]}
-    files = {path.name for path in (fitted / "run" / "lenses").iterdir()}
-    assert files == {"lenses.html", "lenses.json", "text0.png", "text1.png"}
+    folder = fitted / "run" / "predictions"
+    assert {path.name for path in folder.iterdir()} == {"lenses.html", "lenses.json", "text0.png", "text1.png"}
+    (folder / "text of mine.png").write_text("")
+    assert predict(fitted, "thing0") == 0  # pictures of earlier texts go
+    assert {path.name for path in folder.glob("*.png")} == {"text0.png", "text of mine.png"}
+    (folder / "text of mine.png").unlink()
+    assert (fitted / "run" / "lenses" / "lenses.html").read_bytes() == before  # the fit's
 
 
 def test_relations_whose_subjects_a_text_mentions_come_first_and_others_on_request(fitted, capsys):
@@ -142,7 +148,7 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
-    assert (tmp_path / "lenses" / "lenses.html").exists()
+    assert (tmp_path / "predictions" / "lenses.html").exists()
     assert lre("edit", *run, "The capital of Canada is", "--target=Peru", "--samples=0") == 0
     assert re.search(r"greedy +Ottawa.* Lima", capsys.readouterr().out)
     for options, message in (

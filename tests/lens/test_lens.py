@@ -222,7 +222,7 @@ def test_ids_outside_the_vocabulary_are_shown_as_numbers(name):
     assert token_text(tokenizer, len(tokenizer) + 5) == f"<{len(tokenizer) + 5}>"
 
 
-def test_a_lens_shows_itself_in_notebooks():
+def test_a_lens_shows_itself_in_notebooks_and_interpreters():
     lens = Lens("r", "a <b", ["a", "<b"], [0, 1], [[["x"], ["y"]], [["z"], ["w"]]], [[[0.5], [0.25]], [[0.1], [1.0]]])
     first, second = lens._repr_html_().split("<tr><td>")[1:]
     assert first.startswith("1</td><td>z 0.10</td><td>w 1.00</td>")
@@ -231,6 +231,12 @@ def test_a_lens_shows_itself_in_notebooks():
     marked = replace(lens, layer=1, token=0)._repr_html_()
     assert "<tr><td>▸1</td><td>z 0.10</td>" in marked
     assert "<th>▸a</th><th>&lt;b</th>" in marked
+    assert repr(replace(lens, layer=1, token=0)).splitlines() == [
+        "r: a <b",
+        "layer  ▸a      <b",
+        "▸1     z 0.10  w 1.00",
+        "0      x 0.50  y 0.25",
+    ]
 
 
 @pytest.mark.parametrize("name", fixtures.LOSSLESS)

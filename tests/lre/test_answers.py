@@ -128,6 +128,8 @@ def test_estimate_refuses_what_is_not_one_relation(lm, monkeypatch):
         estimate(lm, "factual", LAYER)
     with pytest.raises(LREError, match="layer 99 is out of range"):
         estimate(lm, "country capital city", 99)
+    with pytest.raises(LREError, match="rank 0 is out of range: it must be 1 to 128"):
+        estimate(lm, "country capital city", LAYER, rank=0)
 
 
 PROMPT = "The capital of Canada is"
