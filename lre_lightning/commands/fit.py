@@ -131,6 +131,11 @@ def refuse_to_overwrite(last: Path) -> None:
         LREError: If it has a finished trial.
     """
     done, total, model = finished_trials(last)
+    if done and done == total:
+        raise LREError(
+            f"{str(last.parents[1])!r} has a fit of {model!r} whose {done} trials are all finished: replace it with "
+            "--overwrite, or give another --trainer.default_root_dir"
+        )
     if done:
         trials = f"{done} trials" if total is None else f"{done} of {total} trials"
         raise LREError(

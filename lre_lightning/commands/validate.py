@@ -47,6 +47,11 @@ class FromLREs(FromCheckpoint):
     With the bundled LM and no fit, they are the bundled collection's.
     """
 
+    unused = (
+        *("model.layers", "model.betas", "model.ranks", "model.beta", "model.fitting"),
+        *("data.n_shot", "data.trials", "data.seed", "data.prompts", "data.loader.epoch", "data.loader.texts"),
+    )
+
     @staticmethod
     def add_lres(parser: LightningArgumentParser, use: str) -> None:
         """Add the arguments that say where LREs come from, and whose help says what they are used for."""

@@ -144,6 +144,8 @@ def assert_one_error(result, *named):
     [
         ("--data.relations=[thing_color]", ["thing_color", "thing colour"]),
         ("--data.relations=[odd.json]", ["odd.json", "exactly one {}"]),
+        ("--data.relations=thing colour, half colour", ['several are written in brackets, "[thing colour, half']),
+        ("--model.betas=[-1]", ["beta -1.0 is out of range"]),
         ("--model.ranks=[99]", ["rank 99 is out of range", "1 to 16"]),
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
         ("--trainer.devices=0", ["devices='0'"]),
@@ -170,7 +172,7 @@ def files_in(folder):
 
 def test_a_used_folder_is_refused_after_all_options_are_checked(run, fitted, finished):
     before = files_in(Path("lre_runs"))
-    assert_one_error(run("fit", *options(fitted)), "6 of 6 trials finished", "--overwrite", "--ckpt_path last")
+    assert_one_error(run("fit", *options(fitted)), "whose 6 trials are all finished", "--overwrite")
     for wrong in ("--model.ranks=[99]", "--data.relations=[thing_color]", "--model.fitting.selection_trials=2"):
         for more in ([], ["--overwrite"]):
             named = wrong.partition("=[")[2].rstrip("]") or "leave none to report"

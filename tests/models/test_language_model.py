@@ -68,6 +68,14 @@ def test_the_options_of_loading_are_in_the_signature_and_dtypes_are_torchs_too()
     assert LanguageModel.from_pretrained("demo", dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
+def test_the_loaders_progress_bar_is_shown_in_terminals_alone(monkeypatch, capsys):
+    LanguageModel.from_pretrained("demo")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    LanguageModel.from_pretrained("demo")
+    assert "Loading weights" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", ["cut off", "T5", "empty"])
 def test_folders_without_a_decoder_only_lm_are_refused(tmp_path, content):
     if content == "cut off":
