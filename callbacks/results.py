@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import NARROW, log_final, log_image, log_scalars, log_table
-from lre_lightning.callbacks.needs import require_trials
+from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
@@ -39,12 +39,18 @@ class ResultsTable(Callback):
         dirpath: Folder for the files; the trainer's `default_root_dir` if None.
 
     Raises:
-        LREError: During fit and validate, on every process, if a file cannot be written; what was there before stays.
+        LREError: In setup, if the module lacks `records`; during fit and validate, on every process, if a file cannot
+            be written; what was there before stays.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
         self._written = 0
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage in ("fit", "validate"):
+            require(self, "module", pl_module, "records")
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -92,10 +98,18 @@ class ResultsFigures(Callback):
 
     Args:
         dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.
+
+    Raises:
+        LREError: In setup, if the module lacks `records`.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            require(self, "module", pl_module, "records")
 
     @override
     @rank_zero_only

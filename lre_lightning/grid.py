@@ -30,10 +30,10 @@ def usual_rank(hidden_size: int) -> int:
 
 
 def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
-    """Return `betas` sorted, without repetition; each must be finite."""
+    """Return `betas` sorted, without repetition; each must be finite and at least 0."""
     for beta in betas:
-        if not math.isfinite(beta):
-            raise LREError(f"beta {beta} is out of range: it must be a finite number, such as 2.25")
+        if not 0 <= beta < math.inf:
+            raise LREError(f"beta {beta} is out of range: it must be a finite number of at least 0, such as 2.25")
     return tuple(sorted({float(beta) for beta in betas}))
 
 

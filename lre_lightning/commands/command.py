@@ -44,6 +44,7 @@ class Command:
         module: The class of the module.
         data: The class of the datamodule.
         callbacks: Callbacks of every Trainer; one that the user gives replaces that of its type.
+        unused: Options, and sections of them, that have no effect here; the short help leaves them out.
     """
 
     name: ClassVar[str]
@@ -51,6 +52,7 @@ class Command:
     resumable: ClassVar[bool] = False
     module: ClassVar[type[LightningModule]] = LREModule
     data: ClassVar[type[LightningDataModule]] = RelationDataModule
+    unused: ClassVar[tuple[str, ...]] = ()
     callbacks: ClassVar[tuple[type[Callback], ...]] = (
         BetaTuning,
         ResultsFigures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,10 @@ class LRECommandLine(LightningCLI):
                 command.add_arguments(subparser)
             self._subcommand_parsers[name] = subparser
             added.add_subcommand(name, subparser, help=description.splitlines()[0])
-            subparser.prog, subparser.formatter_class = f"lre {name} [options]", ShortHelp
+            subparser.prog, subparser.formatter_class = (
+                f"lre {name} [options]",
+                partial(ShortHelp, unused=command.unused),
+            )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""

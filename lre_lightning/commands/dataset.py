@@ -15,9 +15,10 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import read_records, write_records
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.summary import summarize
 from lre_lightning.report.analysis import by_model
 from lre_lightning.report.comparison import dataset_tables
-from lre_lightning.report.console import show_tables
+from lre_lightning.report.console import print_unscored, show_tables
 from lre_lightning.scoring.scores import new_record
 from lre_lightning.scoring.states import knows
 from lre_lightning.storage.locks import FolderLock
@@ -40,8 +41,10 @@ class Dataset(Command):
             return
         root = Path(line.trainer.default_root_dir)
         with FolderLock(root, "dataset"):
-            models = by_model(count_known(line.placed_lm(), line.datamodule, root / "dataset_results.jsonl"))
-            show_tables(dataset_tables(models), root / "dataset")
+            records = count_known(line.placed_lm(), line.datamodule, root / "dataset_results.jsonl")
+            show_tables(dataset_tables(by_model(records)), root / "dataset")
+            enough = {record.relation for record in records if record.told_apart and record.known >= record.n_shot}
+            print_unscored(summarize(record for record in records if record.relation not in enough))
 
 
 def count_known(lm: LanguageModel, data: RelationDataModule, path: Path) -> list[TrialRecord]:

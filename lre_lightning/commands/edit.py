@@ -49,7 +49,8 @@ class Edit(FromLREs):
         options, (lm, lres, _) = line.options, self.lres_of(line)
         lre = find_lre(lres, options.prompt, options.relation).bind(lm)
         edit = lre.edit_prompt(options.prompt, options.target, options.subject, options.layers, options.magnitude)
-        print_edit(edit, lre.origin.relation, options.max_new_tokens, options.samples)
+        form = "as the user's message in a chat" if lre.origin.form["chat"] else "as plain text"
+        print_edit(edit, f"{lre.origin.relation}, {form}", options.max_new_tokens, options.samples)
 
 
 def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) -> LRE:
@@ -70,8 +71,8 @@ def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) 
     return lres[relation, first[relation]]
 
 
-def print_edit(edit: PromptEdit, relation: str, max_new_tokens: int, samples: int) -> None:
-    """Print how the LM continues a prompt before and after an edit."""
+def print_edit(edit: PromptEdit, how: str, max_new_tokens: int, samples: int) -> None:
+    """Print how the LM continues a prompt before and after an edit, and how it was edited."""
     table = Table("", f"before: {edit.prompt.subject}", f"after: {edit.target}", box=box.SIMPLE_HEAD)
     table.title, table.title_justify = f"{edit.prompt.text} \u2026", "left"
     for number, texts in enumerate(edit.continuations(max_new_tokens, samples)):
@@ -79,4 +80,4 @@ def print_edit(edit: PromptEdit, relation: str, max_new_tokens: int, samples: in
     table.add_row("next token", str(edit.before), str(edit.after))
     console = Console(markup=False, emoji=False, highlight=False)
     console.print(table)
-    console.print(f"{relation}, layer {', '.join(map(str, edit.layers))}")
+    console.print(f"{how}, layer {', '.join(map(str, edit.layers))}")

@@ -19,12 +19,13 @@ from typing_extensions import override
 
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
-from lre_lightning.commands.fit import try_folders
+from lre_lightning.commands.fit import check_trials, try_folders
 from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.models.loading import check_model, locate
 from lre_lightning.options import vary
+from lre_lightning.prompts.options import TEMPLATES
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
@@ -103,6 +104,11 @@ class Evaluate(Command):
             for section in ("model", "data"):
                 for name, value in getattr(setting, section).items():
                     options[f"{section}.{name}"] = value  # the LM that is loaded first
+
+    @override
+    def check_data(self, line: LRECommandLine) -> None:
+        """Find mistakes in the data, and data of which nothing could be scored."""
+        check_trials(line)
 
     @override
     def run(self, line: LRECommandLine) -> None:
@@ -199,7 +205,8 @@ def evaluate(
 
     Args:
         module: The module of the main fit; whether it counts baselines and line integrals is its own option.
-        data: The datamodule of the main fit, with the relations' first templates.
+        data: The datamodule of the main fit, with the relations' first templates. A template that is given in
+            their place is a relation's only one.
         make_trainer: Makes the Trainer of one fit, with a `ModelCheckpoint` that writes ``last.ckpt`` into a folder of
             that fit's own, named after `Setting.name` for example; what is there is resumed.
         n_shots: Other numbers of examples n; 1 to n - 1 if None.
@@ -210,10 +217,12 @@ def evaluate(
         The records of all fits.
 
     Raises:
-        LREError: If `data` has another template, an n is out of range, or a folder has a fit with other options.
+        LREError: If `data` chooses among the relations' templates, an n is out of range, or a folder has a fit with
+            other options.
     """
-    if data.prompts.template != 0:
-        raise LREError(f"an evaluation uses all templates in turn: leave template {data.prompts.template!r} out")
+    chosen = data.prompts.template
+    if chosen in (SLOT, *TEMPLATES) or (isinstance(chosen, int) and chosen):
+        raise LREError(f"an evaluation uses all templates in turn: leave template {chosen!r} out")
     numbers = list(range(1, data.n_shot)) if n_shots is None else sorted({n for n in n_shots if n != data.n_shot})
     for n in numbers:
         check_number("n", n, 1)
@@ -255,7 +264,7 @@ def _settings(
     }
     fixed = alone | {"fitting.choices": scored, "ranks": None}
     settings = [Setting(f"n{n}", f"n = {n} examples", data_options | {"n_shot": n}, fixed) for n in n_shots]
-    if templates:
+    if templates and data.prompts.template == 0:
         most = max(len(relation.templates) for relation in data.relations if relation.name in scored)
         settings += [
             Setting(f"template{i}", f"Template {i} of each relation", data_options | {"prompts.template": i}, fixed)

@@ -18,6 +18,7 @@ from lre_lightning.runs.checkpoints import finished_trials
 from lre_lightning.runs.processes import process_index
 from lre_lightning.storage.files import check_writable
 from lre_lightning.storage.locks import FolderLock
+from lre_lightning.training.options import check_enough
 
 PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"}
 """Environment variables that tell a process which something else has started its index."""
@@ -33,6 +34,9 @@ WRITTEN = (
     "lenses/text*.png",
     "lenses/lenses.html",
     "lenses/lenses.json",
+    "predictions/text*.png",
+    "predictions/lenses.html",
+    "predictions/lenses.json",
     "lres/*/trial*.safetensors",
     "lightning_logs/version_*/config.yaml",
     "lightning_logs/version_*/hparams.yaml",
@@ -78,6 +82,11 @@ class Fit(Command):
             config.ckpt_path = None
 
     @override
+    def check_data(self, line: LRECommandLine) -> None:
+        """Find mistakes in the data, and data of which nothing could be scored."""
+        check_trials(line)
+
+    @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
         if options.dry_run:
@@ -101,6 +110,16 @@ class Fit(Command):
         )
 
 
+def check_trials(line: LRECommandLine) -> None:
+    """Draw a trial of each relation before an LM is loaded.
+
+    Raises:
+        LREError: If the data are invalid, a relation has too few samples to draw, or none could be scored.
+    """
+    data = RelationDataModule(**line.options.data.as_dict())
+    check_enough([data.draw(relation, data.selection.first_trial) for relation in data.candidates()])
+
+
 def try_folders(root: Path, lre_dir: str | None) -> None:
     """Check before an LM is loaded that a fit can run in a folder, and write LREs to another one if it is given.
 
@@ -120,6 +139,11 @@ def refuse_to_overwrite(last: Path) -> None:
         LREError: If it has a finished trial.
     """
     done, total, model = finished_trials(last)
+    if done and done == total:
+        raise LREError(
+            f"{str(last.parents[1])!r} has a fit of {model!r} whose {done} trials are all finished: replace it with "
+            "--overwrite, or give another --trainer.default_root_dir"
+        )
     if done:
         trials = f"{done} trials" if total is None else f"{done} of {total} trials"
         raise LREError(

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
+import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 import lre_lightning
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, first_line
 
 CONFIGS = Path(lre_lightning.__file__).parent / "configs"
 
@@ -59,9 +60,9 @@ class FullHelp(DefaultHelpFormatter):
 class ShortHelp(FullHelp):
     """The first sentence about each option that this project adds, and the names of those in nested sections."""
 
-    def __init__(self, prog: str) -> None:
+    def __init__(self, prog: str, unused: Sequence[str] = ()) -> None:
         super().__init__(prog, "all")
-        self._max_help_position = 6
+        self._max_help_position, self._unused = 6, unused
 
     @override
     def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
@@ -73,11 +74,11 @@ class ShortHelp(FullHelp):
         else:
             super().add_arguments(actions)
 
-    @staticmethod
-    def _shown(action: argparse.Action) -> bool:
+    def _shown(self, action: argparse.Action) -> bool:
         lightnings = action.dest.split(".")[0] in LIGHTNINGS and action.dest not in EVERYDAY
         derived = action.dest.endswith(".help") or (action.metavar == "CONFIG" and action.dest != "config")
-        return not lightnings and not derived and type(action).__name__ != "ActionLink"
+        unused = any(in_section(action, name) for name in self._unused)
+        return not lightnings and not derived and not unused and type(action).__name__ != "ActionLink"
 
     @override
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -85,7 +86,11 @@ class ShortHelp(FullHelp):
 
     @override
     def _get_help_string(self, action: argparse.Action) -> str:
-        sentence = re.split(r"(?<=\.)\s+(?=[A-Z0-9`])", " ".join((action.help or "").split()))[0].replace("``", "")
+        text = " ".join((action.help or "").split()).replace("``", "")
+        sentence, *others = re.split(r"(?<=\.)\s+(?=[A-Z0-9`])", text)
+        if action.default is None:
+            sentence = " ".join([sentence, *(other for other in others if other.endswith(" if None."))])
+            sentence = sentence.replace(" if None", " if not given").replace("; None for", "; if not given")
         shown = action.default not in (None, argparse.SUPPRESS) and str(action.default).strip(" \n[]{}")
         return f"{sentence} (default: %(default)s)" if shown and action.option_strings else sentence
 
@@ -249,5 +254,18 @@ def named_configs(args: Sequence[str]) -> list[str]:
 
 
 def _config_file(name: str) -> str:
-    path = CONFIGS / f"{name}.yaml"
-    return str(path) if path.is_file() and not Path(name).exists() else name
+    """Return the file of a configuration; broken YAML is an error that names it, as the parser's own does not."""
+    bundled = CONFIGS / f"{name}.yaml"
+    path = bundled if bundled.is_file() and not Path(name).exists() else Path(name)
+    if path.is_file():
+        try:
+            for _ in yaml.parse(path.read_text(encoding="utf-8")):
+                pass
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{str(path)!r} cannot be read: {first_line(error)}") from error
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            problem = getattr(error, "problem", None) or first_line(error)
+            raise UsageError(f"{str(path)!r}{where}, is not YAML: {problem}") from error
+    return str(path) if path == bundled else name

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,11 +20,13 @@ from lre_lightning.commands.resuming import add_weights_only, find_checkpoint
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import Lens, first_trials, print_lenses, read_lenses, subject_token
+from lre_lightning.lens.lens import Lens, first_trials, mentioned, print_lenses, read_lenses, with_subjects
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.texts import Text, read_texts
 from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.storage.plain import shown as shown_text
 from lre_lightning.training.bank import LREStore
 from lre_lightning.training.module import NO_LRE
 
@@ -46,8 +49,10 @@ class Predict(FromLREs):
         parser.add_argument("--file", type=str | None, default=None, help=file)
         parser.add_argument("--text_column", type=str, default="text", help="column of texts in a table or data set")
         parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
-        subject = "print what is read here in each text, not where a lens is most certain"
+        subject = "whom each text is about, where it is read; found by the templates and the samples of relations"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
+        every = "show all relations, not those alone that a text asks for or has a subject of; as --data.relations does"
+        parser.add_argument("--all", type=bool, default=False, help=every)
         jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
         table = "write the answers to this .csv or .jsonl file, or continue it"
@@ -103,11 +108,59 @@ class Predict(FromLREs):
                 weights_only=options.weights_only,
             )
             grids = cast("list[list[Lens]]", found)
-        folder = Path(line.trainer.default_root_dir) / "lenses"
-        places = [None if text.subject is None else subject_token(tokenizer, text.text, text.subject) for text in texts]
-        print_lenses(grids, places)
+        folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
+        asked = Asked(line)
+        shown = [asked.of(text, lenses) for text, lenses in zip(texts, grids, strict=True)]
+        grids = [lenses for lenses, _ in shown]
+        for text, (lenses, notes) in zip(texts, shown, strict=True):
+            if len(lenses) > 1 and not notes:
+                print(f"{shown_text(text.text)} asks about no relation and mentions no subject of one: all are shown")
+        print_lenses(grids, [notes for _, notes in shown])
         write_lenses(grids, folder)
         print(f"Every layer and token: {folder / 'lenses.html'}")
+
+
+class Asked:
+    """What texts have to do with relations: they ask about one, or mention a subject of it.
+
+    Args:
+        line: The command line, with the LREs, and the relations of the data if they can be read.
+    """
+
+    def __init__(self, line: LRECommandLine) -> None:
+        lres = line.model.bank.lres if line.collection is None else line.collection
+        keys = first_trials(lres).items()
+        self._all = line.options.all or line.options.data.relations is not None
+        self._tokenizer = line.datamodule.tokenizer
+        self._origins = {key[0]: Origin(**lres.metadata[key]["origin"]) for key in keys}
+        self._subjects = {name: {subject for subject, _ in origin.train} for name, origin in self._origins.items()}
+        with suppress(LREError):  # a collection needs no data
+            for relation in line.datamodule.candidates():
+                self._subjects.setdefault(relation.name, set()).update(sample.subject for sample in relation.samples)
+
+    def of(self, text: Text, lenses: Sequence[Lens]) -> tuple[list[Lens], dict[str, str]]:
+        """Choose and order the lenses of a text, and mark the subject in them.
+
+        Returns:
+            Those of the relations that it asks about, those of which it mentions a subject, and the others if they are
+            wanted or there are no such; and by relation what the text does.
+        """
+        notes: dict[str, str] = {}
+        subjects: dict[str, str | None] = {}
+        ranks: dict[str, int] = {}
+        for lens in (lens for lens in lenses if lens.layer is not None):
+            asked = self._origins[lens.name].subject_of(text.text)
+            subject = asked or mentioned(text.subject or text.text, self._subjects[lens.name])
+            if subject:
+                notes[lens.name] = "asks" if asked else "mentions"
+            subjects[lens.name] = text.subject or subject
+            ranks[lens.name] = 0 if asked else 1 if subject else 2
+        least = 2 if self._all or not notes else 1
+        shown = sorted((name for name in ranks if ranks[name] <= least), key=ranks.__getitem__)
+        by_name = {lens.name: lens for lens in lenses}
+        others = [lens for lens in lenses if lens.layer is None]
+        found = {name: subjects[name] for name in shown} or {others[0].name: text.subject}
+        return with_subjects([*(by_name[name] for name in shown), *others], self._tokenizer, found), notes
 
 
 def given_texts(options: Any) -> Iterator[Text]:

@@ -47,6 +47,11 @@ class FromLREs(FromCheckpoint):
     Without either, they are the bundled ones of SmolLM2, or of the demo where that is not installed.
     """
 
+    unused = (
+        *("model.layers", "model.betas", "model.ranks", "model.beta", "model.fitting"),
+        *("data.n_shot", "data.trials", "data.seed", "data.prompts", "data.loader.epoch", "data.loader.texts"),
+    )
+
     @staticmethod
     def add_lres(parser: LightningArgumentParser, use: str) -> None:
         """Add the arguments that say where LREs come from, and whose help says what they are used for."""
@@ -110,7 +115,7 @@ class Validate(FromCheckpoint):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        add_ckpt_path(parser, "take the LREs from", None)
+        add_ckpt_path(parser, "take the LREs from")
         add_weights_only(parser)
         parser.add_argument("--verbose", type=bool, default=False, help="print Lightning's own table too")
 

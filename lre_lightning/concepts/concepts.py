@@ -31,9 +31,8 @@ from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.options import options_of
 from lre_lightning.prompts.options import LINES, Prompts
-from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.prompts.trials import Trial, by_turns, draw, train_prompts
-from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.relations.relation import Relation
 from lre_lightning.storage.plain import listing, text
 
 Indices: TypeAlias = int | Sequence[int] | Tensor
@@ -172,7 +171,7 @@ class Concepts:
         """
         lm = self._bound()
         template, subject = self.origin.template_of(prompt, subject)
-        asked = make_prompt(lm.tokenizer, template, Sample(subject, target))
+        (asked,) = self.origin.asked(lm, template, subject)
         state = hidden_at(lm, asked, self.layer, asked.subject_position)
         removed = self.classify(state[None])[0] if source is None else source
         delta = steering(self.vectors.to(state.device), state, self.index(removed), self.index(target), magnitude)

@@ -19,12 +19,17 @@ from lre_lightning.storage.files import write_whole, written_whole
 def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[Figure]:
     """Write ``text<number>.png`` for each text, ``lenses.html``, and ``lenses.json``, a list of the fields of `Lens`.
 
-    `grids` are the lenses of each text. Returns the pictures.
+    `grids` are the lenses of each text. Pictures of other texts that the folder has from before are removed. Returns
+    the pictures.
     """
     pictures = [plot_lenses(text) for text in grids]
     for number, picture in enumerate(pictures):
         with written_whole(folder / f"text{number}.png") as part:
             Image.fromarray(to_pixels(picture)).save(part, format="PNG")
+    for path in folder.glob("text*.png"):
+        number = path.stem.removeprefix("text")
+        if number.isdecimal() and int(number) >= len(pictures):
+            path.unlink()
     lenses = [lens for text in grids for lens in text]
     write_whole(folder / "lenses.html", lens_page(lenses))
     data = json.dumps([asdict(lens) for lens in lenses], ensure_ascii=False, indent=1)

@@ -6,8 +6,9 @@ place of the LRE this is the logit lens, and with J of each layer the Jacobian l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,9 +32,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
+PRINTED = 3
+"""Number of tokens that are printed of a cell."""
+MARK = "\u25b8"
+"""What notebooks put before the subject's token and the layer of the LRE."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lens:
     """A grid of layers by tokens: the most likely tokens of D(LRE(h)) for every hidden state h of a text.
 
@@ -45,6 +50,7 @@ class Lens:
         top: The most likely tokens for every layer and token, most likely first, `[layer][token][k]`.
         probabilities: Their probabilities, in the same layout.
         layer: The layer that the LRE was estimated at; None for the other lenses.
+        token: The index of the subject's last token, which the lens speaks about; None if no subject was found.
     """
 
     name: str
@@ -54,14 +60,29 @@ class Lens:
     top: Sequence[Sequence[Sequence[str]]]
     probabilities: Sequence[Sequence[Sequence[float]]]
     layer: Layer | None = None
+    token: int | None = None
+
+    def __repr__(self) -> str:
+        rows = [[printable(cell.strip()) for cell in row] for row in self._table()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([f"{printable(self.name)}: {printable(self.text)}", *lines])
 
     def _repr_html_(self) -> str:
-        rows = zip(self.layers, self.top, self.probabilities, strict=True)
-        cells = [
-            [layer, *(f"{best[0]} {shares[0]:.2f}" for best, shares in zip(top, probabilities, strict=True))]
-            for layer, top, probabilities in reversed(list(rows))
+        header, *rows = self._table()
+        return html_table(rows, header, f"{self.name}: {self.text}")
+
+    def _table(self) -> list[list[str]]:
+        """Return the grid from the last layer down, below a header, with the subject's token and the layer marked."""
+        header = ["layer", *(f"{MARK if place == self.token else ''}{text}" for place, text in enumerate(self.tokens))]
+        rows = [
+            [
+                f"{MARK if layer == self.layer else ''}{layer}",
+                *(f"{best[0]} {shares[0]:.2f}" for best, shares in zip(top, probabilities, strict=True)),
+            ]
+            for layer, top, probabilities in zip(self.layers, self.top, self.probabilities, strict=True)
         ]
-        return html_table(cells, ["layer", *self.tokens], f"{self.name}: {self.text}")
+        return [header, *reversed(rows)]
 
     def to(self, *args: Any, **kwargs: Any) -> Lens:
         """Return the grid itself: Lightning moves predictions between devices, and this is on none."""
@@ -82,6 +103,8 @@ def read_lenses(
 
     Every LRE is applied to the hidden states of all layers, with its own beta, whatever layer it was estimated at. Of
     several trials of a relation the first is used. LREs are looked up one at a time, since each may be a large file.
+    The subject's token is marked where a template of the relation asks about it at the end of the text, or the text
+    mentions the subject of a training sample; other lenses have the first relation's.
 
     Args:
         lm: The LM that the LREs were estimated from.
@@ -114,17 +137,41 @@ def read_lenses(
             top = [[[texts[token] for token in cell] for cell in row] for row in best.tolist()]
             return Lens(name, text, tokens, shown, top, probabilities.tolist(), layer)
 
-        grids = []
+        grids, subjects = [], {}
         for name in names:
             lre = lres[name, trials[name]]
             lre.check_model(lm)
+            subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
             grids.append(grid(name, lre(hidden), lre.layer))
         if jacobian_lens is not None:
             jacobian_lens.check_model(lm)
             shown = [layer for layer in chosen if layer in jacobian_lens.layers]
             outputs = [jacobian_lens(hidden[chosen.index(layer)], layer) for layer in shown]
             grids += [grid(JACOBIAN_LENS, torch.stack(outputs), shown=shown)] if shown else []
-        return [*grids, grid(LOGIT_LENS, hidden)]
+        return with_subjects([*grids, grid(LOGIT_LENS, hidden)], tokenizer, subjects)
+
+
+def with_subjects(
+    lenses: Sequence[Lens], tokenizer: PreTrainedTokenizerBase, subjects: Mapping[str, str | None]
+) -> list[Lens]:
+    """Return lenses of one text with the token of the subject that it has by relation; others have the first one's."""
+    first = next((lens.name for lens in lenses if lens.name in subjects), None)
+    marked = []
+    for lens in lenses:
+        subject = subjects.get(lens.name if lens.name in subjects else first or "")
+        token = None if subject is None else subject_token(tokenizer, lens.text, subject)
+        marked.append(replace(lens, token=token))
+    return marked
+
+
+def mentioned(text: str, subjects: Iterable[str]) -> str | None:
+    """Return the longest of some subjects that a text has, not in the middle of a word; None if it has none."""
+
+    def has(subject: str) -> bool:
+        bounded = rf"(?<!\w){re.escape(subject)}(?!\w)"
+        return subject in text and bool(subject.strip()) and re.search(bounded, text) is not None
+
+    return max(filter(has, subjects), key=len, default=None)
 
 
 def check_text(
@@ -172,27 +219,31 @@ def most_certain_token(lens: Lens, row: int) -> int:
     return max(range(min(1, len(best) - 1), len(best)), key=best.__getitem__)
 
 
-def print_lenses(grids: Sequence[Sequence[Lens]], subjects: Sequence[int | None] | None = None) -> None:
-    """Print what each relation's lens says about each text, at the layer of its LRE and at one token.
+def print_lenses(grids: Sequence[Sequence[Lens]], notes: Sequence[Mapping[str, str]] = ()) -> None:
+    """Print what each relation's lens says about each text, at the layer of its LRE and at the subject's token.
 
-    Without a relation it is what the Jacobian lens says at the last token, or the given one, from its last layer down.
-
-    `subjects` are the indices of the tokens to read in each text; by default, and for None, it is the token where the
-    lens is most certain.
+    Where no subject was found, it is the token where the lens is most certain. Without a relation it is what the
+    Jacobian lens says, from its last layer down, at the last token if there is no subject. `notes` say for each text,
+    by relation, what a lens has to do with it.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     for number, lenses in enumerate(grids):
-        given = subjects[number] if subjects else None
+        noted = notes[number] if notes else {}
         places = [(lens, lens.layers.index(lens.layer)) for lens in lenses if lens.layer in lens.layers]
         alone = not places
         if alone:
             shown = [lens for lens in lenses if lens.name == JACOBIAN_LENS]
             places = [(lens, row) for lens in shown for row in reversed(range(len(lens.layers)))]
-        table = RichTable("lens" if alone else "relation", "layer", "token", "most likely", box=box.SIMPLE_HEAD)
+        names = ["lens" if alone else "relation", *(["the text"] if noted else []), "layer", "token", "most likely"]
+        table = RichTable(box=box.SIMPLE_HEAD)
+        for name in names:
+            table.add_column(name, no_wrap=name != names[-1])
         for lens, row in places:
-            place = given if given is not None else -1 if alone else most_certain_token(lens, row)
-            best = zip(lens.top[row][place], lens.probabilities[row][place], strict=True)
+            place = lens.token if lens.token is not None else -1 if alone else most_certain_token(lens, row)
+            best = list(zip(lens.top[row][place], lens.probabilities[row][place], strict=True))[:PRINTED]
             said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
-            table.add_row(printable(lens.name), str(lens.layers[row]), printable(lens.tokens[place].strip()), said)
+            note = [printable(noted.get(lens.name, ""))] if noted else []
+            token = printable(lens.tokens[place].strip())
+            table.add_row(printable(lens.name), *note, str(lens.layers[row]), token, said)
         console.print(printable(lenses[0].text))
         console.print(table)

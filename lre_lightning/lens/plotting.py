@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
@@ -35,15 +36,17 @@ SIZE = 7.0
 SIZES = (SIZE, 6.25, 5.5)  # of tokens in cells, which shrink before they are cut off
 ROW, NARROWEST, WIDEST, PADDING = 12.0, 22.0, 38.0, 3.0  # of cells
 TITLE, TITLE_SIZE, WIDEST_TITLE, NARROWEST_GRID = 18.0, 9.0, 240.0, 100.0
+FRAME = "#0096d6"
 LABELS, MARGIN, HEAD, FOOT = 24.0, 12.0, 24.0, 34.0
 
 
 def plot_lenses(lenses: Sequence[Lens]) -> Figure:
     """Plot the grids of one text: layers upwards, tokens across, in each cell the most likely token.
 
-    Cells are shaded by the probability of that token, on one scale from 0 to 1. Tokens that are too long for a cell are
-    smaller, and cut off if need be. Characters that no installed font has are written as escapes, and so are those of
-    right-to-left scripts before matplotlib 3.11, which draws them in the wrong order.
+    Cells are shaded by the probability of that token, on one scale from 0 to 1; the layer of the LRE and the subject's
+    token are framed. Tokens that are too long for a cell are smaller, and cut off if need be. Characters that no
+    installed font has are written as escapes, and so are those of right-to-left scripts before matplotlib 3.11, which
+    draws them in the wrong order.
 
     Raises:
         LREError: If there is no grid, or they are of different texts.
@@ -82,6 +85,11 @@ def _plot_grid(axes: Axes, lens: Lens, pen: _Pen, cell: float, title: float) -> 
     axes.pcolormesh(best, cmap=COLOURS, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     axes.set(xlim=(0, across), ylim=(0, up), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
+    row = [(0, lens.layers.index(lens.layer), across, 1)] if lens.layer in lens.layers else []
+    column = [] if lens.token is None else [(lens.token, 0, 1, up)]
+    for left, bottom, wide, high in row + column:
+        frame = Rectangle((left, bottom), wide, high, fill=False, edgecolor=FRAME, linewidth=1.2, clip_on=False)
+        axes.add_patch(frame)
     inks, room = inks_of(COLOURS), cell - PADDING
     low = 0.5 - 0.26 * SIZE / ROW  # the base line of text in the middle of a row
     for y, row in enumerate(lens.top):
@@ -89,9 +97,10 @@ def _plot_grid(axes: Axes, lens: Lens, pen: _Pen, cell: float, title: float) -> 
             colour = inks[step_of(best[y, x])][1]
             pen.write(axes, x + 0.5, y + low, visible(top[0]), room, SIZES, ha="center", color=colour)
     for x, token in enumerate(lens.tokens):
-        pen.write(axes, x + 0.5, low - 1, visible(token), room, SIZES, ha="center")
+        colour = FRAME if x == lens.token else "black"
+        pen.write(axes, x + 0.5, low - 1, visible(token), room, SIZES, ha="center", color=colour)
     for y, layer in enumerate(lens.layers):
-        pen.write(axes, -4 / cell, y + low, str(layer), ha="right")
+        pen.write(axes, -4 / cell, y + low, str(layer), ha="right", color=FRAME if layer == lens.layer else "black")
     pen.write(axes, 0, up + 5 / ROW, title_of(lens), title, [TITLE_SIZE])
 
 

@@ -15,7 +15,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
-from lre_lightning.models.hooks import observe_ids, replace
+from lre_lightning.models.hooks import observe_ids, overridden, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 
@@ -65,18 +65,33 @@ class PromptEdit:
         """Keep the edit in place while the LM runs, also in `generate`, in batches and with a cache.
 
         s is edited in every run that holds the tokens of the prompt, wherever they are in a row; other rows, and the
-        tokens that are generated after it, are left as they are.
+        tokens that `generate` adds, are left as they are, with or without a cache. A loop of your own that runs all
+        tokens anew at each step is not told apart from prompts that hold this one several times.
 
         Raises:
             LREError: At the end, if no run held the prompt.
         """
         tokens = torch.tensor(self.prompt.input_ids[1:])  # a run may have another start token, or none
         places, applied = torch.zeros(0, 2, dtype=torch.long), False
+        generating = False
+        given: int | None = None  # in `generate`, the number of tokens of its first run
 
         def look(ids: Tensor) -> None:
-            nonlocal places, applied
+            nonlocal places, applied, given
+            if generating:
+                if given is not None:  # the tokens that it was given come first, or not at all with a cache
+                    ids = ids[:, : given if ids.shape[1] > given else 0]
+                given = given or ids.shape[1]
             places = _occurrences(ids, tokens)
             applied = applied or len(places) > 0
+
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            nonlocal generating, given
+            generating, given = True, None
+            try:
+                return own(*args, **kwargs)
+            finally:
+                generating = False
 
         def edit(hidden: Tensor) -> Tensor:
             edited = hidden.clone()
@@ -84,7 +99,10 @@ class PromptEdit:
             edited[rows, starts + self.position - 1] += self.delta.to(hidden)
             return edited
 
+        own = getattr(self.lm.model, "generate", None)
         with ExitStack() as stack:
+            if own is not None:
+                stack.enter_context(overridden({self.lm.model: generate}, "generate"))
             stack.enter_context(observe_ids(self.lm.module_at("emb"), look))
             for layer in self.layers:
                 stack.enter_context(replace(self.lm.module_at(layer), edit))

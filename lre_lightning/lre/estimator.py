@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lre_lightning.errors import LREError, check_choice
-from lre_lightning.grid import Layer, usual_rank
+from lre_lightning.grid import Layer, check_ranks, usual_rank
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
@@ -144,6 +144,7 @@ def estimate(
     """
     (layer,) = lm.check_layers([layer])
     check_choice("method", method, ("dense", "matrix_free"))
+    (rank,) = check_ranks([usual_rank(lm.hidden_size) if rank is None else rank], lm.hidden_size)
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
     weight: Tensor | Operator
     if method == "matrix_free":
@@ -152,7 +153,7 @@ def estimate(
         bias = weight.bias()
     else:
         weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts)
-    return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts), beta, rank or usual_rank(lm.hidden_size), lm)
+    return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts), beta, rank, lm)
 
 
 def estimate_trial(

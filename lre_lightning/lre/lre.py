@@ -23,8 +23,6 @@ from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.prompt import make_prompt
-from lre_lightning.relations.relation import Sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +179,9 @@ class LRE:
     ) -> PromptEdit:
         """Edit s in a prompt so that the LM answers for the target subject, and run it (Section 3.3).
 
+        The prompt has the form of those that the LRE was estimated from: in a chat the text is the user's message. The
+        `prompt` of the result is the one that was run.
+
         Args:
             prompt: A text that asks for the object of a subject, such as ``"The capital of Canada is"``.
             target: The subject s' to imitate: o' is the LM's output for the prompt with s' in the subject's place.
@@ -197,7 +198,7 @@ class LRE:
         """
         lm = self._bound()
         template, subject = self.origin.template_of(prompt, subject)
-        asked, wanted = (make_prompt(lm.tokenizer, template, Sample(s, s)) for s in (subject, target))
+        asked, wanted = self.origin.asked(lm, template, subject, target)
         output, other = (hidden_at(lm, one, lm.num_layers - 1, -1) for one in (asked, wanted))
         delta = magnitude * self.edit(output, other)
         return PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm).answered(top_k)

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts
-from lre_lightning.prompts.prompt import Prompt, make_prompt
+from lre_lightning.prompts.prompt import Prompt, make_prompt, make_prompts
 from lre_lightning.relations.relation import SLOT, Sample
 
 if TYPE_CHECKING:
@@ -72,6 +72,14 @@ class Origin:
         asked = Sample(subject, self.train[0][1])  # a prompt ends before its object, so any will do
         template = self.template.split(BETWEEN_TEMPLATES)[0]
         return make_prompt(lm.tokenizer, template, asked, context, Prompts(**self.form))
+
+    def asked(self, lm: LanguageModel, template: str, *subjects: str) -> list[Prompt]:
+        """Make the prompts that edits need: a text about each subject, in the form of the estimate, without examples.
+
+        If the LRE was estimated in chats, the text is the user's message, and o is read where the answer begins.
+        """
+        samples = [Sample(subject, subject) for subject in subjects]  # a prompt ends before its object
+        return make_prompts(lm.tokenizer, template, samples, (), Prompts(**self.form))
 
     def subject_of(self, prompt: str) -> str | None:
         """Find the subject that a text asks about at its end, in one of the templates; None if it does not."""

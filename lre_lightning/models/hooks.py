@@ -64,16 +64,16 @@ def skip(modules: Sequence[nn.Module], items: int | None) -> AbstractContextMana
 
 
 @contextmanager
-def overridden(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Let modules run other functions instead of their `forward`."""
-    before = {module: module.__dict__.get("forward") for module in forwards}
+def overridden(functions: Mapping[nn.Module, Callable[..., Any]], method: str = "forward") -> Iterator[None]:
+    """Let modules run other functions instead of a method."""
+    before = {module: module.__dict__.get(method) for module in functions}
     try:
-        for module, forward in forwards.items():
-            module.__dict__["forward"] = forward
+        for module, function in functions.items():
+            module.__dict__[method] = function
         yield
     finally:
         for module, own in before.items():
             if own is None:
-                module.__dict__.pop("forward", None)
+                module.__dict__.pop(method, None)
             else:
-                module.__dict__["forward"] = own
+                module.__dict__[method] = own

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -106,14 +110,37 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
         if loading.device_map is not None:
             whole = isinstance(loading.device_map, str) and loading.device_map not in STRATEGIES
             given["device_map"] = {"": loading.device_map} if whole else loading.device_map
-        if gguf_file is None:
-            return AutoModelForCausalLM.from_pretrained(path, **given)
-        return _load_gguf(path, gguf_file, given)
+        with bars_where_seen():
+            if gguf_file is None:
+                return AutoModelForCausalLM.from_pretrained(path, **given)
+            return _load_gguf(path, gguf_file, given)
     except Exception as error:  # of a hub, a config, a file of weights, a device
         where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
         raise LREError(
             f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {why_not(error, gguf_file)}"
         ) from error
+
+
+@contextmanager
+def bars_where_seen() -> Iterator[None]:
+    """Let the loaders' progress bars be shown in terminals and notebooks alone: they would fill a file."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        yield
+        return
+    shown, bar = logging.is_progress_bar_enabled(), getattr(gguf, "tqdm", None)
+    logging.disable_progress_bar()
+    if bar is not None:
+        gguf.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+        if bar is not None:
+            gguf.tqdm = bar
 
 
 def _load_gguf(path: str, gguf_file: str, given: dict[str, Any]) -> PreTrainedModel:

@@ -16,14 +16,28 @@ from lre_lightning.storage.files import written_whole
 Spread = tuple[float, float | None]
 """Mean and standard deviation (n - 1); the deviation of a single value is None."""
 
-TOO_FEW = "the LM knows too few of their facts"
-ALIKE = "all of their objects begin with the same token"
+ALIKE = "all of its objects begin with the same token"
 
 SCORES = ("faithfulness", "causality")
 COLUMNS = [
     *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
     *("random_guess", "reported", "layer", "beta", "rank", "edited", *SCORES),
 ]
+
+
+def too_few(samples: int, n: int, tested: float, known: float | None = None) -> str:
+    """Return why a relation is not scored, from its counts; `known` is None before the LM has been asked.
+
+    >>> too_few(12, 8, 4)
+    '12 samples, 8 of them examples, 4 left to test: 8 that the LM knows are needed; lower --data.n_shot'
+    """
+    counts = f"{samples} samples, {n} of them examples, {_short(tested)} left to test"
+    counts += "" if known is None else f", {_short(known)} known"
+    return f"{counts}: {n} that the LM knows are needed; lower --data.n_shot"
+
+
+def _short(count: float) -> str:
+    return f"{count:.1f}".removesuffix(".0")
 
 
 def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
@@ -95,7 +109,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     found = {name: _spread([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
     whole_objects = {name: value for name, value in found.items() if value is not None}
     if not scores:
-        unscored = TOO_FEW if first.told_apart else ALIKE
+        tested = statistics.fmean(record.tested for record in group)
+        unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
         return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_spread, zip(*scores, strict=True))

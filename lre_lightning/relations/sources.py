@@ -108,6 +108,9 @@ def _unknown(item: str, source: Source, relations: Sequence[Relation]) -> NoRetu
     names = {_normalise(name): name for name in [*(relation.name for relation in relations), *categories]}
     nearest = [repr(names[key]) for key in difflib.get_close_matches(_normalise(item), names, 3, 0.5)]
     hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    parts = [part.strip() for part in item.split(",")]
+    if len(parts) > 1 and any(_normalise(part) in names for part in parts):
+        hint = f'several are written in brackets, "[{", ".join(parts)}]". '
     place = RELATIONS_DIR if source == DEMO else source if isinstance(source, str | Path) else "the source"
     has = f"the categories {', '.join(categories)}" if categories else "no categories"
     raise LREError(f"no relation, category or path {item!r}: {hint}{place} has {has}")

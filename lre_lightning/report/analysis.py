@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, TrialRecord
 from lre_lightning.records.summary import Spread, spread
@@ -43,9 +42,10 @@ class ModelResults:
 
     Attributes:
         model: Name or folder of the LM.
-        main: Records of the main evaluation: the relations' first templates, at the n with most measurements.
+        main: Records of the main evaluation: the relations' first templates (see `template_places`), at the n with most
+            measurements.
         by_n: Records with the relations' first templates by n, including those of `main`.
-        by_template: Records at the main n by the index of the relations' templates, with those of `main` under 0.
+        by_template: Records at the main n by the place of the relations' templates, with those of `main` under 0.
         bare: Records at the main n with the template ``{}``, which has no relation-specific text.
     """
 
@@ -57,22 +57,38 @@ class ModelResults:
 
 
 def by_model(records: Iterable[TrialRecord]) -> list[ModelResults]:
-    """Group records by LM and kind of prompts: LMs as they first occur, relations by category and name.
-
-    Raises:
-        LREError: If an LM has no record with the relations' first templates.
-    """
+    """Group records by LM and kind of prompts: LMs as they first occur, relations by category and name."""
     models = []
     for model, group in _grouped(records, "model").items():
         group.sort(key=lambda record: (record.category, record.relation, record.trial))
-        by_n = _grouped([record for record in group if record.template_index == 0], "n_shot")
-        if not by_n:
-            raise LREError(f"the results of {model!r} lack the relations' first templates: add those of a fit")
+        places = template_places(group)
+        by_n = _grouped([record for record in group if places.get(_template(record)) == 0], "n_shot")
         n = max(by_n, key=lambda n: (sum(map(_measurements, by_n[n])), n))
-        by_template = _grouped([record for record in group if record.n_shot == n], "template_index")
-        bare = [record for record in by_template.pop(None, []) if record.template == SLOT]
+        bare, by_template = [], dict[int, list[TrialRecord]]()
+        for record in (record for record in group if record.n_shot == n):
+            place = places.get(_template(record))
+            (bare if place is None else by_template.setdefault(place, [])).append(record)
         models.append(ModelResults(model, by_n[n], by_n, by_template, bare))
     return models
+
+
+def template_places(records: Sequence[TrialRecord]) -> dict[tuple[str, int | None, str], int]:
+    """Return the place of each template among those of its relation that the records of an LM have, from 0.
+
+    Templates are given by relation, index and text. A relation's own ones come first, then those that the user gave.
+    The bare ``{}`` is none of them, unless there is no other.
+    """
+    found = dict.fromkeys(map(_template, records))
+    kinds = [one for one in found if one[1:] != (None, SLOT)] or list(found)
+    places, counts = {}, Counter[str]()
+    for one in sorted(kinds, key=lambda one: (one[1] is None, one[1] or 0)):
+        places[one] = counts[one[0]]
+        counts[one[0]] += 1
+    return places
+
+
+def _template(record: TrialRecord) -> tuple[str, int | None, str]:
+    return record.relation, record.template_index, record.template
 
 
 def _grouped(records: Iterable[TrialRecord], field: str) -> dict[Any, list[TrialRecord]]:

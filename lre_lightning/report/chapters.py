@@ -13,7 +13,7 @@ from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset
 from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
-from lre_lightning.report.sections import Chapter, Section
+from lre_lightning.report.sections import Chapter, Section, collapsed
 from lre_lightning.report.tables import cell_text
 from lre_lightning.report.training import training
 
@@ -49,8 +49,7 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
     last = (concepts(own),) if own else ()
     if not analysis.counted(records):
         return (*first, *last)
-    return (
-        *first,
+    sections = (
         relations.categories(model),
         *baselines.baselines(records),
         *baselines.generic(records),
@@ -64,8 +63,8 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
         relations.generations(records),
         sweeps.n_shots(model),
         relations.templates(model),
-        *last,
     )
+    return collapsed((*first, *sections, *last))
 
 
 def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:

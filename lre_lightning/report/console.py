@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from lre_lightning.records.record import WHOLE_OBJECTS
 from lre_lightning.records.summary import RelationSummary
 from lre_lightning.report.tables import Table, cell_text, to_text, write_table
+from lre_lightning.storage.plain import printable
 
 
 def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
@@ -51,9 +52,14 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
     table = results_table(summaries)
     console = wide_console(table)
     console.print(table)
-    for reason in dict.fromkeys(summary.unscored for summary in summaries if not summary.trials):
-        unscored = [summary.relation for summary in summaries if summary.unscored == reason]
-        console.print(f"Not scored, because {reason}: {', '.join(unscored)}.")
+    print_unscored(summaries)
+
+
+def print_unscored(summaries: Sequence[RelationSummary]) -> None:
+    """Print a line per relation that has no score, with the reason."""
+    for summary in summaries:
+        if not summary.trials:
+            print(f"Not scored: {printable(summary.relation)}: {summary.unscored}")
 
 
 def show_tables(tables: Iterable[Table], folder: Path) -> None:

@@ -123,5 +123,6 @@ def plot_cross(scores: Sequence[CrossScore]) -> Figure:
         axes.set(title=metric, xlabel="LRE of")
     panels[0].set_yticks(range(len(names)), labels, fontsize=size)
     panels[0].set_ylabel("test samples of")
+    figure.suptitle("relations whose LREs work for each other are neighbours", fontsize=9)
     figure.colorbar(image, ax=panels, shrink=0.6, pad=0.02)
     return figure

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 PACKAGES = ("lre-lightning", "torch", "lightning", "transformers", "torchmetrics")
+NOT_MEASURED = "not measured"
+"""What the table of findings says of those that were not measured."""
 LONGEST_CONFIG = 1_000_000
 """Number of characters of a configuration that the page shows."""
 SVG_STYLE = "color-scheme: light dark; color: CanvasText; fill: currentColor; stroke-linejoin: round"
@@ -80,7 +82,7 @@ def make_report(
     found = (record for place in map(Path, results) if place.is_dir() for record in read_concept_records(place))
     own = [column for table in columns for column in read_columns(Path(table))]
     chapters = chapters_of(models, list({record.place: record for record in found}.values()), own)
-    given = ["lre", "report", *map(str, results), *(["--title", title] if title else [])]
+    given = ["lre", "report", *map(str, results), "--out", str(out), *(["--title", title] if title else [])]
     command = shlex.join([*given, *(["--column", *map(str, columns)] if columns else [])])
     default = f"Linear relational embeddings of {', '.join(analysis.names_of(models))}"
     return write_page(folder, title or default, chapters, results, command)
@@ -103,7 +105,13 @@ def write_page(
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
     newest = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), tz=timezone.utc)
     template = load_template(
-        "lre_lightning.report", "report.html.j2", to_text=to_text, inline=inline, anchor=anchor, path_of=path_of
+        "lre_lightning.report",
+        "report.html.j2",
+        to_text=to_text,
+        as_shown=as_shown,
+        inline=inline,
+        anchor=anchor,
+        path_of=path_of,
     )
     page = template.render(
         title=title,
@@ -148,6 +156,14 @@ def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
 def _text(path: Path) -> str:
     with path.open(encoding="utf-8", errors="replace") as file:
         return file.read(LONGEST_CONFIG)
+
+
+def as_shown(table: Table) -> Table:
+    """Return a table as the page shows it, without rows of what was not measured and columns without a value."""
+    rows = [row for row in table.rows if NOT_MEASURED not in row]
+    kept = [i for i in range(len(table.columns)) if any(row[i] is not None for row in rows)]
+    columns = tuple(table.columns[i] for i in kept)
+    return replace(table, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in rows))
 
 
 def path_of(chapter: Chapter, item: Picture | Table) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,14 @@ class Picture:
 class Section:
     """Figures and tables that belong together; tables without rows are not shown.
 
-    The `note` says what was not measured, and how to measure it.
+    The `note` says what was not measured, and how to measure it; `option` is the one that measures it.
     """
 
     title: str
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     note: str = ""
+    option: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,4 +65,13 @@ def picture_of(plot: Callable[..., Figure], *args: Any, name: str = "", note: st
 
 def missing(title: str, what: str, option: str) -> Section:
     """Return a section that says what was not measured."""
-    return Section(title, note=f"{what} not measured: use lre evaluate, or lre fit with {option}.")
+    return Section(title, note=f"{what} not measured: use lre evaluate, or lre fit with {option}.", option=option)
+
+
+def collapsed(sections: Sequence[Section]) -> tuple[Section, ...]:
+    """Return sections with those of what was not measured as one line, at the end."""
+    absent = [f"{section.title} ({section.option})" for section in sections if section.option]
+    if not absent:
+        return tuple(sections)
+    note = f"lre evaluate measures these, and lre fit with the option in brackets: {', '.join(absent)}."
+    return (*(section for section in sections if not section.option), Section("Not measured", note=note))

@@ -17,7 +17,8 @@ NEW_TOKENS = 10
 def with_generations(record: TrialRecord, states: TrialStates, lre: LRE, count: int) -> TrialRecord:
     """Return the record with greedy continuations before and after edits by its chosen LRE, at its rank.
 
-    The prompts are a template of the relation with the subject, without examples. The edits are `count` of those
+    The prompts are a template of the relation with the subject, in the form of the LRE's prompts (in a chat, if those
+    were chats), without examples. The edits are `count` of those
     that causality is measured on, with their targets, drawn by the trial; all if there are fewer.
     """
     asked, drawn, trial = states.trial.test_asked, states.draw_edits(count), states.trial

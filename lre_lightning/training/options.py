@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import TypedDict
 
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks
 from lre_lightning.options import option
 from lre_lightning.records.selection import Criterion
+from lre_lightning.records.summary import too_few
 from lre_lightning.training.method import Method
 
 if TYPE_CHECKING:
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.prompts.source import PromptSource
+    from lre_lightning.prompts.trials import Trial
+
+
+LOGGER = logging.getLogger("lre_lightning")
 
 
 class Choice(TypedDict):
@@ -113,7 +121,8 @@ class Fitting:
         """Check the options against the data of a fit.
 
         Raises:
-            LREError: If no relation has a choice though there are some, or no trial would be reported.
+            LREError: If no relation has a choice though there are some, no trial would be reported, or none could be
+                scored.
         """
         choices, names = self.choices or {}, [relation.name for relation in data.relations]
         if choices and names and not choices.keys() & set(names):
@@ -127,3 +136,27 @@ class Fitting:
                 f"{self.selection_trials} trials that choose leave none to report: there are {trials} of each "
                 "relation; give more trials, or fewer selection_trials"
             )
+        if self.max_known is not None:
+            check_number("max_known", self.max_known, data.n_shot)
+        first: dict[int, int] = {}
+        for index, (relation, _) in enumerate(data.schedule):
+            first.setdefault(relation, index)
+        for why in check_enough(map(data.trial, first.values())):
+            rank_zero_only(LOGGER.warning)("it will not be scored: %s", why)
+
+
+def check_enough(trials: Iterable[Trial]) -> list[str]:
+    """Return why trials cannot be scored, whatever the LM knows: they have fewer test samples than examples.
+
+    Raises:
+        LREError: If this is true of all trials.
+    """
+    trials = list(trials)
+    few = [
+        f"{trial.relation.name}: {too_few(len(trial.relation.samples), len(trial.train), len(trial.test_asked))}"
+        for trial in trials
+        if len(trial.test_asked) < len(trial.train)
+    ]
+    if few and len(few) == len(trials):
+        raise LREError(f"no relation can be scored, such as {few[0]}")
+    return few

@@ -17,7 +17,15 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lre_lightning.callbacks import AttributeLens, BetaTuning, RelationLog, ResultsScalars, attribute_lens
+from lre_lightning.callbacks import (
+    AttributeLens,
+    BetaTuning,
+    RelationLog,
+    ResultsFigures,
+    ResultsScalars,
+    ResultsTable,
+    attribute_lens,
+)
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
@@ -295,6 +303,8 @@ def test_invalid_arguments_are_refused_before_the_work(tmp_path, changes, messag
         (BetaTuning(), "BetaTuning needs a module with 'records', but Foreign has no 'records'"),
         (BetaTuning(apply=True), "with 'records' and 'set_beta', but Foreign has no 'records' and no 'set_beta'"),
         (RelationLog(), "RelationLog needs a module with 'records', but Foreign has no 'records'"),
+        (ResultsTable(), "ResultsTable needs a module with 'records', but Foreign has no 'records'"),
+        (ResultsFigures(), "ResultsFigures needs a module with 'records', but Foreign has no 'records'"),
         (ResultsScalars(), "ResultsScalars needs a module with 'records', but Foreign has no 'records'"),
     ],
 )

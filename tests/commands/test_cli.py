@@ -43,7 +43,7 @@ def test_fit_prints_a_table_without_noise(fit):
     assert len(table) == 3
     assert "1.00 ± 0.00" in table[0]
     assert "not scored" in table[2]
-    assert "Not scored, because the LM knows too few of their facts: wrong colour." in fit.output
+    assert "Not scored: wrong colour: 24 samples, 4 of them examples, 20 left to test, 0 known: 4 that " in fit.output
     assert "No checkpoint in run/checkpoints yet" in fit.output
     printed = (fit.output + fit.error).splitlines()
     assert not [line for line in printed if "arning" in line or "Tip" in line or "💡" in line]
@@ -103,7 +103,7 @@ def test_the_profiler_of_lightning_prints_its_report_and_the_rest_of_its_log_sta
 
 
 def test_validate_prints_the_same_table_also_for_a_run_that_was_moved(run, finished):
-    status, output, error = run("validate", "--ckpt_path=last")
+    status, output, error = run("validate")  # of the last fit
     assert (status, table_of(output)) == (0, table_of(finished.output)), error
     Path("lre_runs").rename("moved")
     status, output, error = run("validate", "--ckpt_path=moved/checkpoints/last.ckpt")
@@ -173,6 +173,8 @@ def assert_one_error(result, *named):
     [
         ("--data.relations=[thing_color]", ["thing_color", "thing colour"]),
         ("--data.relations=[odd.json]", ["odd.json", "exactly one {}"]),
+        ("--data.relations=thing colour, half colour", ['several are written in brackets, "[thing colour, half']),
+        ("--model.betas=[-1]", ["beta -1.0 is out of range"]),
         ("--model.ranks=[99]", ["rank 99 is out of range", "1 to 16"]),
         ("--ckpt_path=./nowhere.ckpt", ["./nowhere.ckpt", "does not exist"]),
         ("--trainer.devices=0", ["devices='0'"]),
@@ -188,7 +190,8 @@ def test_mistakes(run, fitted, option, named):
 
 
 def test_validate_with_nothing_to_validate(run, fitted):
-    assert_one_error(run("validate", *options(fitted)), "there is no LRE to validate")
+    assert_one_error(run("validate", *options(fitted)), "there is no checkpoint in")
+    assert_one_error(run("validate", *options(fitted), "--ckpt_path=null"), "there is no LRE to validate")
     assert_one_error(run("validate", *options(fitted, "--ckpt_path=last")), "there is no checkpoint in")
 
 
@@ -198,7 +201,7 @@ def files_in(folder):
 
 def test_a_used_folder_is_refused_after_all_options_are_checked(run, fitted, finished):
     before = files_in(Path("lre_runs"))
-    assert_one_error(run("fit", *options(fitted)), "6 of 6 trials finished", "--overwrite", "--ckpt_path last")
+    assert_one_error(run("fit", *options(fitted)), "whose 6 trials are all finished", "--overwrite")
     for wrong in ("--model.ranks=[99]", "--data.relations=[thing_color]", "--model.fitting.selection_trials=2"):
         for more in ([], ["--overwrite"]):
             named = wrong.partition("=[")[2].rstrip("]") or "leave none to report"

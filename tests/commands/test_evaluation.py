@@ -144,6 +144,7 @@ def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path):
     [
         ("--n_shots=[0]", "n must be a whole number of at least 1, got 0"),
         ("--data.prompts.template=1", "an evaluation uses all templates in turn: leave template 1 out"),
+        ("--data.prompts.template={}", "an evaluation uses all templates in turn: leave template '{}' out"),
     ],
 )
 def test_mistakes_are_named(folders, tmp_path, capsys, option, message):

@@ -56,8 +56,9 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
         group, choice, number = "fitting", "select_by {causality,faithfulness}", "--data.n_shot"
         if name == "jlens":
             group, choice, number = "averaging", "targets {later,same}", "--data.length"
-        for option in ("--model.layers", number, "--trainer.devices", choice.split()[0]):
-            assert option in short
+        shown = ("--model.layers", number, "--trainer.devices", choice.split()[0])
+        for option in shown:  # predict and edit have no use for most
+            assert (option in short) == (option == "--trainer.devices" or not COMMANDS[name].unused)
         assert "limit_train_batches" not in short
     if name in ("fit", "jlens"):  # the others have the parser of a fit
         section = said(name, "--help", f"model.{group}")[1]
@@ -66,6 +67,21 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
         whole = said(name, "--help", "all")[1]
         assert "--trainer.limit_train_batches" in whole
         assert "--checkpoint.save_top_k" in whole
+
+
+def test_help_says_what_is_taken_where_nothing_is_given(said):
+    short = " ".join(said("fit", "--help")[1].split())
+    assert 'Layers to try: "emb" and block indices. All if not given.' in short
+    assert "Powers of two from 4 to 256 or the LM's width if not given." in short
+
+
+def test_broken_yaml_is_named_by_its_file(said, tmp_path):
+    (tmp_path / "broken.yaml").write_text("model:\n  betas: [1\n data: x\n")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    status, _, error = said("fit", "--config", tmp_path / "broken.yaml")
+    assert status == 2
+    assert error.startswith(f"error: '{tmp_path / 'broken.yaml'}', line 3, column 6, is not YAML: ")
+    assert f"'{tmp_path / 'bytes.yaml'}' cannot be read" in said("fit", f"--config={tmp_path / 'bytes.yaml'}")[2]
 
 
 def test_the_help_says_in_one_line_what_each_subcommand_does(said):

@@ -29,10 +29,11 @@ def predict(fitted, *args):
 
 
 def lenses_of(fitted):
-    return json.loads((fitted / "run" / "lenses" / "lenses.json").read_text())
+    return json.loads((fitted / "run" / "predictions" / "lenses.json").read_text())
 
 
 def test_texts_as_arguments(fitted, capsys):
+    before = (fitted / "run" / "lenses" / "lenses.html").read_bytes()
     assert predict(fitted, "thing0", "colour thing5") == 0
     assert f"{OBJECTS[0]} " in capsys.readouterr().out
     lenses = lenses_of(fitted)
@@ -42,8 +43,34 @@ def test_texts_as_arguments(fitted, capsys):
     for lens in lenses:
         subject = int(lens["text"].split("thing")[1])
         assert {layer[-1][0].strip() for layer in lens["top"]} == {OBJECTS[subject % 4]}
-    files = {path.name for path in (fitted / "run" / "lenses").iterdir()}
-    assert files == {"lenses.html", "lenses.json", "text0.png", "text1.png"}
+    folder = fitted / "run" / "predictions"
+    assert {path.name for path in folder.iterdir()} == {"lenses.html", "lenses.json", "text0.png", "text1.png"}
+    (folder / "text of mine.png").write_text("")
+    assert predict(fitted, "thing0") == 0  # pictures of earlier texts go
+    assert {path.name for path in folder.glob("*.png")} == {"text0.png", "text of mine.png"}
+    (folder / "text of mine.png").unlink()
+    assert (fitted / "run" / "lenses" / "lenses.html").read_bytes() == before  # the fit's
+
+
+def test_relations_whose_subjects_a_text_mentions_come_first_and_others_on_request(fitted, capsys):
+    """The subjects of "half colour" are the first 14 things, and those of "thing colour" all 24."""
+    for texts, options, shown in (
+        (["thing20 thing3 red"], [], ["half colour", "thing colour"]),
+        (["thing20 red"], [], ["thing colour"]),
+        (["thing20 red"], ["--all=true"], ["thing colour", "half colour"]),
+        (["thing20 red"], ["--data.relations=[half colour, thing colour]"], ["thing colour", "half colour"]),
+        (["white red"], [], ["half colour", "thing colour"]),
+    ):
+        assert predict(fitted, *texts, *options) == 0
+        out = capsys.readouterr().out
+        lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if " colour " in line]
+        assert [row[0] for row in lines if len(row) > 3] == shown
+        assert [lens["name"] for lens in lenses_of(fitted)] == [*shown, "logit lens"]
+        assert ("'white red' asks about no relation" in out) == (texts == ["white red"])
+    assert predict(fitted, "thing20 red") == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if "mentions" in line)
+    assert (row[2], row[4]) == ("mentions", "thing20")  # which is read, though the lens is as certain at the next one
+    assert [lens["token"] for lens in lenses_of(fitted)] == [0, 0]
 
 
 def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
@@ -84,8 +111,8 @@ def test_the_table_says_which_token_is_read(fitted, capsys):
     assert predict(fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "thing colour" in line]
-    assert [row[2] for row in rows] == ["thing5", "thing5"]
-    assert all(row[3].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
+    assert [row[3] for row in rows] == ["thing5", "thing5"]
+    assert all(row[4].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
     assert set(texts) <= set(lines)
 
 
@@ -123,7 +150,7 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
-    assert (tmp_path / "lenses" / "lenses.html").exists()
+    assert (tmp_path / "predictions" / "lenses.html").exists()
     monkeypatch.undo()  # where SmolLM2 is installed, the demo is used if it is named
     run.append("--model.name_or_path=demo")
     assert lre("edit", *run, "The capital of Canada is", "--target=Peru", "--samples=0") == 0

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.lens import JACOBIAN_LENS, LOGIT_LENS, Lens, print_lenses, read_lenses, subject_token
+from lre_lightning.lens.lens import JACOBIAN_LENS, LOGIT_LENS, Lens, mentioned, print_lenses, read_lenses, subject_token
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -104,6 +104,24 @@ def test_the_jacobian_lens_decodes_each_layer_through_its_own_jacobian():
                 logits = HEADS["gpt2"](model, hidden[layer + 1] @ jacobians[layer].T)
             expected = logits.softmax(-1).sort(descending=True).values[:, :4]
             torch.testing.assert_close(torch.tensor(grids[0].probabilities[row], dtype=torch.float64), expected)
+
+
+def test_the_subject_is_marked_where_a_text_asks_about_it_or_mentions_a_training_subject():
+    lm = LanguageModel(tiny_model("gpt2"))
+    lres = {}
+    for name, template, subject in (("asked", "{} w93", "w3"), ("trained", "w9 {}", "w40"), ("neither", "w9 {}", "w9")):
+        lre = random_lre(lm, name, 1)
+        lres[name, 0] = replace(lre, origin=replace(lre.origin, template=template, train=((subject, "w1"),)))
+    lenses = read_lenses(lm, words(), TEXT, lres)  # w40 w7 w7 w93
+    assert [(lens.name, lens.token) for lens in lenses] == [
+        ("asked", 2),
+        ("trained", 0),
+        ("neither", None),
+        (LOGIT_LENS, 2),
+    ]
+    text = "Peruvian Niger is not Nigeria, São"
+    assert mentioned(text, ["Niger", "Nigeria", "Peru", "Sã", ""]) == "Nigeria"
+    assert mentioned(text, ["Peru", "Sã", " ", "ger"]) is None
 
 
 def test_chosen_layers_are_rows_of_all_layers_in_the_lms_order():
@@ -204,12 +222,21 @@ def test_ids_outside_the_vocabulary_are_shown_as_numbers(name):
     assert token_text(tokenizer, len(tokenizer) + 5) == f"<{len(tokenizer) + 5}>"
 
 
-def test_a_lens_shows_itself_in_notebooks():
+def test_a_lens_shows_itself_in_notebooks_and_interpreters():
     lens = Lens("r", "a <b", ["a", "<b"], [0, 1], [[["x"], ["y"]], [["z"], ["w"]]], [[[0.5], [0.25]], [[0.1], [1.0]]])
     first, second = lens._repr_html_().split("<tr><td>")[1:]
     assert first.startswith("1</td><td>z 0.10</td><td>w 1.00</td>")
     assert second.startswith("0</td><td>x 0.50</td>")
     assert "<th>&lt;b</th>" in lens._repr_html_()
+    marked = replace(lens, layer=1, token=0)._repr_html_()
+    assert "<tr><td>▸1</td><td>z 0.10</td>" in marked
+    assert "<th>▸a</th><th>&lt;b</th>" in marked
+    assert repr(replace(lens, layer=1, token=0)).splitlines() == [
+        "r: a <b",
+        "layer  ▸a      <b",
+        "▸1     z 0.10  w 1.00",
+        "0      x 0.50  y 0.25",
+    ]
 
 
 @pytest.mark.parametrize("name", fixtures.LOSSLESS)
@@ -227,10 +254,11 @@ def test_a_lens_is_printed_where_it_is_most_certain_but_not_at_the_first_token(c
     grid = Lens("plays", "a b c d", ["a", " b", " c", " d"], [0, 1], top, [[[p] for p in row] for row in likely], 1)
     one = replace(grid, text="a", tokens=["a"], top=[row[:1] for row in top], probabilities=[[[0.9]], [[0.9]]])
     print_lenses([[grid, replace(grid, layer=None)], [replace(one, layer=0)]])
-    print_lenses([[replace(grid, layer=0)]], [3])
+    print_lenses([[replace(grid, layer=0, token=3), replace(grid, token=2)]], [{"plays": "mentions d"}])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "plays" in line]
     assert rows == [
         ["plays", "1", "d", "yd", "0.70"],
         ["plays", "0", "a", "xa", "0.90"],
-        ["plays", "0", "d", "xd", "0.20"],
+        ["plays", "mentions", "d", "0", "d", "xd", "0.20"],
+        ["plays", "mentions", "d", "1", "c", "yc", "0.60"],
     ]

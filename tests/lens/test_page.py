@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 
 import matplotlib
@@ -18,7 +19,7 @@ from tests.helpers.page import Page
 from tests.lens.test_plotting import AWKWARD, lens
 
 GRIDS = [
-    lens("plays sport", AWKWARD, words=AWKWARD, layer=1),
+    replace(lens("plays sport", AWKWARD, words=AWKWARD, layer=1), token=4),
     lens("<b>logit</b> lens", AWKWARD, words=AWKWARD, seed=1),
     lens("plays sport", seed=2),
 ]
@@ -41,14 +42,19 @@ def test_the_page_holds_every_grid(page):
         count = len(grid.layers) * len(grid.tokens)
         shown, cells = cells[:count], cells[count:]
         expected = [
-            (visible(cell[0]), f"p{round(100 * best[0])}")
-            for row, probabilities in zip(reversed(grid.top), reversed(grid.probabilities), strict=True)
-            for cell, best in zip(row, probabilities, strict=True)
+            (
+                visible(cell[0]),
+                f"p{round(100 * best[0])}{' row' * (layer == grid.layer)}{' column' * (place == grid.token)}",
+            )
+            for layer, row, probabilities in reversed(list(zip(grid.layers, grid.top, grid.probabilities, strict=True)))
+            for place, (cell, best) in enumerate(zip(row, probabilities, strict=True))
         ]
         assert [(cell["text"], cell["class"]) for cell in shown] == expected
         assert all(cell["dir"] == "auto" for cell in shown)
         labels = [str(layer) for layer in reversed(grid.layers)] + ["layer", *map(visible, grid.tokens)]
         assert [head["text"] for head in heads[: len(labels)]] == labels
+        own = [] if grid.layer is None else [str(grid.layer), visible(grid.tokens[grid.token])]
+        assert [head["text"] for head in heads[: len(labels)] if head.get("class") == "own"] == own
         heads = heads[len(labels) :]
     assert cells == heads == []
 

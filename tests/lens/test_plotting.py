@@ -3,6 +3,7 @@
 import random
 import unicodedata
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib
@@ -158,9 +159,16 @@ def test_cells_hold_the_most_likely_tokens_shaded_by_their_probabilities():
         assert [int(text.get_position()[0]) for text in around[:3]] == [0, 1, 2]
         assert [int(text.get_position()[1]) for text in around[3:7]] == [0, 1, 2, 3]
         assert axes.get_ylim() == (0, 4)
+        (row,) = [patch.get_bbox().bounds for patch in axes.patches] or [None]
+        assert row == (None if grid.layer is None else (0, grid.layers.index(grid.layer), 3, 1))
     assert [text.get_text() for text in scale.texts] == ["0", "0.5", "1", "probability"]
     ramp = scale.images[0].get_array()
     assert (ramp[0, 0], ramp[0, -1], scale.images[0].get_cmap().name) == (0, 1, "magma_r")
+
+
+def test_the_subjects_column_is_framed_too():
+    (axes, _) = plot_lenses([replace(lens(layer=1), token=1)]).axes
+    assert [patch.get_bbox().bounds for patch in axes.patches] == [(0, 2, 3, 1), (1, 0, 1, 4)]
 
 
 def test_any_token_can_be_read_in_its_cell():

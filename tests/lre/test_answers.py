@@ -128,6 +128,8 @@ def test_estimate_refuses_what_is_not_one_relation(lm, monkeypatch):
         estimate(lm, "factual", LAYER)
     with pytest.raises(LREError, match="layer 99 is out of range"):
         estimate(lm, "country capital city", 99)
+    with pytest.raises(LREError, match="rank 0 is out of range: it must be 1 to 128"):
+        estimate(lm, "country capital city", LAYER, rank=0)
 
 
 PROMPT = "The capital of Canada is"
@@ -153,6 +155,52 @@ def test_an_edit_stays_while_the_lm_generates_and_touches_its_prompt_alone(lm, l
     for row in (1, 2) if side == "left" else (2,):
         assert ("Ottawa" in plain[row], "Lima" in edited[row]) == (True, True)
     assert edit.layers == (LAYER,)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_prompt_that_is_generated_again_is_not_edited(lm, lre, use_cache):
+    """The continuation is forced to repeat the prompt, and answers it as the LM does without an edit there."""
+    inputs = lm.tokenizer([PROMPT], return_tensors="pt", return_token_type_ids=False)
+    again = lm.tokenizer(f" Lima\n{PROMPT}", add_special_tokens=False)["input_ids"]
+    start = inputs["input_ids"].shape[1]
+
+    def forced(_batch, ids):
+        place = len(ids) - start
+        return again[place : place + 1] or [*range(len(lm.tokenizer))]
+
+    options = {"max_new_tokens": len(again) + 1, "pad_token_id": 0, "prefix_allowed_tokens_fn": forced}
+    with lre.editing(PROMPT, target="Peru") as edit:
+        assert edit.after[0][0] == "Lima"
+        (row,) = lm.model.generate(**inputs, do_sample=False, use_cache=use_cache, **options)
+    assert lm.tokenizer.decode(row[-1:]).strip() == "Ottawa"
+    assert "generate" not in vars(lm.model)
+
+
+CHAT = (
+    "{% for message in messages %}<{{ message.role }}> {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_edits_follow_the_form_of_the_prompts_of_the_estimate(lm, lre, monkeypatch):
+    monkeypatch.setattr(lm.tokenizer, "chat_template", CHAT)
+    form = Prompts(chat=True, system="Answer.").form
+    chatty, texts = replace(lre, origin=replace(lre.origin, form=form)), {}
+    for name in ("Canada", "Peru"):
+        texts[name] = f"<system> Answer.\n<user> The capital of {name} is\n<assistant>"
+    s, o, _ = plain_run(lm, texts["Canada"], "Canada")
+    _, wanted, _ = plain_run(lm, texts["Peru"], "Peru")
+    _, _, after = plain_run(lm, texts["Canada"], "Canada", s + lre.edit(o, wanted))
+    edit = chatty.edit_prompt(PROMPT, target="Peru", top_k=2)
+    assert edit.prompt.text == texts["Canada"]
+    assert list(edit.after) == best(lm, after, 2)
+    plain = lm.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    whole = torch.tensor([[lm.tokenizer.bos_token_id, *lm.tokenizer(texts["Canada"])["input_ids"]]])
+    with edit.active(), torch.no_grad():
+        logits = lm.model(whole).logits[0, -1]
+    assert logits.softmax(-1).max() == pytest.approx(edit.after[0][1], rel=1e-3)
+    with pytest.raises(LREError, match="the edit of '<system> Answer"), chatty.editing(PROMPT, target="Peru"):
+        lm.model(plain)
 
 
 def test_edits_have_a_magnitude_and_layers(lm, lre):

@@ -1,5 +1,8 @@
 """Loading, layers, token ids and predictions of a language model."""
 
+import inspect
+from dataclasses import asdict
+
 import pytest
 import torch
 import transformers
@@ -9,6 +12,7 @@ from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models import language_model
 from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.loading import Loading
 from lre_lightning.models.patching import PromptBatch
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 
@@ -54,6 +58,22 @@ def test_loads_from_a_folder_in_the_given_dtype_with_the_fingerprint_of_its_weig
 def test_invalid_names_and_options_are_refused(name, options, message):
     with pytest.raises(LREError, match=message):
         LanguageModel.from_pretrained(name, **options)
+
+
+def test_the_options_of_loading_are_in_the_signature_and_dtypes_are_torchs_too():
+    parameters = inspect.signature(LanguageModel.from_pretrained).parameters
+    named = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert named == asdict(Loading())
+    assert all(f"\n            {name}: " in LanguageModel.from_pretrained.__doc__ for name in named)
+    assert LanguageModel.from_pretrained("demo", dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_the_loaders_progress_bar_is_shown_in_terminals_alone(monkeypatch, capsys):
+    LanguageModel.from_pretrained("demo")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    LanguageModel.from_pretrained("demo")
+    assert "Loading weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["cut off", "T5", "empty"])

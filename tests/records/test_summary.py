@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -58,15 +59,16 @@ def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsy
     assert (alike[0].trials, alike[0].faithfulness, alike[0].random_guess) == (0, None, 1)
     assert alike[0].whole_objects["closed-set faithfulness"] == (0.75, None)
     name = "[red]:smile:[/red]"  # printed as it is
-    others = [record(relation=name), record(1, relation=name, known=9), unscored_record("[b]ceo")]
+    others = [record(relation=name), record(1, relation=name, known=9), replace(unscored_record("[b]ceo"), n_shot=8)]
     print_results([*alike, *summarize(others)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "capital factual 20 10 - - - not scored not scored 1.00 0.50 0.75 0.20 0.00" in lines
     assert f"{name} factual 20 9.5 0 4 2.0 0.84 ± 0.06 0.88 ± 0.00 0.25 - - - -" in lines
     assert "[b]ceo factual 20 3 - - - not scored not scored 0.05 - - - -" in lines
     assert lines[-2:] == [
-        "Not scored, because all of their objects begin with the same token: capital.",
-        "Not scored, because the LM knows too few of their facts: [b]ceo.",
+        "Not scored: capital: all of its objects begin with the same token",
+        "Not scored: [b]ceo: 20 samples, 8 of them examples, 12 left to test, 3 known: 8 that the LM knows are needed; "
+        "lower --data.n_shot",
     ]
     print_results(summarize(others))
     assert "whole-object" not in capsys.readouterr().out

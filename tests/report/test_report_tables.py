@@ -172,6 +172,17 @@ def test_scores_by_template_of_relations_with_several():
     )
 
 
+def test_a_given_template_is_the_relations_unless_it_has_records_of_its_own():
+    given = [replace(r, template=f"{{}}: {r.relation}", template_index=None) for r in MAIN]
+    bare = [replace(r, template="{}", template_index=None) for r in MAIN]
+    for alone in (given, bare, [replace(r, template_index=1) for r in MAIN]):
+        assert rows("hyperparameters", alone) == rows("hyperparameters", MAIN)
+        assert table("templates", alone) is None
+    both = [*moved(given[:2], 1), *MAIN]
+    assert rows("hyperparameters", both) == rows("hyperparameters", MAIN)
+    assert [row[1] for row in table("templates", both).rows] == ["The capital of {} is", "{}: capital"]
+
+
 def test_faithfulness_with_and_without_relation_specific_text():
     found = [*MAIN, *bare_of(MAIN)]
     both = over(F, ("capital", "antonym"))

@@ -9,6 +9,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.records.files import read_records
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
+from lre_lightning.training.options import Fitting
 from tests.helpers import toy
 from tests.helpers.toy import WIDTH
 from tests.training.test_module import trainer_of
@@ -122,6 +123,7 @@ def test_the_embedding_joins_a_given_layer_for_baselines(fit):
     ("fitting", "message"),
     [
         ({"selection_trials": 2}, "2 trials that choose leave none to report: there are 2 of each"),
+        ({"max_known": 3}, "max_known must be a whole number of at least 4, got 3"),
         (
             {"choices": {"of another run": {"layer": 1, "rank": 3}}},
             "for 'of another run', but for no relation of the data, which has 'thing",
@@ -131,3 +133,14 @@ def test_the_embedding_joins_a_given_layer_for_baselines(fit):
 def test_options_that_do_not_fit_the_data(fit, fitting, message):
     with pytest.raises(LREError, match=message):
         fit(fitting, trials=2)
+
+
+def test_relations_that_cannot_be_scored_are_named_if_others_can(toy_relations, caplog):
+    def check(names):
+        Fitting().check_data(RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=8, trials=1))
+
+    check(["half colour", "thing colour"])
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("it will not be scored: half colour: 14 samples, 8 of them examples, 6 left to test: 8 that")
+    with pytest.raises(LREError, match="no relation can be scored, such as half colour: 14 samples, 8 of them"):
+        check("half colour")
