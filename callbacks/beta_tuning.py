@@ -15,8 +15,8 @@ from lre_lightning.callbacks.log import CONSOLE, LOGGER, RelationLog
 from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
 from lre_lightning.callbacks.needs import require
 from lre_lightning.errors import check_choice
+from lre_lightning.records.analysis import best_beta, beta_scores, categories, counted, most_faithful_beta
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.analysis import best_beta, beta_scores, categories, counted, most_faithful_beta
 from lre_lightning.report.plotting import number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
 
@@ -116,7 +116,8 @@ class BetaTuning(Callback):
         log_image(trainer, "beta_tuning/curve", figure)
         for score in beta_scores(records):
             causality = None if score.causality is None else score.causality[0]
-            found = {"faithfulness": score.faithfulness[0], "causality": causality, "correlation": score.correlation}
+            correlation = None if score.correlation is None else score.correlation.value
+            found = {"faithfulness": score.faithfulness.value, "causality": causality, "correlation": correlation}
             scalars = {f"beta_tuning/{name}": value for name, value in found.items() if value is not None}
             log_scalars(trainer, scalars, round(100 * score.beta))
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import Layer
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import ALL, GENERIC_METHODS, METHODS, Score
 from lre_lightning.records.record import GENERIC, TrialRecord
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import ALL, GENERIC_METHODS, METHODS, Score
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, STYLES, Style
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table

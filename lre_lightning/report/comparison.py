@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import SCORES, Means, ModelResults
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.summary import Spread
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, Means, ModelResults
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, Style
 from lre_lightning.report.relations import plot_categories
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
+from lre_lightning.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def _faithful(models: Sequence[ModelResults]) -> dict[str, Means]:
 
 
 def _rows(
-    models: Sequence[ModelResults], first: Mapping[str, Spread], xlabel: str
+    models: Sequence[ModelResults], first: Mapping[str, Estimate], xlabel: str
 ) -> tuple[Figure, list[Axes], list[str]]:
     """Return a figure with a panel per LM and a row per relation of any LM, by falling scores of the first LM."""
     kinds = analysis.categories(record for model in models for record in model.main)
