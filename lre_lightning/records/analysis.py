@@ -25,6 +25,8 @@ from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_o
 from lre_lightning.statistics.intervals import Array, bootstrap, mean_difference, median
 
 ALL = "all relations"
+FEW = 10
+"""Number of relations below which nothing is said on a finding, and no beta chosen by its correlation."""
 BetaCriterion = Literal["correlation", "faithfulness"]
 K = TypeVar("K")
 

@@ -78,7 +78,8 @@ def _rows(
 def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
     """Faithfulness on several LMs by relation, in the order of the first LM (fig:faith_other).
 
-    Means and standard deviations over trials; the mark is a random guess, and relations that were not scored are grey.
+    Means over trials, with 95% intervals over samples and trials. The mark is a random guess;
+    relations that were not scored are grey.
     """
     found = list(_faithful(models).values())
     figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
@@ -121,7 +122,7 @@ def dataset(models: Sequence[ModelResults]) -> Section:
 def plot_known(models: Sequence[ModelResults]) -> Figure:
     """Test samples whose object the LM itself predicts, the only ones that count (compare table full-dataset).
 
-    Means and standard deviations over trials, grey where a relation was not scored.
+    Means over trials, with 95% intervals over samples and trials, grey where a relation was not scored.
     """
     found = [analysis.known(model.main) for model in models]
     figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")

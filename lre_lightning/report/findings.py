@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from lre_lightning.records import analysis
-from lre_lightning.records.analysis import METHODS, SCORES, BetaCriterion, Means
+from lre_lightning.records.analysis import FEW, METHODS, SCORES, BetaCriterion, Means
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
 from lre_lightning.report.tables import Row, Table, cell_text, interval_text
@@ -27,8 +27,6 @@ from lre_lightning.statistics.intervals import (
     without_each,
 )
 
-FEW = 10
-"""Number of relations below which nothing is said on a finding."""
 DROP = 0.2
 """Distance of the last layer below the peak from which faithfulness counts as dropping."""
 CLOSE = 0.1

@@ -53,7 +53,8 @@ def relations(records: Sequence[TrialRecord]) -> Section:
 def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality of the LRE by relation, most faithful first (fig:faithfulness-by-rel).
 
-    Means and standard deviations over trials; the mark is a random guess. Relations that were not scored are left out.
+    Means over trials, with 95% intervals over samples and trials; the mark is a random guess. Relations that were
+    not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     series = analysis.both_by_relation(records)
@@ -114,7 +115,7 @@ def categories(model: ModelResults) -> Section:
 def plot_categories(models: Sequence[ModelResults]) -> Figure:
     """Faithfulness and causality by category of relations (fig:lre_other_models).
 
-    Means and standard deviations over relations.
+    Means over relations, with 95% intervals where there are five or more.
     """
     rows = [*dict.fromkeys(record.category for model in models for record in analysis.counted(model.main)), ALL]
     by_name = analysis.named(models)

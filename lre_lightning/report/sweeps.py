@@ -84,7 +84,7 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
 def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by layer for each relation, most faithful first (fig:sweep).
 
-    Means over trials, with their deviations shaded; the lines are the chosen layer and the random guess.
+    Means over trials, with their 95% intervals shaded; the lines are the chosen layer and the random guess.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
