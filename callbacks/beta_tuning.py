@@ -15,10 +15,19 @@ from lre_lightning.callbacks.log import CONSOLE, LOGGER, RelationLog
 from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
 from lre_lightning.callbacks.needs import require
 from lre_lightning.errors import check_choice
+from lre_lightning.records.analysis import (
+    FEW,
+    as_good_betas,
+    best_beta,
+    beta_scores,
+    categories,
+    counted,
+    most_faithful_beta,
+)
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.analysis import best_beta, beta_scores, categories, counted, most_faithful_beta
 from lre_lightning.report.plotting import number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
+from lre_lightning.report.tables import cell_text
 
 Criterion = Literal["correlation", "faithfulness"]
 
@@ -37,7 +46,8 @@ class BetaTuning(Callback):
     Args:
         criterion: ``"correlation"``, the paper's choice, takes the beta at which faithfulness and causality (which does
             not depend on beta) correlate best over relations; ``"faithfulness"`` the one of the highest mean
-            faithfulness, which also replaces the former if the relations are too few to correlate.
+            faithfulness. That replaces the former where the relations cannot tell: below `FEW` of them, or if no beta's
+            correlation differs from the best one's.
         apply: Use the best beta instead of the module's.
 
     Attributes:
@@ -88,21 +98,34 @@ class BetaTuning(Callback):
             self._log(trainer, records, f"{why}; {'' if self.apply else 'not '}applied")
 
     def choose(self, records: Sequence[TrialRecord]) -> tuple[float | None, str]:
-        """Choose beta, from records of one LM, and say why; there is no choice unless the grid has several betas."""
+        """Choose beta, from records of one LM, and say why, and which betas the data cannot tell from it.
+
+        There is no choice unless the grid has several betas.
+        """
         scores = beta_scores(records)
         if len(scores) < 2:
             return None, ""
-        best = best_beta(scores) if self.criterion == "correlation" else None
-        beta = best if best is not None else most_faithful_beta(scores)
+        count, best, doubt = len(categories(counted(records))), None, ""
+        if self.criterion == "correlation":
+            best, doubt = best_beta(scores), "they cannot tell which beta agrees best with causality: "
+            defined = [score.beta for score in scores if score.correlation is not None]
+            if best is None or count < FEW:
+                doubt += f"fewer than {FEW} relations, or scores that do not vary"
+            elif as_good_betas(records, best, "correlation") == defined:
+                doubt += f"no beta's correlation differs from the best one's, at {best:g}"
+            else:
+                doubt = ""
+        by: Criterion = "faithfulness" if doubt or best is None else "correlation"
+        beta = most_faithful_beta(scores) if by == "faithfulness" else best
+        assert beta is not None  # there are scores
         (at,) = (score for score in scores if score.beta == beta)
-        over = f"over {number_of(len(categories(counted(records))))}"
-        if best is not None:
-            why = f"best correlation of faithfulness and causality {over}, {r_of(at.correlation)}"
+        over, good = number_of(count), as_good_betas(records, beta, by)
+        if by == "correlation":
+            why = f"correlation of faithfulness and causality over {over}, {r_of(at.correlation)}"
         else:
-            why = f"best mean faithfulness {over}, {at.faithfulness[0]:.2f}"
-            if self.criterion == "correlation":
-                why += ": they are too few for a correlation with causality, or do not vary"
-        return at.beta, f"beta {at.beta:g} has the {why}"
+            why = f"mean faithfulness over {over}, {cell_text(at.faithfulness)}"
+        others = f"as good: {good[0]:g} to {good[-1]:g}" if len(good) > 1 else "no other is as good"
+        return beta, "; ".join(filter(None, [f"beta {beta:g} has the best {why}", others, doubt]))
 
     def _log(self, trainer: L.Trainer, records: Sequence[TrialRecord], line: str) -> None:
         logs = [callback for callback in trainer.callbacks if isinstance(callback, RelationLog)]  # type: ignore[attr-defined]
@@ -116,7 +139,8 @@ class BetaTuning(Callback):
         log_image(trainer, "beta_tuning/curve", figure)
         for score in beta_scores(records):
             causality = None if score.causality is None else score.causality[0]
-            found = {"faithfulness": score.faithfulness[0], "causality": causality, "correlation": score.correlation}
+            correlation = None if score.correlation is None else score.correlation.value
+            found = {"faithfulness": score.faithfulness.value, "causality": causality, "correlation": correlation}
             scalars = {f"beta_tuning/{name}": value for name, value in found.items() if value is not None}
             log_scalars(trainer, scalars, round(100 * score.beta))
 

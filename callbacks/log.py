@@ -117,7 +117,7 @@ def relation_line(progress: FitProgress, relation: int, records: Sequence[TrialR
     trials = sum(index == relation for index, _ in progress.schedule)
     found = [f"scored {sum(record.scored for record in own)} of {trials} trials"]
     for summary in summarize(own):
-        found.append(f"known {summary.known:.1f}".removesuffix(".0"))
+        found.append(f"known {summary.known_of}")
         if summary.beta is not None:
             found += [f"layer {summary.layer}", f"beta {summary.beta:g}", f"rank {summary.rank}"]
             for score, spread in (("faithfulness", summary.faithfulness), ("causality", summary.causality)):

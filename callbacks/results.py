@@ -16,10 +16,10 @@ from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import NARROW, log_final, log_image, log_scalars, log_table
 from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.grid import Layer, place_of
+from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize, write_csv
-from lre_lightning.report.analysis import SCORES, counted, layers_of, over_relations, per_category
 from lre_lightning.report.console import print_results, results_table
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sweeps import plot_layers

@@ -13,10 +13,10 @@ from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.records.analysis import by_model
 from lre_lightning.records.files import read_records, write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
-from lre_lightning.report.analysis import by_model
 from lre_lightning.report.comparison import dataset_tables
 from lre_lightning.report.console import print_unscored, show_tables
 from lre_lightning.scoring.scores import new_record

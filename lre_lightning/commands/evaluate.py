@@ -26,10 +26,10 @@ from lre_lightning.errors import LREError, check_number
 from lre_lightning.models.loading import check_model, locate
 from lre_lightning.options import vary
 from lre_lightning.prompts.options import TEMPLATES
+from lre_lightning.records.analysis import short_name
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.relations.relation import SLOT
-from lre_lightning.report.analysis import short_name
 from lre_lightning.report.chapters import folders_of
 from lre_lightning.report.page import make_report
 from lre_lightning.runs.checkpoints import finished_trials

@@ -17,6 +17,7 @@ import numpy as np
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, layer_of, place_of, rank_of
+from lre_lightning.statistics.estimates import Share
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, mapping, number, shown, text, whole
 
 if TYPE_CHECKING:
@@ -219,6 +220,8 @@ class TrialRecord:
     def score(self, name: str, *point: Layer | float | None, method: str = "") -> float:
         """Return the score that a field of `GRIDS` counts, at a point of its axes; NaN where it was not measured.
 
+        Where it was, it is a `Share`, which knows what it is out of.
+
         `method` is one of the field's methods, if it has several.
         """
         total, axes, methods = GRIDS[name]
@@ -227,11 +230,11 @@ class TrialRecord:
             if not counts or place not in getattr(self, axis):
                 return float("nan")
             counts = counts[getattr(self, axis).index(place)]
-        return fraction(counts, getattr(self, total))
+        return Share(counts, getattr(self, total))
 
     def on_whole_objects(self, name: str) -> float:
         """Return one of the scores of `WHOLE_OBJECTS`; NaN if there is nothing that it counts."""
-        return fraction(self.whole_objects[name], self.whole_objects[WHOLE_OBJECTS[name]])
+        return Share(self.whole_objects[name], self.whole_objects[WHOLE_OBJECTS[name]])
 
     @property
     def unknown(self) -> int:

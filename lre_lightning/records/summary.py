@@ -11,10 +11,8 @@ from pathlib import Path
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
+from lre_lightning.statistics.estimates import Estimate, over_trials
 from lre_lightning.storage.files import written_whole
-
-Spread = tuple[float, float | None]
-"""Mean and standard deviation (n - 1); the deviation of a single value is None."""
 
 ALIKE = "all of its objects begin with the same token"
 
@@ -65,27 +63,33 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
 
 @dataclass(frozen=True)
 class RelationSummary:
-    """A line of the table of results: means over the scored trials of a relation, with standard deviations.
+    """A line of the table of results: means over the scored trials of a relation, with deviations and intervals.
 
-    `known` is the mean over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were measured. The
-    chosen layer, rank and beta, and the scores, are None if no trial was scored, which `unscored` gives the reason of;
-    causality is None also if no trial had an edit.
+    `known` and `tested` are means over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were
+    measured. The chosen layer, rank and beta, and the scores, are None if no trial was scored, which `unscored` gives
+    the reason of; causality is None also if no trial had an edit.
     """
 
     relation: str
     category: str
     samples: int
     known: float
+    tested: float
     trials: int
     random_guess: float
     range_size: int
     layer: Layer | None = None
     rank: int | None = None
     beta: float | None = None
-    faithfulness: Spread | None = None
-    causality: Spread | None = None
-    whole_objects: Mapping[str, Spread] = field(default_factory=dict)
+    faithfulness: Estimate | None = None
+    causality: Estimate | None = None
+    whole_objects: Mapping[str, Estimate] = field(default_factory=dict)
     unscored: str = ""
+
+    @property
+    def known_of(self) -> str:
+        """How many of the test prompts the LM knows, such as ``"48 of 48"``."""
+        return " of ".join(f"{count:.1f}".removesuffix(".0") for count in (self.known, self.tested))
 
 
 def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
@@ -102,26 +106,22 @@ def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
 def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     first = group[0]
     known = statistics.fmean(record.known for record in group)
+    tested = statistics.fmean(record.tested for record in group)
+    labels = first.relation, first.category, first.samples
     reported = [record for record in group if record.reported and record.scored]
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
-    common = (first.relation, first.category, first.samples, known, len(scores), first.random_guess, first.range_size)
+    common = (*labels, known, tested, len(scores), first.random_guess, first.range_size)
     measured = [record for record in reported if record.whole_objects]
-    found = {name: _spread([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
+    found = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
     whole_objects = {name: value for name, value in found.items() if value is not None}
     if not scores:
-        tested = statistics.fmean(record.tested for record in group)
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
         return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
     chosen = reported[0]
-    faithfulness, causality = map(_spread, zip(*scores, strict=True))
+    faithfulness, causality = map(_mean, zip(*scores, strict=True))
     return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality, whole_objects)
 
 
-def _spread(values: Iterable[float]) -> Spread | None:
+def _mean(values: Iterable[float]) -> Estimate | None:
     counted = [value for value in values if not math.isnan(value)]
-    return spread(counted) if counted else None
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return the mean and standard deviation of at least one value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    return over_trials(counted) if counted else None

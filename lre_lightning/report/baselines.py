@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import Layer
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import ALL, GENERIC_METHODS, METHODS, Score
 from lre_lightning.records.record import GENERIC, TrialRecord
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import ALL, GENERIC_METHODS, METHODS, Score
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, STYLES, Style
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
@@ -104,8 +105,8 @@ def _by_relation(records: Sequence[TrialRecord]) -> Section:
 def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool = False) -> Figure:
     """Faithfulness of linear approximations of LM decoding by category of relations (fig:faithfulness-baselines).
 
-    The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means and
-    standard deviations over relations.
+    The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means over
+    relations, with 95% intervals where there are five or more.
     """
     few = EVERY["faithfulness"]
     kinds = {"few-shot s": few, "zero-shot s": ZERO_SHOT} if zero_shot else {"": few}
@@ -116,7 +117,7 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     """Causality of the LRE and of baselines by category of relations (fig:causality-baselines).
 
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
-    Means and standard deviations over relations.
+    Means over relations, with 95% intervals where there are five or more.
     """
     return _plot_by_category(records, "causality", {"": EVERY["causality"]}, [LOOKS["causality"]])
 

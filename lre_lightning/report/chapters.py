@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lre_lightning.concepts.record import ConceptRecord
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import ModelResults
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import analysis, baselines, measures, relations, sweeps
-from lre_lightning.report.analysis import ModelResults
+from lre_lightning.report import baselines, measures, relations, sweeps
 from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset
 from lre_lightning.report.concepts import concepts

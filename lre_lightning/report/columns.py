@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lre_lightning.errors import LREError
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import SCORES, Means, ModelResults
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.formats import open_rows
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, Means, ModelResults
+from lre_lightning.report import plotting
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Row, Table
 

@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import SCORES, Means, ModelResults
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.summary import Spread
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, Means, ModelResults
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, Style
 from lre_lightning.report.relations import plot_categories
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Row, Table, alphabetical, rows_of
+from lre_lightning.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def _faithful(models: Sequence[ModelResults]) -> dict[str, Means]:
 
 
 def _rows(
-    models: Sequence[ModelResults], first: Mapping[str, Spread], xlabel: str
+    models: Sequence[ModelResults], first: Mapping[str, Estimate], xlabel: str
 ) -> tuple[Figure, list[Axes], list[str]]:
     """Return a figure with a panel per LM and a row per relation of any LM, by falling scores of the first LM."""
     kinds = analysis.categories(record for model in models for record in model.main)
@@ -77,7 +78,8 @@ def _rows(
 def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
     """Faithfulness on several LMs by relation, in the order of the first LM (fig:faith_other).
 
-    Means and standard deviations over trials; the mark is a random guess, and relations that were not scored are grey.
+    Means over trials, with 95% intervals over samples and trials. The mark is a random guess;
+    relations that were not scored are grey.
     """
     found = list(_faithful(models).values())
     figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
@@ -120,7 +122,7 @@ def dataset(models: Sequence[ModelResults]) -> Section:
 def plot_known(models: Sequence[ModelResults]) -> Figure:
     """Test samples whose object the LM itself predicts, the only ones that count (compare table full-dataset).
 
-    Means and standard deviations over trials, grey where a relation was not scored.
+    Means over trials, with 95% intervals over samples and trials, grey where a relation was not scored.
     """
     found = [analysis.known(model.main) for model in models]
     figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lre_lightning.concepts.record import METHODS, SCORES, ConceptRecord
-from lre_lightning.report import analysis, plotting
+from lre_lightning.records import analysis
+from lre_lightning.report import plotting
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Cell, Table, by_relation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lre_lightning.report.analysis import Means
+    from lre_lightning.records.analysis import Means
 
 CAPTIONS = {
     "accuracy": "Fraction of unseen subjects that are classified as their object",

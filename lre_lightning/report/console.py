@@ -20,11 +20,12 @@ from lre_lightning.storage.plain import printable
 def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     """Build the table of results: one row per relation, scores as mean ± standard deviation over trials.
 
+    In brackets are the 95% intervals over samples and trials.
     Scores on whole objects are columns where a relation has them.
     """
     summaries = list(summaries)
     whole = [name for name in WHOLE_OBJECTS if any(name in summary.whole_objects for summary in summaries)]
-    names = ("samples", "known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *whole)
+    names = ("known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *whole)
     title = "Linear relational embeddings"
     table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category"):
@@ -32,11 +33,10 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for one in summaries:
-        known = f"{one.known:.1f}".removesuffix(".0")
         chosen = ["-" if value is None else str(value) for value in (one.layer, one.rank, one.beta)]
         scores = [cell_text(score) if one.trials else "not scored" for score in (one.faithfulness, one.causality)]
         scores += [f"{one.random_guess:.2f}", *(cell_text(one.whole_objects.get(name)) for name in whole)]
-        table.add_row(one.relation, one.category, str(one.samples), known, *chosen, *scores)
+        table.add_row(one.relation, one.category, one.known_of, *chosen, *scores)
     return table
 
 

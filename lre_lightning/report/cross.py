@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lre_lightning.report import analysis, plotting
+from lre_lightning.records import analysis
+from lre_lightning.report import plotting
 from lre_lightning.report.tables import Cell, Table, alphabetical
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
 from lre_lightning.scoring.derived import Derivation

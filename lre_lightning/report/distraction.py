@@ -8,8 +8,8 @@ from typing import Literal
 from lre_lightning.errors import LREError
 from lre_lightning.lens.distraction import GENERIC_LENS, LENS, LM, OTHER_LENS, LatentKnowledge
 from lre_lightning.metrics.functional import KS
-from lre_lightning.records.summary import spread
 from lre_lightning.report.tables import Cell, Row, Table
+from lre_lightning.statistics.estimates import spread
 
 _Counts = Callable[[LatentKnowledge], Sequence[float]]
 _PROMPTS = {

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import operator
-import statistics
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Sequence
 from functools import partial
-from itertools import starmap
 
 import numpy as np
 
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import FEW, METHODS, SCORES, BetaCriterion, Means
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
-from lre_lightning.report import analysis
-from lre_lightning.report.analysis import METHODS, Array, Score
-from lre_lightning.report.tables import Row, Table, cell_text
+from lre_lightning.report.tables import Row, Table, cell_text, interval_text
+from lre_lightning.statistics.correlation import pearson, pearson_difference
+from lre_lightning.statistics.intervals import (
+    Array,
+    Interval,
+    Statistic,
+    bootstrap,
+    mean,
+    mean_difference,
+    value_of,
+    wilson,
+    without_each,
+)
 
-FEW = 10
-"""Number of relations below which nothing is said on a finding."""
 DROP = 0.2
 """Distance of the last layer below the peak from which faithfulness counts as dropping."""
-
-Criterion = Callable[[float, float], bool]
-"""A test of a value, given what it is compared with."""
-NOT_MEASURED = (None, None, 0)
+CLOSE = 0.1
+"""Difference of means up to which they match."""
+COLUMNS = (
+    *("finding", "holds", "value", "compared with", "95% interval", "relations", "without", "criterion"),
+    "in the paper",
+)
+MOST = 0.9
+"""Fraction of the relations that are almost all."""
+UNCERTAIN = "can't tell"
 
 
 def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -> Table:
@@ -34,10 +48,11 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
         "findings",
         f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Unless the criterion says "
         "otherwise, values are means over relations at the layers and ranks of the fit; relations are those that meet "
-        f"the criterion by themselves. Fewer than {FEW} are too few to tell. There is no difference between values "
-        "that are equal as shown, or where 0 is in the 95% interval of their difference (bootstrap over relations); of "
-        "a β, the score is compared with that at 1.",
-        ("finding", "holds", "value", "compared with", "relations", "criterion", "in the paper"),
+        "the criterion by themselves. The 95% interval (bootstrap over relations) is of the value where it is compared "
+        "with a fixed number, of a β the range of those that are as good, and otherwise of the difference: a finding "
+        f"holds (yes) or does not (no) only if all of its interval says so, and fewer than {FEW} relations are too few "
+        "to tell. Beside it, without the relation that changes it most, is what the interval is of.",
+        COLUMNS,
         (
             *_on_agreement(records),
             *_on_beta(records),
@@ -52,160 +67,202 @@ def _row(
     finding: str,
     paper: str,
     criterion: str,
-    measured: tuple[float | None, float | None, int],
-    holds: Criterion = operator.gt,
-    differ: Callable[[], bool] = lambda: True,
+    value: float | None = None,
+    other: float | None = None,
+    *,
+    interval: Interval | None = None,
+    region: tuple[float, float] = (0, math.inf),
+    count: int = 0,
     met: int | None = None,
+    without: str | None = None,
 ) -> Row:
     """Return a row of the table, given a value, what it is compared with, and the number of relations.
 
-    Without both numbers the finding was not measured. Of the relations, `met` meet the criterion by themselves.
+    Without both numbers the finding was not measured. It holds if all of the interval is in the region, above its lower
+    end and not above the upper one. Of the relations, `met` meet the criterion by themselves.
     """
-    value, other, count = measured
     if value is None or other is None:
-        return (finding, "not measured", None, None, None, criterion, paper)
+        return (finding, "not measured", None, None, None, None, None, criterion, paper)
     if count < FEW:
         verdict = "too few to tell"
-    elif not differ():
-        verdict = "no difference"
+    elif interval is None:
+        verdict = UNCERTAIN
+    elif region[0] < interval.low and interval.high <= region[1]:
+        verdict = "yes"
     else:
-        verdict = "yes" if holds(value, other) else "no"
-    return (finding, verdict, value, other, str(count) if met is None else f"{met} of {count}", criterion, paper)
+        verdict = "no" if interval.high <= region[0] or interval.low > region[1] else UNCERTAIN
+    relations = str(count) if met is None else f"{met} of {count}"
+    shown = interval_text(interval).strip() or None
+    return (finding, verdict, value, other, shown, relations, without, criterion, paper)
 
 
-def _higher(
-    finding: str,
-    paper: str,
-    records: Sequence[TrialRecord],
-    scores: tuple[Score, Score],
-    criterion: str = "the mean over relations is higher",
-    least: float = 0,
+def _without(names: Sequence[str], values: Array, statistic: Statistic) -> str | None:
+    """Return a statistic without the relation that changes it most, and which that is."""
+    found = value_of(values, statistic) if len(names) > 1 else None
+    if found is None:
+        return None
+    others = without_each(values, statistic)
+    if np.isnan(others).all():
+        return None
+    most = int(np.nanargmax(np.abs(others - found)))
+    return f"{names[most]}: {cell_text(float(others[most]))}"
+
+
+def _difference(
+    finding: str, paper: str, criterion: str, scores: tuple[Means, Means], region: tuple[float, float] = (0, math.inf)
 ) -> Row:
-    """Return the row on one score being higher than the other, also in at least a fraction of the relations."""
-    pairs = np.array(analysis.paired(records, *scores))
-    if not len(pairs):
-        return _row(finding, paper, criterion, NOT_MEASURED)
-    (one, other), met = pairs.mean(0).tolist(), int((pairs[:, 0] > pairs[:, 1]).sum())
-
-    def differ() -> bool:
-        shown = cell_text(one) != cell_text(other)
-        return shown and not analysis.near_zero(pairs, lambda drawn: np.diff(drawn).mean())
-
-    def higher(one: float, other: float) -> bool:
-        return one > other and met >= least * len(pairs)
-
-    return _row(finding, paper, criterion, (one, other, len(pairs)), higher, differ, met)
+    """Return the row on the mean difference of two scores, which is to be in a region."""
+    names, pairs = analysis.joint(*scores)
+    if not names:
+        return _row(finding, paper, criterion)
+    one, other = pairs.mean(0).tolist()
+    apart = (pairs[:, 0] - pairs[:, 1]).round(12)
+    return _row(
+        finding,
+        paper,
+        criterion,
+        one,
+        other,
+        interval=bootstrap(pairs, mean_difference),
+        region=region,
+        count=len(names),
+        met=int(((apart > region[0]) & (apart <= region[1])).sum()),
+        without=_without(names, pairs, mean_difference),
+    )
 
 
 def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
-    both = analysis.causality, analysis.faithfulness
-    count = len(analysis.paired(records, *both))
     chosen = [reselect(records, "causality"), reselect(records, "faithfulness")]
-    by_causality, by_faithfulness = map(analysis.agreement, chosen)
-    own = analysis.agreement(records)
-
-    def differ() -> bool:
-        scores = np.hstack([analysis.paired(group, *both) for group in chosen])
-        shown = cell_text(by_causality) != cell_text(by_faithfulness)
-        return shown and not analysis.near_zero(scores, _r_difference)
-
+    own, *others = [(by["faithfulness"], by["causality"]) for by in map(analysis.both_by_relation, (records, *chosen))]
+    names, pairs = analysis.joint(*own)
+    _, fours = analysis.joint(*itertools.chain(*others))
+    r = analysis.correlation(*own)
+    by_causality, by_faithfulness = (analysis.correlation(*scores) for scores in others)
+    above = int((pairs[:, 1] > pairs[:, 0]).sum())
     return [
         _row(
             "Faithfulness is strongly correlated with causality",
             "R = 0.84",
             "Pearson's R over relations is at least 0.7",
-            (own, 0.7, count),
-            operator.ge,
+            r and r.value,
+            0.7,
+            interval=r and r.interval,
+            region=(0.7 - 1e-12, 1),
+            count=len(names),
+            without=_without(names, pairs, pearson),
         ),
         _row(
             "The correlation is weaker with layer and rank chosen by faithfulness",
             "R = 0.84 against 0.74",
             "with layer and rank chosen after the last trial, R is higher by causality than by faithfulness; it is "
-            f"{cell_text(own)} with those of the fit",
-            (by_causality, by_faithfulness, count),
-            differ=differ,
+            f"{cell_text(r)} with those of the fit",
+            by_causality and by_causality.value,
+            by_faithfulness and by_faithfulness.value,
+            interval=bootstrap(fours, pearson_difference),
+            count=len(names),
+            without=_without(names, fours, pearson_difference),
         ),
-        _higher(
+        _row(
             "Causality is higher than faithfulness for almost all relations",
             "for almost all relations",
-            records,
-            both,
-            "causality is above faithfulness in at least 90% of the relations",
-            least=0.9,
+            f"causality is above faithfulness in at least {MOST:.0%} of the relations; the interval is Wilson's",
+            above / len(names) if names else None,
+            MOST,
+            interval=wilson(above, len(names)),
+            region=(MOST - 1e-12, 1),
+            count=len(names),
+            met=above,
         ),
     ]
-
-
-def _r_difference(scores: Array) -> float:
-    """Return how much stronger the first two columns are correlated than the next two."""
-    return float(np.subtract(*np.corrcoef(scores.T)[[0, 2], [1, 3]]))
 
 
 def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
     scores = analysis.beta_scores(records)
     scores = scores if len(scores) > 1 else []
-    count = len(analysis.per_relation(records, analysis.faithfulness))
-    ratios = [mean for mean, _ in analysis.underestimation(records).values()]
-    correlated, faithful = analysis.best_beta(scores), analysis.most_faithful_beta(scores)
+    betas = np.array([line.beta for line in scores])
+    faithful = [analysis.per_relation(records, partial(analysis.faithfulness, beta=line.beta)) for line in scores]
+    names, values = analysis.joint(*faithful, analysis.per_relation(records, analysis.causality))
 
-    def differ(beta: float | None, statistic: Callable[[Array], float]) -> bool:
-        at = [partial(analysis.faithfulness, beta=beta) for beta in (beta, 1.0)]
-        best, plain = [analysis.paired(records, score, analysis.causality) for score in at]
-        if beta is None or beta <= 1 or len(best) != len(plain):
-            return True  # below 1, or 1 is not on all grids
-        return not analysis.near_zero(np.hstack([best, plain]), statistic)
+    def most_faithful(samples: Array) -> Array:
+        return np.asarray(betas[samples[..., :-1].mean(1).argmax(1)])
 
+    def most_correlated(samples: Array) -> Array:
+        found = [pearson(samples[..., [place, -1]]) for place in range(len(betas))]
+        return np.asarray(betas[np.nan_to_num(found, nan=-1).argmax(0)])
+
+    def row(
+        finding: str, paper: str, criterion: str, best: float | None, by: BetaCriterion, statistic: Statistic
+    ) -> Row:
+        good = analysis.as_good_betas(records, best, by) if best is not None else []
+        return _row(
+            finding,
+            paper,
+            criterion,
+            best,
+            1.0,
+            interval=Interval(good[0], good[-1]) if good else None,
+            region=(1, math.inf),
+            count=len(names),
+            without=_without(names, values, statistic) if best is not None else None,
+        )
+
+    underestimation = analysis.underestimation(records)
+    ratios = np.array([ratio for ratio, _ in underestimation.values()])
     return [
-        _row(
+        row(
             "β above 1 makes faithfulness agree best with causality",
             "β = 2.25",
-            "the β of the highest R is above 1",
-            (correlated, 1.0, count),
-            differ=partial(differ, correlated, _r_difference),
+            "the β of the highest R, and all that are as good, are above 1",
+            analysis.best_beta(scores),
+            "correlation",
+            most_correlated,
         ),
-        _row(
+        row(
             "β above 1 is the most faithful",
             "0.59 at β = 2.25, 0.43 at 1",
-            "the β of the highest mean faithfulness is above 1",
-            (faithful, 1.0, count),
-            differ=partial(differ, faithful, lambda drawn: (drawn[:, 0] - drawn[:, 2]).mean()),
+            "the β of the highest mean faithfulness, and all that are as good, are above 1",
+            analysis.most_faithful_beta(scores),
+            "faithfulness",
+            most_faithful,
         ),
         _row(
             "W underestimates how much the object changes with the subject",
             "ratio from 2.5 to 4.3",
-            "the mean ratio of change to estimate is above 1",
-            (statistics.fmean(ratios), 1.0, len(ratios)) if ratios else NOT_MEASURED,
-            met=sum(ratio > 1 for ratio in ratios),
+            "the mean of the relations' median ratios of change to estimate is above 1",
+            float(ratios.mean()) if len(ratios) else None,
+            1.0,
+            interval=bootstrap(ratios, mean),
+            region=(1, math.inf),
+            count=len(ratios),
+            met=int((ratios > 1).sum()),
+            without=_without(list(underestimation), ratios, mean),
         ),
     ]
 
 
 def _on_baselines(records: Sequence[TrialRecord]) -> list[Row]:
-    def close(one: float, other: float) -> bool:
-        return round(abs(one - other), 12) <= 0.1
-
-    faithful, causal = METHODS["faithfulness"], METHODS["causality"]
-    guess, everywhere = (faithful["LRE"], analysis.random_guess), "in every category"
-    pairs = analysis.paired(records, causal["LRE"], causal["oracle"])
-    edited, answered = map(statistics.fmean, zip(*pairs, strict=True)) if pairs else (None, None)
+    faithful, causal = (
+        {name: analysis.per_relation(records, score) for name, score in METHODS[metric].items()} for metric in SCORES
+    )
+    everywhere, higher = "in every category", "the mean over relations is higher"
+    guess = analysis.per_relation(records, analysis.random_guess)
     edits = {"unembedding": "the unembedding's row of o'", "object": "o'"}
     return [
-        _higher("LRE is better than a random guess", "on all relations", records, guess),
+        _difference("LRE is better than a random guess", "on all relations", higher, (faithful["LRE"], guess)),
         *(
-            _higher(f"LRE is more faithful than {name}", everywhere, records, (faithful["LRE"], score))
-            for name, score in faithful.items()
+            _difference(f"LRE is more faithful than {name}", everywhere, higher, (faithful["LRE"], scores))
+            for name, scores in faithful.items()
             if name != "LRE"
         ),
-        _row(
+        _difference(
             "LRE edits match the oracle, s' in place of s",
             "closely, across layers",
-            "the means differ by at most 0.1",
-            (edited, answered, len(pairs)),
-            close,
-            met=sum(starmap(close, pairs)),
+            f"the means differ by at most {CLOSE}",
+            (causal["LRE"], causal["oracle"]),
+            (-CLOSE - 1e-12, CLOSE),
         ),
         *(
-            _higher(f"LRE edits are better than {name}", everywhere, records, (causal["LRE"], causal[method]))
+            _difference(f"LRE edits are better than {name}", everywhere, higher, (causal["LRE"], causal[method]))
             for method, name in edits.items()
         ),
     ]
@@ -221,15 +278,11 @@ def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops
     layers = analysis.layers_of(kept)[: None if drops else -1]
     comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
     at = analysis.sweep(kept, analysis.faithfulness, "layer", layers)
-    means = {layer: mean[0] for layer, found in at.items() if (mean := analysis.overall(found))}
+    means = {layer: score.value for layer, found in at.items() if (score := analysis.overall(found))}
     if len(means) < 2:
-        return _row(finding, paper, f"the last layer is {comparison} the peak", NOT_MEASURED)
-
-    def meets(end: float, top: float) -> bool:
-        return (round(top - end, 12) >= DROP) == drops
-
+        return _row(finding, paper, f"the last layer is {comparison} the peak")
     peak, last = max(means, key=lambda layer: means[layer]), layers[-1]
-    met = sum(meets(end, max(at[layer][name][0] for layer in layers)) for name, (end, _) in at[last].items())
     which = "the last" if drops else "the last at which s is not o itself"
     criterion = f"layer {last}, {which}, is {comparison} the peak, layer {peak}"
-    return _row(finding, paper, criterion, (means[last], means[peak], len(at[last])), meets, met=met)
+    region = (-math.inf, -DROP) if drops else (-DROP, math.inf)
+    return _difference(finding, paper, criterion, (at[last], at[peak]), region)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lre_lightning.errors import LREError
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import SCORES, ModelResults
 from lre_lightning.records.files import read_records
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, ModelResults
+from lre_lightning.report import plotting
 from lre_lightning.report.page import write_page
 from lre_lightning.report.sections import Chapter, Section, picture_of
 from lre_lightning.report.tables import Table

@@ -8,8 +8,9 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import Layer
+from lre_lightning.records import analysis
 from lre_lightning.records.record import MEASURES, TrialRecord
-from lre_lightning.report import analysis, plotting
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import STYLES
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table

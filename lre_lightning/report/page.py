@@ -20,8 +20,8 @@ from rich.progress import track
 from lre_lightning.concepts.record import read_concept_records
 from lre_lightning.errors import LREError
 from lre_lightning.lens.page import load_template
+from lre_lightning.records import analysis
 from lre_lightning.records.files import read_records, result_files
-from lre_lightning.report import analysis
 from lre_lightning.report.chapters import anchor, chapters_of
 from lre_lightning.report.columns import read_columns
 from lre_lightning.report.sections import Chapter, Picture

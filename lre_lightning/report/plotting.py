@@ -17,8 +17,10 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.summary import Spread, spread
-from lre_lightning.report.analysis import Means, Sweep
+from lre_lightning.records.analysis import Means, Sweep
+from lre_lightning.report.tables import cell_text
+from lre_lightning.statistics.estimates import Estimate, spread
+from lre_lightning.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,8 +151,8 @@ def name_rows(panels: Sequence[Axes], names: Sequence[str], fontsize: float | No
         axes.tick_params(axis="y", length=0)
 
 
-Points = list[tuple[float, float, float | None]]
-"""Place, mean and deviation of scores."""
+Points = list[tuple[float, Estimate]]
+"""Places and scores."""
 
 
 def _placed(
@@ -159,17 +161,18 @@ def _placed(
     """Yield label, style and points of each series, with the points of a row side by side in its `height`."""
     for index, ((label, scores), look) in enumerate(zip(series.items(), cycle(looks), strict=False)):
         shift = (index - (len(series) - 1) / 2) * height / len(series)
-        yield label, look, [(row + shift, *scores[name]) for row, name in enumerate(names) if name in scores]
+        yield label, look, [(row + shift, scores[name]) for row, name in enumerate(names) if name in scores]
 
 
 def bars(axes: Axes, names: Sequence[str], series: Mapping[str, Means], looks: Sequence[Style] = STYLES) -> None:
-    """Plot horizontal bars with their deviations, those of a row side by side, for scores by label."""
+    """Plot horizontal bars with their intervals, those of a row side by side, for scores by label."""
     for label, look, points in _placed(names, series, looks, 0.8):
         if points:
-            places, means, _ = zip(*points, strict=True)
+            places = [place for place, _ in points]
+            means = [score.value for _, score in points]
             options: dict[str, Any] = {"color": look.colour, "hatch": look.hatch}
             axes.barh(places, means, 0.76 / len(series), label=label, edgecolor="white", linewidth=0, **options)
-            deviations(axes, points)
+            intervals(axes, points)
     fraction_axis(axes)
 
 
@@ -180,15 +183,20 @@ def dots(
     for label, look, points in _placed(names, series, looks, 0.64):
         own: dict[str, Any] = {"marker": look.marker, "color": look.colour, "linestyle": "none"}
         own |= {"markersize": 5, "clip_on": False, **options}
-        axes.plot([mean for _, mean, _ in points], [place for place, *_ in points], label=label, **own)
+        axes.plot([score.value for _, score in points], [place for place, _ in points], label=label, **own)
 
 
-def deviations(axes: Axes, points: Points) -> None:
-    """Plot horizontal error bars at the points that have a deviation."""
-    known = [point for point in points if point[2] is not None]
+def intervals(axes: Axes, points: Points) -> None:
+    """Plot the intervals of the scores that have one as horizontal error bars."""
+    known = [(place, score.value, score.interval) for place, score in points if score.interval]
     if known:
-        places, means, widths = zip(*known, strict=True)
-        axes.errorbar(means, places, xerr=widths, fmt="none", ecolor="black", elinewidth=0.9, capsize=1.8)
+        # Of equal values the interval is their mean but for rounding; no bar may be shorter than nothing.
+        ends = [
+            [max(value - found.low, 0) for _, value, found in known],
+            [max(found.high - value, 0) for _, value, found in known],
+        ]
+        places, values = [place for place, *_ in known], [value for _, value, _ in known]
+        axes.errorbar(values, places, xerr=ends, fmt="none", ecolor="black", elinewidth=0.9, capsize=1.8)
 
 
 def guess_marks(axes: Axes, names: Sequence[str], guesses: Means) -> None:
@@ -254,14 +262,15 @@ def layer_axis(axes: Axes, layers: Sequence[Layer], most: int) -> None:
     axes.set_xlim(first - 0.5, last + 0.5)
 
 
-def curve(axes: Axes, points: Mapping[Any, Spread], look: Style, label: str, shade: float = 0) -> None:
-    """Plot a line through means, with markers on at most sixteen, and `shade` their deviations."""
+def curve(axes: Axes, points: Mapping[Any, Estimate], look: Style, label: str, shade: float = 0) -> None:
+    """Plot a line through means, with markers on at most sixteen, and `shade` their intervals."""
     if not points:
         return
     x, y, every = list(map(place_of, points)), [mean for mean, _ in points.values()], math.ceil(len(points) / 16)
     axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
     if shade:
-        low, high = ([mean + sign * (width or 0) for mean, width in points.values()] for sign in (-1, 1))
+        found = [score.interval or Interval(score.value, score.value) for score in points.values()]
+        low, high = [interval.low for interval in found], [interval.high for interval in found]
         axes.fill_between(x, low, high, color=look.colour, alpha=shade, linewidth=0)
 
 
@@ -317,9 +326,9 @@ def wide_axis(axes: Axes, values: Sequence[float]) -> None:
         axes.set_xscale("log")
 
 
-def r_of(correlation: float | None) -> str:
-    """Return a correlation in words."""
-    return "R not defined" if correlation is None else f"R = {correlation:.2f}"
+def r_of(correlation: Estimate | None, name: str = "R") -> str:
+    """Return a correlation in words, with its interval."""
+    return f"{name} not defined" if correlation is None else f"{name} = {cell_text(correlation)}"
 
 
 def label_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]], names: Sequence[str]) -> None:

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import ALL, SCORES, ModelResults
 from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.selection import Criterion, reselect
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import ALL, SCORES, ModelResults
+from lre_lightning.report import plotting
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relation, rows_of
 
@@ -52,7 +53,8 @@ def relations(records: Sequence[TrialRecord]) -> Section:
 def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality of the LRE by relation, most faithful first (fig:faithfulness-by-rel).
 
-    Means and standard deviations over trials; the mark is a random guess. Relations that were not scored are left out.
+    Means over trials, with 95% intervals over samples and trials; the mark is a random guess. Relations that were
+    not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     series = analysis.both_by_relation(records)
@@ -113,7 +115,7 @@ def categories(model: ModelResults) -> Section:
 def plot_categories(models: Sequence[ModelResults]) -> Figure:
     """Faithfulness and causality by category of relations (fig:lre_other_models).
 
-    Means and standard deviations over relations.
+    Means over relations, with 95% intervals where there are five or more.
     """
     rows = [*dict.fromkeys(record.category for model in models for record in analysis.counted(model.main)), ALL]
     by_name = analysis.named(models)
@@ -131,10 +133,10 @@ def agreement(records: Sequence[TrialRecord]) -> Section:
     chosen |= {criterion: reselect(records, criterion) for criterion in get_args(Criterion)}
 
     def row(chooser: str) -> Row:
-        pairs = analysis.paired(chosen[chooser], analysis.causality, analysis.faithfulness)
-        signs = Counter((causal > faithful) - (causal < faithful) for causal, faithful in pairs)
+        names, pairs = analysis.joint(*reversed(analysis.both_by_relation(chosen[chooser]).values()))
+        signs = Counter((causal > faithful) - (causal < faithful) for causal, faithful in pairs.tolist())
         scores = analysis.both_scores(chosen[chooser])
-        return (chooser, analysis.agreement(chosen[chooser]), len(pairs), *scores, signs[1], signs[0], signs[-1])
+        return (chooser, analysis.agreement(chosen[chooser]), len(names), *scores, signs[1], signs[0], signs[-1])
 
     def picture(chooser: str) -> Picture:
         own = chooser == "the fit"
@@ -195,7 +197,7 @@ def generations(records: Sequence[TrialRecord]) -> Section:
 
 def underestimation(records: Sequence[TrialRecord]) -> Section:
     """Return the extent to which W underestimates the change of F between subjects (table "line_int")."""
-    title = "Why β is above 1"
+    title = "Changes between subjects, and what W estimates of them"
     measured = [record for record in analysis.counted(records) if record.line_integrals]
     if not measured:
         return missing(title, "How much W underestimates changes of F was", "--model.fitting.line_integrals 10")
@@ -206,8 +208,9 @@ def underestimation(records: Sequence[TrialRecord]) -> Section:
     table = by_relation(
         "underestimation",
         "Ratio between the actual change of F from one subject to another and the change that W estimates on "
-        f"{analysis.lm_of(records)}. Means and standard deviations over pairs of subjects; pairs whose estimate is not "
-        "positive are left out.",
+        f"{analysis.lm_of(records)}. Medians over pairs of subjects, which a few estimates near zero do not move, with "
+        "95% intervals; pairs whose estimate is not positive are left out, which makes ratios look "
+        "larger the more there are.",
         used,
         {"pairs": used, "left out": left_out, "underestimation ratio": analysis.underestimation(records)},
         digits=3,
@@ -218,13 +221,13 @@ def underestimation(records: Sequence[TrialRecord]) -> Section:
 def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
     """Ratio of the actual change of F from one subject to another to the change that W estimates (table "line_int").
 
-    Means and standard deviations over pairs of subjects; at 1 nothing is underestimated.
+    Medians over pairs of subjects, with 95% intervals; at 1 nothing is underestimated.
     """
     ratios = analysis.underestimation(records)
     names = plotting.best_first(ratios, ratios)
-    figure, (axes,) = plotting.rows(names, [""], "underestimation ratio, mean over pairs of subjects", 0.24)
+    figure, (axes,) = plotting.rows(names, [""], "underestimation ratio, median over pairs of subjects", 0.24)
     plotting.dots(axes, names, {"": ratios})
-    plotting.deviations(axes, [(row, *ratios[name]) for row, name in enumerate(names)])
+    plotting.intervals(axes, [(row, ratios[name]) for row, name in enumerate(names)])
     axes.axvline(1, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)

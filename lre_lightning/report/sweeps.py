@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import place_of
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import SCORES, BetaScores, ModelResults, Score, Sweep
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import SCORES, BetaScores, ModelResults, Score, Sweep
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, MEAN, STYLES
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table
@@ -83,7 +84,7 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
 def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by layer for each relation, most faithful first (fig:sweep).
 
-    Means over trials, with their deviations shaded; the lines are the chosen layer and the random guess.
+    Means over trials, with their 95% intervals shaded; the lines are the chosen layer and the random guess.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
@@ -195,17 +196,18 @@ def betas(records: Sequence[TrialRecord]) -> Section:
 def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness, causality and their correlation over relations by β (compare table "beta").
 
-    The deviation of faithfulness over relations is shaded; stars mark the best correlation and the best faithfulness.
+    The 95% intervals of faithfulness and of the correlation are shaded (bootstrap over relations); stars mark the best
+    of each.
     """
     scores = analysis.beta_scores(records)
     figure = plotting.new_figure(8, 4.6)
     axes = figure.subplots()
     faithful = {line.beta: line.faithfulness for line in scores}
-    causal = {line.beta: (line.causality[0], None) for line in scores if line.causality is not None}
-    linked = {line.beta: (line.correlation, None) for line in scores if line.correlation is not None}
+    causal = {line.beta: line.causality for line in scores if line.causality is not None}
+    linked = {line.beta: line.correlation for line in scores if line.correlation is not None}
     plotting.curve(axes, faithful, STYLES[0], "faithfulness, mean over relations", shade=0.12)
     plotting.curve(axes, causal, STYLES[1], "causality, mean over relations")
-    plotting.curve(axes, linked, STYLES[2], "correlation R of the two over relations")
+    plotting.curve(axes, linked, STYLES[2], "correlation R of the two over relations", shade=0.12)
     for label, beta, points, look in (
         ("best mean faithfulness", analysis.most_faithful_beta(scores), faithful, STYLES[0]),
         ("best correlation", analysis.best_beta(scores), linked, STYLES[2]),
@@ -216,7 +218,8 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
             name = f"{label}: {value:.2f} at β = {beta:g}"
             axes.plot([beta], [value], "*", color=look.colour, markersize=14, markeredgecolor="black", label=name)
     plotting.fraction_axis(axes, "y")
-    axes.set_ylim(min([-0.03, *(value - 0.05 for value, _ in linked.values())]), 1.05)
+    lowest = [found.interval.low if found.interval else found.value for found in linked.values()]
+    axes.set_ylim(min([-0.03, *(value - 0.05 for value in lowest)]), 1.05)
     if len(scores) < 10:
         axes.set_xticks(list(faithful), [f"{beta:g}" for beta in faithful])
     axes.set_xlabel("β")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lre_lightning.records.summary import Spread
+from lre_lightning.statistics.estimates import Estimate
+from lre_lightning.statistics.intervals import Interval
 from lre_lightning.storage.files import write_whole
 
-Cell = str | int | float | Spread | None
+Cell = str | int | float | Estimate | tuple[float, float | None] | None
 Row = tuple[Cell, ...]
 
 
@@ -20,7 +23,8 @@ class Table:
     """A table of plain values, which are rounded only for display: to `digits` decimal places, `exact` columns not.
 
     The name is the stem of its files, and the caption says what its deviations are over. Cells are texts, numbers,
-    means with their deviations, or None for missing values. The last `totals` rows summarize those above.
+    estimates with their deviations and intervals, or None for missing values. The last `totals` rows summarize those
+    above.
     """
 
     name: str
@@ -62,19 +66,36 @@ def alphabetical(relations: Iterable[str]) -> list[str]:
 
 
 def to_csv(table: Table) -> str:
-    """Return the table in full precision; a column of means becomes two, "X" and "X std", and missing cells empty."""
-    wide = {i for i in range(len(table.columns)) if any(isinstance(row[i], tuple) for row in table.rows)}
-    heads = [(name, f"{name} std") if i in wide else name for i, name in enumerate(table.columns)]
+    """Return the table in full precision, with missing cells empty.
+
+    A column of estimates becomes "X", "X std" if any has a deviation, or none an interval, and "X low" and "X high" if
+    any has an interval.
+    """
+    columns = [_parts(name, [row[i] for row in table.rows]) for i, name in enumerate(table.columns)]
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    for row in (heads, *table.rows):
-        pairs = [cell if isinstance(cell, tuple) else (cell, None) for cell in row]
-        writer.writerow([value for i, pair in enumerate(pairs) for value in (pair if i in wide else pair[:1])])
+    csv.writer(file, lineterminator="\n").writerows(zip(*itertools.chain(*columns), strict=True))
     return file.getvalue()
 
 
+def _parts(name: str, cells: Sequence[Cell]) -> list[list[Any]]:
+    """Return the columns, with their heads, that a column of cells becomes in a file."""
+    pairs = [cell if isinstance(cell, tuple) else (cell, None) for cell in cells]
+    columns: list[list[Any]] = [[name, *(value for value, _ in pairs)]]
+    intervals = [cell.interval if isinstance(cell, Estimate) else None for cell in cells]
+    if any(deviation is not None for _, deviation in pairs) or (any(map(_is_pair, cells)) and not any(intervals)):
+        columns.append([f"{name} std", *(deviation for _, deviation in pairs)])
+    if any(intervals):
+        columns.append([f"{name} low", *(interval and interval.low for interval in intervals)])
+        columns.append([f"{name} high", *(interval and interval.high for interval in intervals)])
+    return columns
+
+
+def _is_pair(cell: Cell) -> bool:
+    return isinstance(cell, tuple)
+
+
 def to_text(table: Table) -> list[list[str]]:
-    """Return the cells as readers see them: rounded, with their deviations, and a dash for missing values."""
+    """Return the cells as readers see them: rounded, with deviations and intervals, and a dash for missing values."""
     digits = [None if column in table.exact else table.digits for column in table.columns]
     return [[cell_text(cell, places) for cell, places in zip(row, digits, strict=True)] for row in table.rows]
 
@@ -86,8 +107,14 @@ def cell_text(cell: Cell, digits: int | None = 2) -> str:
     if isinstance(cell, str | int):
         return str(cell)
     if isinstance(cell, tuple):
-        return " ± ".join(cell_text(part, digits) for part in cell if part is not None)
+        shown = " ± ".join(cell_text(part, digits) for part in cell if part is not None)
+        return shown + interval_text(cell.interval, digits) if isinstance(cell, Estimate) else shown
     return f"{cell:g}" if digits is None else f"{cell:.{digits}f}"
+
+
+def interval_text(interval: Interval | None, digits: int | None = 2) -> str:
+    """Return an interval as it follows a value, such as `` [0.47, 0.97]``; nothing if there is none."""
+    return f" [{cell_text(interval.low, digits)}, {cell_text(interval.high, digits)}]" if interval else ""
 
 
 def to_latex(table: Table, prefix: str = "") -> str:
@@ -99,7 +126,7 @@ def to_latex(table: Table, prefix: str = "") -> str:
     def latex(cell: Cell, shown: str) -> str:
         if cell is None or isinstance(cell, str):
             return "---" if cell is None else escape_latex(cell)
-        return f"${shown}$".replace("±", r"\pm")
+        return f"${shown}$".replace("±", r"\pm").replace(" [", r"\ [")
 
     body = [
         " & ".join(map(latex, cells, shown)) + r" \\" for cells, shown in zip(table.rows, to_text(table), strict=True)

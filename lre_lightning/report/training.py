@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lre_lightning.report import analysis, plotting
-from lre_lightning.report.analysis import ModelResults, Sweep
+from lre_lightning.records import analysis
+from lre_lightning.records.analysis import ModelResults, Sweep
+from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, STYLES
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.tables import Table

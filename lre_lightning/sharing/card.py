@@ -10,9 +10,9 @@ from typing import Any
 
 from lre_lightning.lens.page import load_template
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES
+from lre_lightning.records.analysis import counted, short_name
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
-from lre_lightning.report.analysis import counted, short_name
 from lre_lightning.report.page import plot
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sections import picture_of

@@ -16,8 +16,8 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import declared, options_of
+from lre_lightning.records.analysis import SCORES, over_relations
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.analysis import SCORES, over_relations
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.runs.processes import Processes, share_error
 from lre_lightning.training.bank import LREBank, TrialKey

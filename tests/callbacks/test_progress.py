@@ -158,7 +158,7 @@ def test_the_time_left_shrinks_within_a_trial_and_is_none_after_the_last(clock):
 def test_a_fit_writes_one_line_per_relation_to_its_file_and_the_logger(clock, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="lre_lightning")
     trainer = fit_other(tmp_path, Takes(clock, 10), RelationLog(str(tmp_path / "logs")), max_epochs=6)
-    found = "known 10, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality 0.25"
+    found = "known 10 of 22, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality 0.25"
     lines = [
         "fit of 'Other': relations 2, trials 4 (2 per relation), devices 1 x cpu",
         f"relation 1 of 2, 'first': scored 2 of 2 trials, {found}, took 20 s, left 10 s",
@@ -212,11 +212,12 @@ def test_a_line_has_the_means_of_the_relations_own_trials(clock):
     unscored = TrialRecord("b", "factual", 2, samples=30, range_size=4, tested=22, known=3)
     other = TrialRecord("a", "factual", 0, samples=30, range_size=4, tested=22, known=9)
     assert relation_line(progress, 1, [record(0, 9, 2), other, record(1, 6, 8), unscored]) == (
-        "relation 2 of 2, 'b': scored 2 of 3 trials, known 7.7, layer 7, beta 2.25, rank 4, faithfulness 0.75, "
+        "relation 2 of 2, 'b': scored 2 of 3 trials, known 7.7 of 22, layer 7, beta 2.25, rank 4, faithfulness 0.75, "
         "causality 0.62, took 2 min 0 s, left 30 s"
     )
     line = relation_line(progress, 1, [record(0, 9, 0, edited=0), record(1, 0, 0, reported=False)])
-    assert "scored 2 of 3 trials, known 10, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality -, took" in line
+    found = "known 10 of 22, layer 7, beta 2.25, rank 4, faithfulness 0.90, causality -"
+    assert f"scored 2 of 3 trials, {found}, took" in line
 
 
 def test_names_stay_on_their_line(clock, tmp_path):

@@ -62,9 +62,10 @@ def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsy
     others = [record(relation=name), record(1, relation=name, known=9), replace(unscored_record("[b]ceo"), n_shot=8)]
     print_results([*alike, *summarize(others)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "capital factual 20 10 - - - not scored not scored 1.00 0.50 0.75 0.20 0.00" in lines
-    assert f"{name} factual 20 9.5 0 4 2.0 0.84 ± 0.06 0.88 ± 0.00 0.25 - - - -" in lines
-    assert "[b]ceo factual 20 3 - - - not scored not scored 0.05 - - - -" in lines
+    whole = "0.50 [0.22, 0.78] 0.75 [0.41, 0.93] 0.20 [0.04, 0.62] 0.00 [0.00, 0.43]"
+    assert f"capital factual 10 of 12 - - - not scored not scored 1.00 {whole}" in lines
+    assert f"{name} factual 9.5 of 12 0 4 2.0 0.84 ± 0.06 [0.50, 0.97] 0.88 ± 0.00 [0.53, 0.98] 0.25 - - - -" in lines
+    assert "[b]ceo factual 3 of 12 - - - not scored not scored 0.05 - - - -" in lines
     assert lines[-2:] == [
         "Not scored: capital: all of its objects begin with the same token",
         "Not scored: [b]ceo: 20 samples, 8 of them examples, 12 left to test, 3 known: 8 that the LM knows are needed; "

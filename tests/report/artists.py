@@ -25,14 +25,14 @@ def named(axes):
 
 
 def bars(axes):
-    """Mean and deviation of every bar, by series and the name of the row."""
-    widths = {}
+    """Value and interval of every bar, by series and the name of the row."""
+    ends = {}
     for container in (found for found in axes.containers if isinstance(found, ErrorbarContainer)):
         for (low, at), (high, _) in container[2][0].get_segments():
-            widths[round(at, 6)] = (high - low) / 2
+            ends[round(at, 6)] = low, high
     return {
         container.get_label().replace("_container0", ""): {
-            labels(axes)[round(at)]: cell(bar.get_width(), widths.get(round(at, 6)))
+            labels(axes)[round(at)]: cell(bar.get_width(), ends.get(round(at, 6)))
             for bar in container
             for at in [bar.get_y() + bar.get_height() / 2]
         }
@@ -54,8 +54,13 @@ def curves(axes):
     return {name: pytest.approx(dict(line.get_xydata().tolist())) for name, line in named(axes).items()}
 
 
-def cell(mean, deviation):
-    return pytest.approx(mean), deviation if deviation is None else pytest.approx(deviation, abs=1e-9)
+def cell(value, ends):
+    return pytest.approx(value), ends and pytest.approx(ends, abs=1e-9)
+
+
+def drawn(found):
+    """What `bars` finds of estimates."""
+    return {name: (one.value, one.interval and (one.interval.low, one.interval.high)) for name, one in found.items()}
 
 
 def points(axes):

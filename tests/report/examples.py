@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from lre_lightning.records.analysis import by_model
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.analysis import by_model
 from lre_lightning.report.chapters import chapters_of
 from tests.helpers.records import COUNTS
 

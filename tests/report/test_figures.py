@@ -8,9 +8,23 @@ import pytest
 from matplotlib.container import BarContainer
 
 from lre_lightning.grid import place_of
+from lre_lightning.records.analysis import by_model
 from lre_lightning.report import baselines, comparison, plotting, relations, sweeps
-from lre_lightning.report.analysis import by_model
-from tests.report.artists import bars, cell, check_layout, curves, dots, labels, legend, named, points, texts_of, titles
+from lre_lightning.statistics.estimates import Share, over_trials
+from lre_lightning.statistics.intervals import wilson
+from tests.report.artists import (
+    bars,
+    check_layout,
+    curves,
+    dots,
+    drawn,
+    labels,
+    legend,
+    named,
+    points,
+    texts_of,
+    titles,
+)
 from tests.report.examples import MAIN, C, F, bare_of, moved, record, rows, table, unscored
 
 BY_FAITHFULNESS = ["antonym", "capital", "Colour"]
@@ -26,6 +40,12 @@ SECOND = [
 ]
 
 
+def of(count, total):
+    """The bar of one trial."""
+    found = wilson(count, total)
+    return count / total, (found.low, found.high)
+
+
 def test_scores_by_relation_with_the_most_faithful_first():
     figure = relations.plot_relations(MAIN)
     (axes,) = figure.axes
@@ -33,8 +53,8 @@ def test_scores_by_relation_with_the_most_faithful_first():
     names = {f"{name}  (layer 0)": name for name in BY_FAITHFULNESS}
     assert labels(axes) == list(names)
     assert bars(axes) == {
-        "faithfulness": {label: found[name][4] for label, name in names.items()},
-        "causality": {label: found[name][5] for label, name in names.items()},
+        "faithfulness": drawn({label: found[name][4] for label, name in names.items()}),
+        "causality": drawn({label: found[name][5] for label, name in names.items()}),
     }
     first, second = (container[0] for container in axes.containers if isinstance(container, BarContainer))
     assert (first.get_y() + 0.19, second.get_y() + 0.19) == pytest.approx((-0.2, 0.2))
@@ -47,11 +67,18 @@ def test_scores_by_relation_with_the_most_faithful_first():
     assert figure.get_supxlabel() == "mean over trials (1 relation not scored)"
 
 
-def test_one_trial_has_no_deviation_and_a_missing_score_no_bar():
+def test_bars_end_at_0_and_1():
+    (axes,) = relations.plot_relations([record("all", trial, 10, 8) for trial in range(2)]).axes
+    low = 1 / (1 + 1.96**2 / 10)
+    ((_, ends),) = bars(axes)["faithfulness"].values()
+    assert tuple(ends.expected) == pytest.approx((low, 1), abs=1e-4)
+
+
+def test_one_trial_has_wilsons_interval_and_a_missing_score_no_bar():
     (axes,) = relations.plot_relations([record("capital", 0, 8, 8, edited=0), record("Colour", 0, 5, 3)]).axes
     assert bars(axes) == {
-        "faithfulness": {"capital  (layer 0)": (0.8, None), "Colour  (layer 0)": (0.5, None)},
-        "causality": {"Colour  (layer 0)": (0.375, None)},
+        "faithfulness": {"capital  (layer 0)": of(8, 10), "Colour  (layer 0)": of(5, 10)},
+        "causality": {"Colour  (layer 0)": of(3, 8)},
     }
 
 
@@ -61,8 +88,8 @@ def test_models_by_relation_in_the_order_of_the_first():
     assert labels(left) == [*BY_FAITHFULNESS, "ceo", "new", "other"]
     assert titles(figure) == ["demo", "second"]
     faithful = {name: rows("hyperparameters", MAIN)[name][4] for name in BY_FAITHFULNESS}
-    assert bars(left) == {"": faithful}
-    assert bars(right) == {"": {"Colour": (0.6, None), "new": (0.9, None)}}
+    assert bars(left) == {"": drawn(faithful)}
+    assert bars(right) == {"": {"Colour": of(6, 10), "new": of(9, 10)}}
     grey = [[text.get_position()[1] for text in axes.texts if text.get_text() == "not scored"] for axes in figure.axes]
     assert grey == [[3, 4, 5], [0, 1, 3, 5]]
     assert dots(right) == {"random guess": {"Colour": 0.25, "new": 0.25}}
@@ -73,9 +100,9 @@ def test_known_facts_are_fractions_of_the_tested_samples():
     figure = comparison.plot_known(by_model([*MAIN, *few]))
     left, right = figure.axes
     assert labels(left) == ["Colour", "capital", "antonym", "ceo"]
-    known = dict.fromkeys(("capital", "Colour", "antonym"), cell(10 / 12, 0))
-    assert bars(left) == {"scored": known, "not scored": {"ceo": (3 / 26, None)}}
-    assert bars(right) == {"scored": {"capital": cell(0.5, 0.5 / 2**0.5)}}
+    known = dict.fromkeys(("capital", "Colour", "antonym"), of(10, 12))
+    assert bars(left) == {"scored": known, "not scored": {"ceo": of(3, 26)}}
+    assert bars(right) == {"scored": drawn({"capital": over_trials([Share(3, 12), Share(9, 12)])})}
     assert legend(figure) == ["scored", "not scored"]
 
 
@@ -94,7 +121,7 @@ def test_baselines_by_category(plot, name, kinds, names):
     for axes, column in zip(figure.axes, (-1, -3, -2), strict=True):
         for label, kind in kinds.items():
             cells = [row[column] for row in table(name, MAIN).rows if kind in row or not kind]
-            assert bars(axes)[label] == dict(zip(names, cells, strict=True))
+            assert bars(axes)[label] == drawn(dict(zip(names, cells, strict=True)))
     first, *others = (container[0] for container in axes.containers if isinstance(container, BarContainer))
     assert all(first.get_y() < other.get_y() and first.get_hatch() != other.get_hatch() for other in others)
     assert legend(figure) == [kind for kind in kinds if kind]
@@ -186,7 +213,8 @@ def test_each_relation_has_its_layers_chosen_layer_and_random_guess():
     assert [list(found["chosen layer"].get_xdata()) for found in lines] == [[0, 0]] * 3 + [[1, 1]]
     assert [list(found["random guess"].get_ydata()) for found in lines] == [[1 / 25] * 2, *[[1 / 4] * 2] * 3]
     at_zero = [y for x, y in figure.axes[1].collections[0].get_paths()[0].vertices if x == 0]
-    assert (min(at_zero), max(at_zero)) == pytest.approx((0.7 - 0.02**0.5, 0.7 + 0.02**0.5))
+    interval = over_trials([Share(8, 10), Share(6, 10)]).interval
+    assert (min(at_zero), max(at_zero)) == pytest.approx((interval.low, interval.high))
 
 
 def test_beta_of_the_best_correlation_and_of_the_best_faithfulness_are_marked():
@@ -201,15 +229,12 @@ def test_beta_of_the_best_correlation_and_of_the_best_faithfulness_are_marked():
     for name, values in {
         "faithfulness, mean over relations": [cells[0][0] for cells in found.values()],
         "causality, mean over relations": [cells[1][0] for cells in found.values()],
-        "correlation R of the two over relations": [cells[2] for cells in found.values()],
+        "correlation R of the two over relations": [cells[2].value for cells in found.values()],
         "best correlation: 1.00 at β = 0.5": [1],
         "best mean faithfulness: 0.57 at β = 1": [0.575],
     }.items():
         assert named(axes)[name].get_ydata().tolist() == pytest.approx(values)
-    assert axes.get_ylim()[0] < found[2.0][2] < -0.03
-    mean, width = found[0.5][0]
-    edges = [y for x, y in axes.collections[0].get_paths()[0].vertices if x == 0.5]
-    assert (min(edges), max(edges)) == pytest.approx((mean - width, mean + width))
+    assert axes.get_ylim()[0] < found[2.0][2].value < -0.03
 
 
 def test_scatter_fills_the_dots_of_relations_with_many_known_facts():
@@ -258,7 +283,7 @@ def test_categories_have_a_bar_for_each_model():
     for column, axes in enumerate(figure.axes, 1):
         for label, records in (("demo", MAIN), ("second", SECOND)):
             found = {name: cells[column] for name, cells in rows("categories", records).items()}
-            assert bars(axes)[label] == {"all relations": found.pop("all"), **found}
+            assert bars(axes)[label] == drawn({"all relations": found.pop("all"), **found})
     assert legend(figure) == ["demo", "second"]
 
 
@@ -267,19 +292,21 @@ def test_models_agree_by_spearmans_correlation():
     records = [record("abcd"[i], 0, counts[model][i], 1, model=model) for model in counts for i in range(4)]
     figure = comparison.plot_model_agreement(by_model(records))
     for axes, (one, other, r, count) in zip(figure.axes, table("model_agreement", records).rows, strict=True):
-        assert axes.get_title() == f"R = {r:.2f} ({count} relations)"
+        assert axes.get_title() == f"R = {r.value:.2f} ({count} relations)"
         assert (axes.get_xlabel(), axes.get_ylabel()) == (f"faithfulness, {one}", f"faithfulness, {other}")
     assert set(points(figure.axes[0])) == {(0.1, 0.2), (0.9, 0.7), (0.2, 0.5), (0.8, 0.4)}
 
 
 def test_underestimation_is_the_ratio_over_pairs():
-    records = [replace(r, line_integrals=((i + 1.0, 1.0), (4.0, 2.0))) for i, r in enumerate(MAIN) if r.scored]
+    pairs = (4.0, 2.0), (1.0, 2.0), (5.0, 1.0)
+    records = [replace(r, line_integrals=((i + 1.0, 1.0), *pairs)) for i, r in enumerate(MAIN) if r.scored]
     (axes,) = relations.plot_underestimation(records).axes
     assert labels(axes) == ["Colour", "antonym", "capital"]
     found = [rows("underestimation", records)[name][2] for name in labels(axes)]
-    assert list(axes.lines[0].get_xdata()) == pytest.approx([mean for mean, _ in found])
+    assert list(axes.lines[0].get_xdata()) == pytest.approx([one.value for one in found])
     (segments,) = (container[2][0].get_segments() for container in axes.containers)
-    assert [(high - low) / 2 for (low, _), (high, _) in segments] == pytest.approx([width for _, width in found])
+    ends = [end for (low, _), (high, _) in segments for end in (low, high)]
+    assert ends == pytest.approx([end for one in found for end in (one.interval.low, one.interval.high)])
     assert any(list(line.get_xdata()) == [1, 1] for line in axes.lines)
     assert axes.get_xlim()[0] == 0
 

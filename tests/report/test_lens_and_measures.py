@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lre_lightning.records.analysis import by_model
 from lre_lightning.records.record import GENERIC, MEASURES
-from lre_lightning.report.analysis import by_model
 from lre_lightning.report.baselines import LIKENESS, baselines, generic
 from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.measures import measures

@@ -118,8 +118,16 @@ def test_page_and_files_show_the_numbers_and_names_literally(full):
     found = Page((full / "out" / "index.html").read_text())
     assert HOSTILE in found.texts("th")
     cells = found.texts("td")
-    start = cells.index("0.45 ± 0.07") - 4  # the first row of the table of relations
-    assert cells[start : start + 7] == ["4", "0", "2", "4", "0.45 ± 0.07", "0.38 ± 0.00", "0.25"]
+    start = cells.index("0.45 ± 0.07 [0.19, 0.74]") - 4  # the first row of the table of relations
+    assert cells[start : start + 7] == [
+        "4",
+        "0",
+        "2",
+        "4",
+        "0.45 ± 0.07 [0.19, 0.74]",
+        "0.38 ± 0.00 [0.14, 0.69]",
+        "0.25",
+    ]
     with (full / "out" / "tables" / "hyperparameters.csv").open(newline="", encoding="utf-8") as file:
         rows = {row["relation"]: row for row in csv.DictReader(file)}
     assert float(rows["capital"]["faithfulness std"]) == stdev([0.8, 0.6])
@@ -145,7 +153,7 @@ MISSING = {
     "With and without relation-specific text": "--data.prompts.template '{}'",
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
-    "Why β is above 1": "--model.fitting.line_integrals",
+    "Changes between subjects, and what W estimates of them": "--model.fitting.line_integrals",
     "What the LM says after edits": "--model.fitting.generations 1",
     "Number of examples": "--data.n_shot",
     "Prompt templates": "--data.prompts.template 1",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
 from lre_lightning.report.tables import Table, escape_latex, to_csv, to_latex, to_text
@@ -38,6 +39,11 @@ def pearson(one, other):
     mean_x, mean_y = fmean(x), fmean(y)
     products = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
     return products / sqrt(sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y))
+
+
+def r(one, other):
+    """Their correlation, as a cell."""
+    return pytest.approx(pearson(one, other)), None
 
 
 def test_scores_and_hyperparameters_by_relation():
@@ -196,19 +202,18 @@ def test_scores_by_beta_with_the_best_marked():
     low = {"capital": [0.2, 0.3], "antonym": [0.6, 0.6], "Colour": [0.2, 0.1]}
     assert pearson(low, C) < pearson(F, C)
     assert rows("betas", uneven) == {
-        1.0: (over(low), over(C), pytest.approx(pearson(low, C)), None),
-        2.0: (over(F), over(C), pytest.approx(pearson(F, C)), "correlation, mean faithfulness"),
+        1.0: (over(low), over(C), r(low, C), None),
+        2.0: (over(F), over(C), r(F, C), "correlation, mean faithfulness"),
     }
     best = rows("findings", many(uneven))[BETA]
-    assert best[:4] == ("yes", 2.0, 1.0, "12")
+    assert best[:5] == ("can't tell", 2.0, 1.0, "[1.00, 2.00]", "12")
 
 
 def test_agreement_by_what_chose_layer_and_rank():
     found = rows("correlations", TORN)
-    assert found["the fit"] == found["causality"] == (pytest.approx(pearson(F, C)), 3, over(F), over(C), 1, 0, 2)
+    assert found["the fit"] == found["causality"] == (r(F, C), 3, over(F), over(C), 1, 0, 2)
     faithful, causal = {**F, "Colour": [0.9, 0.9]}, {**C, "Colour": [0.25, 0.25]}
-    agreement = pytest.approx(pearson(faithful, causal))
-    assert found["faithfulness"] == (agreement, 3, over(faithful), over(causal), 1, 0, 2)
+    assert found["faithfulness"] == (r(faithful, causal), 3, over(faithful), over(causal), 1, 0, 2)
     near = [record("even", 0, 5, 4), record("above", 0, 5, 5), record("below", 0, 5, 3)]
     assert rows("correlations", near)["the fit"][-3:] == (1, 1, 1)
 
@@ -230,9 +235,9 @@ def test_agreement_of_models_is_spearmans():
     order = {"a": 7, "b": 9, "c": 3, "d": 4, "e": 9}
     other = [record(name, 0, count, 5, model="other/gpt") for name, count in order.items()]
     # Ranks 1 2 3 4 and 2 1 4 3: 1 - 6 * 4 / (4 * 15).
-    assert table("model_agreement", one + other).rows == (("demo", "gpt", pytest.approx(0.6), 4),)
+    assert table("model_agreement", one + other).rows == (("demo", "gpt", (pytest.approx(0.6), None), 4),)
     assert rows("models", MAIN + other) == {
-        "demo": (4, 3, over(F), over(C), pytest.approx(pearson(F, C))),
+        "demo": (4, 3, over(F), over(C), r(F, C)),
         "gpt": (4, 5, spread([0.7, 0.9, 0.3, 0.4, 0.9]), flat(0.625), None),
     }
 
@@ -245,8 +250,10 @@ def test_models_with_the_same_last_name_are_called_in_full():
 def test_underestimation_is_the_ratio_over_pairs_with_a_positive_estimate():
     found = table("underestimation", MAIN)
     assert [row[0] for row in found.rows] == ["antonym", "capital", "Colour"]
-    assert found.rows[0] == ("antonym", 4, 2, spread([3, 2, 3, 2]))
-    assert to_text(found)[0][-1] == "2.500 ± 0.577"
+    assert found.rows[0] == ("antonym", 4, 2, (2.5, None))
+    pairs = (3.0, 1.0), (4.0, 2.0), (1e12, 1e-12), (5.0, 1.0), (1.0, 1.0)
+    far = [replace(r, line_integrals=pairs) for r in MAIN[:1]]
+    assert rows("underestimation", far)["capital"] == (5, 0, (3, None))  # which a mean would not be
 
 
 OTHER = [
@@ -298,11 +305,11 @@ def test_findings_have_their_numbers_and_verdicts():
     faithful, causal = (pytest.approx(fmean(map(fmean, scores.values()))) for scores in (F, C))
     regression = pytest.approx(fmean(map(fmean, F.values())) - 0.2)
     agreement = pytest.approx(pearson(F, C))
-    assert {name: cells[:4] for name, cells in found.items()} == {
-        CORRELATED: ("yes", agreement, 0.7, "15"),
-        CRITERIA: ("no difference", agreement, agreement, "15"),
-        HIGHER: ("no difference", causal, faithful, "5 of 15"),
-        BETA: ("no", 1.0, 1.0, "15"),
+    assert {name: (*cells[:3], cells[4]) for name, cells in found.items()} == {
+        CORRELATED: ("can't tell", agreement, 0.7, "15"),
+        CRITERIA: ("no", agreement, agreement, "15"),
+        HIGHER: ("no", pytest.approx(1 / 3), 0.9, "5 of 15"),
+        BETA: ("can't tell", 1.0, 1.0, "15"),
         "β above 1 is the most faithful": ("yes", 2.0, 1.0, "15"),
         "W underestimates how much the object changes with the subject": ("yes", 2.5, 1.0, "15 of 15"),
         "LRE is better than a random guess": ("yes", faithful, pytest.approx(0.18), "15 of 15"),
@@ -314,31 +321,67 @@ def test_findings_have_their_numbers_and_verdicts():
         "LRE edits are better than the unembedding's row of o'": ("yes", causal, 0.25, "15 of 15"),
         "LRE edits are better than o'": ("yes", causal, 0.125, "15 of 15"),
         "Faithfulness drops in late layers": ("yes", pytest.approx(0.3), faithful, "10 of 15"),
-        "It does not without relation-specific text": ("yes", 0.8, pytest.approx(0.8), "10 of 10"),
+        "It does not without relation-specific text": ("yes", pytest.approx(0.8), pytest.approx(0.8), "10 of 10"),
     }
+    assert found[CRITERIA][3] == "[0.00, 0.00]"
+    assert found[BETA][3] == "[1.00, 2.00]"  # faithfulness is shifted, which leaves correlations as they are
     late = found["Faithfulness drops in late layers"]
-    assert late[4] == "layer 1, the last, is at least 0.2 below the peak, layer 0"
-    assert f"it is {pearson(F, C):.2f} with those of the fit" in found[CRITERIA][4]
+    assert late[6] == "layer 1, the last, is at least 0.2 below the peak, layer 0"
+    assert f"it is {pearson(F, C):.2f} " in found[CRITERIA][6]
+
+
+def test_a_correlation_that_rests_on_one_relation_is_no_finding():
+    counts = [(7, 5), (8, 4), (7, 4), (8, 5), (7, 5), (8, 5), (7, 4), (8, 4), (7, 5), (8, 4), (7, 4)]
+    records = [record(f"r{i}", 0, *both) for i, both in enumerate([*counts, (0, 0)])]
+    x, y = zip(*counts, strict=True)
+    everything = pearson({i: [f] for i, f in enumerate([*x, 0])}, {i: [c] for i, c in enumerate([*y, 0])})
+    others = pearson(dict(enumerate([f] for f in x)), dict(enumerate([c] for c in y)))
+    assert everything > 0.8
+    assert others < 0
+    found = rows("findings", records)[CORRELATED]
+    assert found[:2] == ("can't tell", pytest.approx(everything))
+    assert found[5] == f"r11: {others:.2f}"
+    # A control: the same strength, carried by all.
+    both = [(i % 10, min(i % 10, 8)) for i in range(24)]
+    assert rows("findings", [record(f"r{i}", 0, *pair) for i, pair in enumerate(both)])[CORRELATED][0] == "yes"
 
 
 def test_fewer_than_ten_relations_are_too_few_to_tell():
     assert {cells[0] for cells in rows("findings", many([*MAIN, *bare_of(MAIN)], 3)).values()} == {"too few to tell"}
 
 
-def test_a_difference_within_the_noise_is_none():
-    def verdict(counts):
+def test_a_finding_holds_only_if_its_interval_does():
+    def verdict(counts, finding=HIGHER):
         records = [record(str(i), 0, 80, causal, known=100, edited=100) for i, causal in enumerate(counts)]
-        return rows("findings", records)[HIGHER][0]
+        return rows("findings", records)[finding][0]
 
-    assert verdict([99] * 5 + [61] * 5 + [80]) == "no difference"
-    assert verdict([99] * 10 + [61]) == "yes"
-    assert verdict([81] * 10 + [80]) == "yes"
-    assert verdict([80] * 10 + [84]) == "no difference"  # 0.80 both
-    assert verdict([70] * 11) == "no"
-    for high, expected in ((2, "no difference"), (9, "yes")):
+    assert verdict([99] * 10 + [61]) == "can't tell"  # 10 of 11
+    assert verdict([81] * 35) == "yes"
+    assert verdict([99] * 5 + [61] * 5 + [80]) == "no"
+    oracle = "LRE edits match the oracle, s' in place of s"
+    near = [record(str(i), 0, 5, 8 - (i % 3 == 0) * 2) for i in range(12)]
+    assert rows("findings", near)[oracle][0] == "can't tell"  # 0.083 below on average
+    assert rows("findings", [record(str(i), 0, 5, 8) for i in range(12)])[oracle][0] == "yes"
+    for high, expected in ((2, "can't tell"), (9, "yes")):
         counts = [(5, high if i % 2 else 9) for i in range(12)]
         records = [record(str(i), 0, 0, 4, faithful=((0, 0), pair, (0, 0))) for i, pair in enumerate(counts)]
         assert rows("findings", records)["β above 1 is the most faithful"][:2] == (expected, 2.0)
+
+
+def test_where_there_is_nothing_to_find_nothing_holds():
+    claimed = 0
+    for draw in np.random.default_rng(0).integers(2, 9, (40, 15, 3)).tolist():
+        records = [
+            record(str(i), 0, faithful, causal, causal_baselines={"object": (0, other, 0)})
+            for i, (faithful, causal, other) in enumerate(draw)
+        ]
+        found = rows("findings", records)
+        claimed += found["LRE edits are better than o'"][0] in ("yes", "no")
+        claimed += found[CORRELATED][0] == "yes"
+    assert claimed <= 4
+
+
+def test_betas_are_compared_over_the_relations_that_have_both():
     uneven = [
         record(str(i), 0, 0, 4, betas=(1.0, 2.0, 3.0), faithful=((0,) * 3, (5, 9, 1), (0,) * 3)) for i in range(12)
     ]

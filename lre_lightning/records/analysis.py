@@ -1,7 +1,8 @@
 """Statistics of records behind the tables and figures, as pure functions.
 
 Trials are averaged per relation before relations are averaged, so that every relation has the same weight (Section 4 of
-the paper). Deviations are over trials for one relation, and over relations for several. Only reported trials count.
+the paper). Deviations are over trials for one relation, and over relations for several; 95% intervals are over samples
+and trials for one, and over relations for several (a bootstrap). Only reported trials count.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, TrialRecord
-from lre_lightning.records.summary import Spread, spread
 from lre_lightning.relations.relation import SLOT
+from lre_lightning.statistics.correlation import pearson, pearson_difference, spearman
+from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_over, over_trials
+from lre_lightning.statistics.intervals import Array, bootstrap, mean_difference, median
 
-LARGEST_RATIO = 1e9
 ALL = "all relations"
+FEW = 10
+"""Number of relations below which nothing is said on a finding, and no beta chosen by its correlation."""
+BetaCriterion = Literal["correlation", "faithfulness"]
 K = TypeVar("K")
-Array = npt.NDArray[np.float64]
 
 Score = Callable[..., float]
 """A score of one trial, perhaps at a point of an axis given by the axis's name; NaN where it was not measured."""
 
-Means = Mapping[str, Spread]
+Means = Mapping[str, Estimate]
 """Means and deviations of a score by relation, or by category."""
 
 Sweep = Mapping[Any, Means]
@@ -207,30 +210,35 @@ def scored_in_all(groups: Mapping[K, Sequence[TrialRecord]]) -> dict[K, list[Tri
     return {name: [record for record in records if record.relation in shared] for name, records in found.items()}
 
 
-def spreads(values: Iterable[tuple[K, float]]) -> dict[K, Spread]:
-    """Return mean and deviation of the values by name, in the order of the names; NaN is left out."""
+def spreads(
+    values: Iterable[tuple[K, float]], mean: Callable[[Sequence[float]], Estimate] = over_trials
+) -> dict[K, Estimate]:
+    """Return mean and deviation of the values by name, in the order of the names; NaN is left out.
+
+    Values are those of trials, unless `mean` is another than `over_trials`.
+    """
     found: dict[K, list[float]] = {}
     for name, value in values:
         if not math.isnan(value):
             found.setdefault(name, []).append(value)
-    return {name: spread(group) for name, group in found.items()}
+    return {name: mean(group) for name, group in found.items()}
 
 
-def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Spread]:
-    """Return mean and deviation over trials by relation; relations without the score are left out."""
+def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Estimate]:
+    """Return mean, deviation and interval over trials by relation; relations without the score are left out."""
     return spreads((record.relation, score(record)) for record in counted(records))
 
 
-def known(records: Iterable[TrialRecord]) -> dict[str, Spread]:
+def known(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
     """Return the fraction of the test samples that the LM knows, by relation, scored or not."""
-    return spreads((record.relation, record.known / record.tested) for record in records if record.tested)
+    return spreads((record.relation, Share(record.known, record.tested)) for record in records)
 
 
-def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Spread]:
+def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Estimate]:
     """Return mean and deviation over the relations of each category, and over all relations under `ALL`."""
     kinds, means = categories(records), per_relation(records, score)
     by_category = ((kinds[relation], mean) for relation, (mean, _) in means.items())
-    return spreads([*by_category, *((ALL, mean) for mean, _ in means.values())])
+    return spreads([*by_category, *((ALL, mean) for mean, _ in means.values())], mean_over)
 
 
 def sweep(records: Sequence[TrialRecord], score: Score, axis: str, points: Iterable[Any]) -> Sweep:
@@ -243,12 +251,12 @@ def by_layer(records: Sequence[TrialRecord], score: Score) -> Sweep:
     return sweep(records, score, "layer", layers_of(records))
 
 
-def overall(means: Means) -> Spread | None:
-    """Return mean and deviation over relations of their means; None if there is no relation."""
-    return spread([mean for mean, _ in means.values()]) if means else None
+def overall(means: Means) -> Estimate | None:
+    """Return mean, deviation and interval over relations of their means; None if there is no relation."""
+    return mean_over([mean for mean, _ in means.values()]) if means else None
 
 
-def over_relations(records: Iterable[TrialRecord], score: Score) -> Spread | None:
+def over_relations(records: Iterable[TrialRecord], score: Score) -> Estimate | None:
     """Return mean and deviation over relations of their means over trials; None where no relation has the score."""
     return overall(per_relation(records, score))
 
@@ -258,7 +266,7 @@ def both_by_relation(records: Sequence[TrialRecord]) -> dict[str, Means]:
     return {name: per_relation(records, score) for name, score in SCORES.items()}
 
 
-def both_scores(records: Sequence[TrialRecord]) -> list[Spread | None]:
+def both_scores(records: Sequence[TrialRecord]) -> list[Estimate | None]:
     """Return faithfulness and causality, mean and deviation over relations."""
     return list(map(overall, both_by_relation(records).values()))
 
@@ -286,9 +294,9 @@ class BetaScores:
     """
 
     beta: float
-    faithfulness: Spread
-    causality: Spread | None
-    correlation: float | None
+    faithfulness: Estimate
+    causality: Estimate | None
+    correlation: Estimate | None
 
 
 def beta_scores(records: Iterable[TrialRecord]) -> list[BetaScores]:
@@ -306,7 +314,7 @@ def beta_scores(records: Iterable[TrialRecord]) -> list[BetaScores]:
 
 def best_beta(scores: Iterable[BetaScores]) -> float | None:
     """Return the beta of the best correlation, the paper's criterion; None where no correlation is defined."""
-    found = {line.beta: line.correlation for line in scores if line.correlation is not None}
+    found = {line.beta: line.correlation.value for line in scores if line.correlation is not None}
     return max(found, key=lambda beta: found[beta]) if found else None
 
 
@@ -315,48 +323,60 @@ def most_faithful_beta(scores: Sequence[BetaScores]) -> float | None:
     return max(scores, key=lambda line: line.faithfulness[0]).beta if scores else None
 
 
-def agreement(records: Sequence[TrialRecord]) -> float | None:
+def as_good_betas(records: Sequence[TrialRecord], best: float, criterion: BetaCriterion) -> list[float]:
+    """Return the betas, rising, that the data cannot tell from the best one: their interval of differences has 0 in it.
+
+    Differences are of correlations with causality, or of mean faithfulness, over the same relations at both betas. With
+    fewer relations than an interval takes, all betas that have the score are as good.
+    """
+    causal, at_best = per_relation(records, causality), per_relation(records, partial(faithfulness, beta=best))
+    good = []
+    for line in beta_scores(records):
+        at = per_relation(records, partial(faithfulness, beta=line.beta))
+        if criterion == "correlation":
+            values, statistic = joint(at_best, causal, at, causal)[1], pearson_difference
+            if line.correlation is None:
+                continue
+        else:
+            values, statistic = joint(at_best, at)[1], mean_difference
+        interval = bootstrap(values, statistic)
+        if line.beta == best or interval is None or 0 in interval:
+            good.append(line.beta)
+    return good
+
+
+def agreement(records: Sequence[TrialRecord]) -> Estimate | None:
     """Return Pearson's correlation of faithfulness and causality over relations, at their chosen layers and ranks."""
     return correlation(per_relation(records, faithfulness), per_relation(records, causality))
 
 
-def correlation(one: Means, other: Means, ranks: bool = False) -> float | None:
+def correlation(one: Means, other: Means, ranks: bool = False) -> Estimate | None:
     """Return Pearson's, or by `ranks` Spearman's, correlation of two scores over the relations that have both.
 
     It is None with fewer than three relations, or where one of the scores does not vary.
     """
-    import torch
-    from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
-
-    shared = [relation for relation in one if relation in other]
-    # Rounded, so that means which are equal as fractions are equal.
-    means = torch.tensor([[one[r][0], other[r][0]] for r in shared], dtype=torch.float64).round(decimals=12)
-    if len(shared) < 3 or any(len(column.unique()) < 2 for column in means.T):
-        return None
-    return float((spearman_corrcoef if ranks else pearson_corrcoef)(means[:, 0], means[:, 1]))
+    names, pairs = joint(one, other)
+    return estimate(pairs, spearman if ranks else pearson) if names else None
 
 
-def paired(records: Sequence[TrialRecord], one: Score, other: Score) -> list[tuple[float, float]]:
-    """Return the means over trials of two scores, for the relations that have both."""
-    first, second = per_relation(records, one), per_relation(records, other)
-    return [(mean, second[relation][0]) for relation, (mean, _) in first.items() if relation in second]
+def joint(*scores: Means) -> tuple[list[str], Array]:
+    """Return the relations that have all of the scores, and the scores, `(relations, scores)`, to be drawn together."""
+    names = [name for name in scores[0] if all(name in means for means in scores[1:])]
+    return names, np.array([[means[name].value for means in scores] for name in names]).reshape(-1, len(scores))
 
 
-def near_zero(scores: Array, statistic: Callable[[Array], float]) -> bool:
-    """Return whether 0 is in the 95% interval of a statistic of scores, `(relations, scores)`: a seeded bootstrap."""
-    random, count = np.random.default_rng(0), len(scores)
-    with np.errstate(all="ignore"):  # a sample that does not vary has no correlation
-        values = [statistic(scores[random.integers(count, size=count)]) for _ in range(1000)]
-    low, high = np.nanquantile(values, [0.025, 0.975])
-    return bool(low <= 0 <= high)
+def underestimation(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
+    """Return the median ratio of change to estimate by relation (compare table "line_int").
 
-
-def underestimation(records: Iterable[TrialRecord]) -> dict[str, Spread]:
-    """Return the ratio of change to estimate by relation, over pairs of subjects that have one (table "line_int")."""
-    return spreads((record.relation, ratio) for record in counted(records) for ratio in change_ratios(record))
+    It is over the pairs of subjects that have a ratio, with a bootstrap interval over them.
+    """
+    ratios: dict[str, list[float]] = {}
+    for record in counted(records):
+        ratios.setdefault(record.relation, []).extend(change_ratios(record))
+    return {name: found for name, values in ratios.items() if values and (found := estimate(values, median))}
 
 
 def change_ratios(record: TrialRecord) -> list[float]:
-    """Return the ratio of change to estimate for each pair of subjects whose estimate is positive, not negligible."""
+    """Return the ratio of change to estimate for each pair of subjects whose estimate is positive."""
     ratios = [exact / estimate for exact, estimate in record.line_integrals if estimate > 0]
-    return [ratio for ratio in ratios if abs(ratio) < LARGEST_RATIO]
+    return [ratio for ratio in ratios if math.isfinite(ratio)]

@@ -1,0 +1,174 @@
+"""Intervals of fractions, of scores over trials, and of any statistic over relations; the influence of one relation.
+
+All are 95% intervals unless another level is given. See "Intervals" in docs/method.md for definitions and sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist, fmean, variance
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+Statistic = Callable[[Array], Array]
+"""A statistic of samples, `(draws, relations)` or `(draws, relations, scores)`, for each draw: `(draws,)`."""
+
+LEVEL = 0.95
+LEAST = 5
+"""Number of relations below which the bootstrap says too little to be shown."""
+DRAWS = 2000
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval of values that the data are compatible with."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def wilson(count: float, total: float, level: float = LEVEL) -> Interval:
+    """Return Wilson's score interval of a fraction, `count` of `total`; from 0 to 1 if there is nothing to count.
+
+    Neither needs to be a whole number: `total` may be an effective number of samples (`over_trials`).
+    """
+    if not total:
+        return Interval(0.0, 1.0)
+    z, p = _NORMAL.inv_cdf((1 + level) / 2), count / total
+    centre = p + z**2 / (2 * total)
+    width = z * math.sqrt(max(p * (1 - p), 0) / total + (z / (2 * total)) ** 2)
+    scale = 1 + z**2 / total
+    # Exactly 0 of none, and 1 of all: rounding must not put the fraction outside.
+    return Interval(min(max((centre - width) / scale, 0.0), p), max(min((centre + width) / scale, 1.0), p))
+
+
+def over_trials(fractions: Sequence[float], totals: Sequence[int], level: float = LEVEL) -> Interval | None:
+    """Return the interval of the mean of one relation's scores over trials, for other samples and other trials.
+
+    It is Wilson's interval with the number of samples that would have the variance of the mean, m samples' own and that
+    over K trials: p (1 - p) / m + s^2 / K. Trials test the same samples but for the few that they train on, hence the
+    first part does not shrink with K; m is the harmonic mean of the totals. None without samples.
+
+    Args:
+        fractions: The score of each trial, a fraction of its total; at least one.
+        totals: What each fraction is out of.
+        level: The interval's level.
+    """
+    if not all(totals):
+        return None
+    mean, samples = fmean(fractions), len(totals) / sum(1 / total for total in totals)
+    own = mean * (1 - mean)
+    between = variance(fractions) / len(fractions) if len(fractions) > 1 else 0.0
+    if own > 1e-12:  # at 0 and 1 trials do not differ, up to rounding
+        samples = 1 / (1 / samples + between / own)
+    return wilson(mean * samples, samples, level)
+
+
+@cache
+def _drawn(count: int, draws: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return `(draws, count)` seeded samples with replacement of the relations' indices."""
+    return np.random.default_rng(seed).integers(count, size=(draws, count))
+
+
+def bootstrap(
+    values: npt.ArrayLike, statistic: Statistic, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+) -> Interval | None:
+    """Return the bias-corrected and accelerated (BCa) bootstrap interval of a statistic over relations (Efron, 1987).
+
+    For few relations it is expanded (`expanded`), without which it is too narrow.
+
+    Args:
+        values: What is known of each relation, `(relations,)` or `(relations, scores)`: its scores are drawn together.
+        statistic: The statistic of samples of them, NaN where a sample does not have it.
+        level: The interval's level.
+        draws: Number of samples with replacement.
+        seed: The seed of these samples.
+
+    Returns:
+        The interval. None with fewer than `LEAST` relations, if the statistic is NaN for the values themselves, or for
+        more than a tenth of the samples. If it is the same in all samples, the interval is that one value.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    count = len(array)
+    if count < LEAST:
+        return None
+    with np.errstate(all="ignore"):  # a sample that does not vary has no correlation
+        found = _statistic_of(array[None], statistic)[0]
+        sampled = _statistic_of(array[_drawn(count, draws, seed)], statistic)
+        left_out = without_each(array, statistic)
+    sampled = sampled[~np.isnan(sampled)]
+    if np.isnan(found) or len(sampled) < 0.9 * draws:
+        return None
+    if not np.ptp(sampled):
+        return Interval(float(found), float(found))
+    below = (np.sum(sampled < found) + np.sum(sampled <= found)) / (2 * len(sampled))
+    bias = _NORMAL.inv_cdf(min(max(below, 1 / draws), 1 - 1 / draws))
+    apart = np.nanmean(left_out) - left_out[~np.isnan(left_out)]
+    scale = float((apart**2).sum()) ** 1.5
+    acceleration = float((apart**3).sum()) / (6 * scale) if scale > 0 else 0.0
+    ends = []
+    for point in (-expanded(count, level), expanded(count, level)):
+        place = bias + point
+        ends.append(_NORMAL.cdf(bias + place / (1 - acceleration * place)))
+    low, high = np.quantile(sampled, ends)
+    return Interval(float(low), float(high))
+
+
+def expanded(count: int, level: float = LEVEL) -> float:
+    """Return the standard normal quantile at which the ends of a bootstrap interval of few values are read off.
+
+    The bootstrap's variance is (n - 1) / n of what it should be, and normal quantiles are too small for few values:
+    sqrt(n / (n - 1)) t, with Student's t of n - 1 degrees of freedom, makes up for both (Hesterberg, 2015).
+    """
+    z, freedom = _NORMAL.inv_cdf((1 + level) / 2), count - 1
+    # Student's quantile by its Cornish-Fisher expansion (Abramowitz & Stegun 26.7.5), to 0.3% from 4 degrees on.
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    return t * math.sqrt(count / freedom)
+
+
+def value_of(values: npt.ArrayLike, statistic: Statistic) -> float | None:
+    """Return a statistic over relations, `(relations,)` or `(relations, scores)`; None where it is not defined."""
+    with np.errstate(all="ignore"):
+        found = float(_statistic_of(np.asarray(values, dtype=np.float64)[None], statistic)[0])
+    return None if math.isnan(found) else found
+
+
+def _statistic_of(samples: Array, statistic: Statistic) -> Array:
+    """Apply a statistic to samples; both are rounded, so that what is equal as fractions does not vary."""
+    found: Array = np.asarray(statistic(samples.round(12)), dtype=np.float64).round(12)
+    return found
+
+
+def without_each(values: npt.ArrayLike, statistic: Statistic) -> Array:
+    """Return a statistic without each relation in turn, `(relations,)`: how much rests on a single one."""
+    array = np.asarray(values, dtype=np.float64)
+    places = np.arange(len(array))
+    others = np.array([np.delete(places, place) for place in places], dtype=np.int64)
+    with np.errstate(all="ignore"):
+        return _statistic_of(array[others], statistic)
+
+
+def mean(samples: Array) -> Array:
+    """Return the mean of one score over relations: a `Statistic` of `(draws, relations)`."""
+    return np.asarray(samples.mean(1))
+
+
+def median(samples: Array) -> Array:
+    """Return the median of one value: a `Statistic` of `(draws, values)`."""
+    return np.asarray(np.median(samples, axis=1))
+
+
+def mean_difference(samples: Array) -> Array:
+    """Return the mean difference of two scores of the same relations: a `Statistic` of `(draws, relations, 2)`."""
+    return np.asarray((samples[..., 0] - samples[..., 1]).mean(1))
