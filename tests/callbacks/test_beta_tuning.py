@@ -115,7 +115,7 @@ def test_the_choice_goes_into_records_table_and_files(tuned):
 
 def test_validation_of_the_checkpoint_uses_it_unless_another_beta_is_given(tuned, folders, tmp_path):
     _, root = tuned
-    for options, beta, faithfulness in (({}, 1.0, 1.0), ({"beta": -1.0}, -1.0, 0.0)):
+    for options, beta, faithfulness in (({}, 1.0, 1.0), ({"beta": 0.01}, 0.01, 1.0)):
         again = LREModule(folders[0], **GRID | options)
         trainer_of(tmp_path).validate(again, data_of(folders), root / "checkpoints" / "last.ckpt", weights_only=True)
         scored = [record for record in again.records.values() if record.scored]
