@@ -1,4 +1,6 @@
-"""The page of results on SmolLM2, docs/results.md, from the records in docs/results: ``python -m scripts.results``.
+"""The page of results on SmolLM2, docs/results.md, from the records in docs/results, and the lens of the README.
+
+Run with ``python -m scripts.results``; the lens needs SmolLM2.
 
 What the paper measured on GPT-J is in docs/results/paper.csv (Table "hparams-gptj" of Hernandez et al., ICLR 2024).
 """
@@ -9,6 +11,8 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from lre_lightning import LanguageModel, LRECollection, read_lenses
+from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.records.analysis import by_model, causality, faithfulness
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
@@ -55,7 +59,16 @@ def main() -> None:
         "## The paper's findings\n\n" + markdown(findings(records, model.bare)),
         beside(records, paper),
     ]
+    lens()
     (DOCS / "results.md").write_text("\n\n".join([*text, *sections]) + "\n", encoding="utf-8")
+
+
+def lens() -> None:
+    """Write the lens of capital cities over a sentence that asks for none, the first picture of the README."""
+    lm, lres = LanguageModel.from_pretrained("smollm2"), LRECollection.from_pretrained("smollm2")
+    text = "Rosa took a train from Peru to Brazil and then flew to Japan"
+    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=range(0, lm.num_layers, 3))
+    plot_lenses(grids).savefig(DOCS / "images" / "lens_japan.png", metadata={"Software": None})
 
 
 def head(records: Sequence[TrialRecord]) -> str:
