@@ -22,7 +22,7 @@ def main(name: str, run: str) -> None:
     folder, (license_, data_license) = COLLECTIONS[name], LICENCES[name]
     if name == "demo":
         shutil.rmtree(folder, ignore_errors=True)
-    form = Form(rank="auto", dtype="float16")
+    form = Form(rank="auto", least=4 if name == "demo" else 64, dtype="float16")
     about = About(license=license_, data_license=data_license, repository=name)
     print(write_collection(LRECollection.from_pretrained(run), folder, form, scorer_of(Path(run)), about))
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import torch
 
-from lre_lightning.errors import LREError, check_choice
+from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks, default_ranks
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.operators import NARROW, Factors
@@ -39,6 +39,7 @@ class Form:
         rank: The rank of W in factors; ``"auto"`` for the smallest power of two from 4 to 256 that loses at most 0.01
             of either score, and W in full where none does; None for W in full.
         dtype: The dtype of singular vectors: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        least: The smallest rank that ``"auto"`` tries. Scores on few samples see little of what a low rank loses.
 
     Raises:
         LREError: If a value is invalid, or there is a narrow dtype without a rank.
@@ -47,12 +48,14 @@ class Form:
     trials: Trials = "first"
     rank: Rank = None
     dtype: str = "float32"
+    least: int = 4
 
     def __post_init__(self) -> None:
         check_choice("trials", self.trials, get_args(Trials))
         check_choice("dtype", self.dtype, list(DTYPES))
         if self.rank not in (None, "auto") and (type(self.rank) is not int or self.rank < 1):
             raise LREError(f"rank must be a whole number of at least 1, 'auto' or None, not {self.rank!r}")
+        check_number("least", self.least, 1)
         if self.rank is None and self.dtype != "float32":
             raise LREError(f"W in full is kept in float32: give a rank, such as 'auto', for factors in {self.dtype}")
 
@@ -146,7 +149,8 @@ def smaller(lre: LRE, entry: Entry, form: Form, score: Callable[[LRE], Scores] |
         full = entry.full
     width, dtype = len(lre.bias), DTYPES[form.dtype]
     ranks = default_ranks(width) if form.rank == "auto" else check_ranks([form.rank], width)
-    ranks = [rank for rank in ranks if rank <= lre.operator.rank] or [lre.operator.rank]
+    least = form.least if form.rank == "auto" else 1
+    ranks = [rank for rank in ranks if least <= rank <= lre.operator.rank] or [lre.operator.rank]
     largest = lre.low_rank(ranks[-1])
     for rank in ranks:
         cut = largest.low_rank(rank, dtype)

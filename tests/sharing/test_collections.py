@@ -123,6 +123,8 @@ def test_the_automatic_rank_is_the_smallest_that_loses_little(run, scorer, tmp_p
             assert entry.factors == (fits[0].factors if fits else None)
             assert fits
             assert auto[key].tensors()["left"].element_size() == size
+    least = run.save(tmp_path / "least", Form(rank="auto", least=15), scorer)
+    assert {entry.factors for entry in least.index.entries.values()} == {16}
 
 
 def test_a_mean_over_trials_is_scored_on_samples_of_none(fit, run, scorer, tmp_path):
