@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.lre.inverse import LowRankInverse
-from lre_lightning.lre.jacobian import sweep
 from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.lre.operators import wide_dtype
 from lre_lightning.models.memory import free_memory
@@ -139,11 +138,12 @@ class Forecast:
         return "\n".join(lines)
 
 
-def forecast(run: Run, first: int = 0, stop: int | None = None, every: bool = True) -> Forecast:
+def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial | None = None) -> Forecast:
     """Forecast a fit from the trial of index `first` in the schedule on, before that of index `stop` or to the end.
 
     The time per unit is measured on some prompts of that trial. How many samples the LM knows is found from up to
-    `ASKED` test prompts of each relation's first trial, or, unless `every`, of this trial alone.
+    `ASKED` test prompts of each relation's first trial. If that trial has `begun`, it is asked alone, and does not
+    repeat the work that is measured.
     """
     relations: list[RelationForecast] = []
     pace: Work | None = None
@@ -151,9 +151,9 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, every: bool = Tr
     schedule = run.data.schedule[first:stop]
     for relation in dict.fromkeys(index for index, _ in schedule):
         own = [first + place for place, (index, _) in enumerate(schedule) if index == relation]
-        trial = FitTrial(run, run.data.trial(own[0]))
+        trial = begun if begun is not None and pace is None else FitTrial(run, run.data.trial(own[0]))
         tested, prompts = len(trial.trial.test_asked), _test_prompts(trial)
-        if share is None or every:
+        if share is None or begun is None:
             share = _known(run.lm, prompts) / len(prompts)
         pace = pace or measure(trial, prompts)
         known = share * tested
@@ -164,7 +164,7 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, every: bool = Tr
                 trials=len(own),
                 tested=tested,
                 known=known,
-                counted=every and len(prompts) == tested,
+                counted=begun is None and len(prompts) == tested,
                 method=method,
                 why=why,
                 seconds=work_of(trial, prompts, known).seconds(pace) / run.processes.count,
@@ -236,8 +236,7 @@ def measure(trial: FitTrial, asked: list[Prompt]) -> Work:
     subject_at, last = prompts[0].subject_position, prompts[0].last_position
     alike = [one for one in prompts if (one.subject_position, one.last_position) == (subject_at, last)]
     ids = torch.tensor([one.input_ids for one in alike[: run.data.together]])
-    places = range(subject_at, subject_at + 1), range(last, last + 1)
-    sweeping, examples = _timed(lm, lambda: sweep(lm, ids, *places, trial.layers))
+    sweeping, examples = _timed(lm, lambda: trial.sweep_once(ids, subject_at))
     weight = examples[0].jacobian[layer].to(wide_dtype(lm.dtype, lm.device))
     factorizing, _ = _timed(lm, lambda: LowRankInverse(weight, ranks[-1]))
     blocks = _tokens(lm, prompts[:1]) * max(1, *(_blocks_above(lm, layer) for layer in trial.layers))

@@ -153,7 +153,7 @@ class LREModule(FrozenLMModule):
         """Seconds from the first trial that is scored to the end of the fit, measured there; None before that."""
         if self._expected is None and isinstance(self._trial, FitTrial) and self._trial.unscored is None:
             epochs = self.current_epoch, self.trainer.fit_loop.max_epochs
-            self._expected = forecast(self._run, *epochs, every=False).seconds
+            self._expected = forecast(self._run, *epochs, self._trial).seconds
         return self._expected
 
     def setup(self, stage: str) -> None:

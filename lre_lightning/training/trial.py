@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.jacobian import sweep
+from lre_lightning.lre.jacobian import PromptJacobian, sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
 from lre_lightning.lre.operators import Operator
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from lre_lightning.training.options import Fitting
 
 LOGGER = logging.getLogger("lre_lightning")
+
+Key: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class FitTrial(TestedTrial):
         super().__init__(run, trial, layers, alone=run.fitting.baselines)
         self.unscored: TrialRecord | None = None
         self._estimator = LREEstimator(self.layers)
+        self._swept: dict[Key, list[PromptJacobian]] = {}
         self._lres: dict[Layer, LRE] = {}
 
     def skip_if_unknown(self) -> None:
@@ -166,10 +169,18 @@ class FitTrial(TestedTrial):
             sample, subject, last = (int(at[row]) for at in (batch.sample, batch.subject_position, batch.last_position))
             groups.setdefault((sample // self.run.data.together, subject, last), []).append(row)
         for (_, subject, last), rows in groups.items():
-            sources, targets = range(subject, subject + 1), range(last, last + 1)
-            examples = sweep(self.run.lm, batch.input_ids[rows, : last + 1], sources, targets, self.layers)
-            for example in examples:
+            ids = batch.input_ids[rows, : last + 1]
+            for example in self._swept.pop(_key(ids), None) or self._sweep(ids, subject):
                 self._estimator.update(example)
+
+    def _sweep(self, ids: Tensor, subject: int) -> list[PromptJacobian]:
+        last = ids.shape[1] - 1
+        return sweep(self.run.lm, ids, range(subject, subject + 1), range(last, last + 1), self.layers)
+
+    def sweep_once(self, ids: Tensor, subject: int) -> list[PromptJacobian]:
+        """Return the Jacobians of prompts of one shape, `(prompts, positions)`, and keep them for `train`."""
+        self._swept = {_key(ids): self._sweep(ids, subject)}
+        return self._swept[_key(ids)]
 
     @cached_property
     def _train_prompts(self) -> list[Prompt]:
@@ -282,6 +293,11 @@ class FitTrial(TestedTrial):
         if self.choice is not None:
             return self.choice["layer"], self.choice["rank"]
         return choose_after(record, earlier, self.run.fitting.select_by)
+
+
+def _key(ids: Tensor) -> Key:
+    """Return token ids `(prompts, positions)` in a form that can be looked up."""
+    return tuple(map(tuple, ids.tolist()))
 
 
 class RescoredTrial(TestedTrial):

@@ -3,6 +3,7 @@
 from dataclasses import astuple
 
 import pytest
+import torch
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
@@ -121,6 +122,30 @@ def test_a_forecast_adds_up_trials(random_toy, data, monkeypatch):
     assert last.startswith("expected: ")
     assert last.endswith(" for relations 3, trials 9, and what these add: baselines")
     run = module._run_of(data, ONE_PROCESS)
-    one_left = forecasts.forecast(run, 3, 4, every=False)
+    one_left = forecasts.forecast(run, 3, 4, FitTrial(run, data.trial(3)))
     assert [(one.relation, one.trials, one.counted) for one in one_left.relations] == [("thing colour", 1, False)]
     assert one_left.seconds == 2.0 * (LAYERS + 1) * thing
+
+
+def test_a_fit_that_measures_repeats_no_sweep_and_has_the_same_records(fit, monkeypatch):  # noqa: F811
+    counts, sweep = [], trial_module.sweep
+    monkeypatch.setattr(trial_module, "sweep", lambda lm, *rest: counts.append(len(rest[0])) or sweep(lm, *rest))
+    monkeypatch.setattr(forecasts, "LONG", 0.0)  # measured once
+    plain, *_ = fit({})
+    alone, counts[:] = list(counts), []
+    monkeypatch.setattr(LREModule, "training_step", asking(LREModule.training_step))
+    asked, *_ = fit({})
+    assert asked._expected > 0
+    assert (counts, asked.records) == (alone, plain.records)
+    (one,), (other,) = plain.lres.values(), asked.lres.values()
+    assert torch.equal(one.weight, other.weight)
+
+
+def asking(step):
+    """A training step before which somebody asks how long the fit takes."""
+
+    def asked(module, batch, index):
+        assert module.expected == module.expected
+        step(module, batch, index)
+
+    return asked
