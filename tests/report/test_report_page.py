@@ -177,7 +177,9 @@ def test_same_records_make_the_same_bytes_everywhere(tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setenv("TZ", zone)
             time.tzset()
-            paths.append(make_report([run], tmp_path / zone))
+            (tmp_path / zone).mkdir(parents=True)
+            patched.chdir(tmp_path / zone)
+            paths.append(tmp_path / zone / make_report([run], "out"))
     time.tzset()
     found = check(paths[0].read_text())
     assert any("No relation was scored" in note for note in found.texts("p"))
