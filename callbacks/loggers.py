@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from lre_lightning.lens.plotting import to_pixels
 from lre_lightning.storage.files import safe_name
 
-CARD = 350
-"""Width in pixels at which TensorBoard shows pictures, whose pixels it leaves out or repeats if they have another."""
+CARD = 2 * 350
+"""Width in pixels of pictures for TensorBoard: it shows every second pixel, 350 of them, and all after a click."""
 NARROW = 4.5
 """Width in inches of figures that can be read there."""
 

@@ -73,7 +73,7 @@ def test_pictures(trainer, tmp_path):
     board.save()
     (logged,) = events_of(tmp_path / "tb").Images(tag)
     with Image.open(BytesIO(logged.encoded_image_string)) as shown:
-        assert (logged.step, shown.size) == (5, (350, 175))
+        assert (logged.step, shown.size) == (5, (700, 350))
         assert np.asarray(shown).min() < 100
 
 
