@@ -164,8 +164,7 @@ def _with_and_without(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) 
 def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> Figure:
     """Faithfulness by layer with and without relation-specific text in the prompt (fig:mode-switch).
 
-    Later layers switch from enriching s to predicting the next token. Where the prompt ends with the subject, s at the
-    last layer is o itself.
+    Where the prompt ends with the subject, s at the last layer is o itself.
     """
     series = _with_and_without(main, bare)
     names = plotting.best_first(
