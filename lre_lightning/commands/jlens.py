@@ -12,7 +12,7 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import TextDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.files import OWN, PUBLISHED
-from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.jlens.lens import JacobianLens, error_text
 from lre_lightning.jlens.module import JacobianLensModule
 from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.storage.files import check_writable
@@ -60,7 +60,7 @@ class JLens(Command):
         if line.options.published:
             lens.save_published(root / PUBLISHED)
         errors = [error for error in map(lens.standard_error, lens.layers) if error is not None]
-        spread = f", standard error up to {max(errors):.1%}" if errors else ""
+        spread = f", {error_text(errors)}" if errors else ""
         print(f"Jacobian lens of {lens.n_prompts} texts at {len(lens.layers)} layers{spread}: {root / OWN}")
 
 

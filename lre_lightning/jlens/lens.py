@@ -208,6 +208,12 @@ class JacobianLens:
         return html_table(rows, ["layer", "standard error"], caption)
 
 
+def error_text(errors: Sequence[float]) -> str:
+    """Return the relative standard errors of J at its layers, at least one, in words: their mean and the largest."""
+    mean = math.fsum(errors) / len(errors)
+    return f"relative standard error {mean:.1%} on average over layers, at most {max(errors):.1%}"
+
+
 def standard_error(count: int, squares: float, norm: float) -> float | None:
     """Return the relative standard error of a mean of matrices, in the Frobenius norm; None for a single one.
 

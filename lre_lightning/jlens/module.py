@@ -16,7 +16,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.jlens.estimator import JacobianLensEstimator
 from lre_lightning.jlens.files import OWN
-from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.jlens.lens import JacobianLens, error_text
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import options_of
@@ -123,7 +123,7 @@ class JacobianLensModule(FrozenLMModule):
         if errors:
             self.log("standard_error", fmean(errors), prog_bar=True, batch_size=1)
         done = f"batch {self.current_epoch + 1} of {len(self._data.schedule)}, {self._sums.count} texts"
-        rank_zero_only(LOGGER.info)(done + (f", standard error {fmean(errors):.3f}" if errors else ""))
+        rank_zero_only(LOGGER.info)(done + (f", {error_text(errors)}" if errors else ""))
 
     def on_fit_end(self) -> None:
         """Make the lens in every process, and let the first one write its file."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, TrialRecord
+from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, MAJORITIES, TrialRecord
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.statistics.correlation import pearson, pearson_difference, spearman
 from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_over, over_trials
@@ -171,12 +171,25 @@ def random_guess(record: TrialRecord) -> float:
     return record.random_guess
 
 
+def majority(record: TrialRecord, samples: str) -> float:
+    """Return the score of the most frequent first token of one of `MAJORITIES`, NaN where it was not counted."""
+    return record.of_majority(samples)
+
+
+CONSTANT: dict[str, Score] = {
+    "b alone": partial(faithfulness, beta=0.0),
+    **{f"majority of {name}": partial(majority, samples=name) for name in MAJORITIES},
+}
+"""Faithfulness of answers that are the same for all subjects: the LRE's at beta 0, and the most frequent ones."""
+
+
 def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
     """Return the faithfulness of the LRE and its baselines at the chosen layer, as scores of a record."""
     return {
         "LRE": partial(faithfulness, zero_shot=zero_shot),
         "LRE at the embedding": partial(faithfulness, layer="emb", zero_shot=zero_shot),
         **{name: partial(faithfulness, method=name, zero_shot=zero_shot) for name in FAITHFULNESS_BASELINES},
+        **CONSTANT,
     }
 
 
@@ -269,6 +282,26 @@ def both_by_relation(records: Sequence[TrialRecord]) -> dict[str, Means]:
 def both_scores(records: Sequence[TrialRecord]) -> list[Estimate | None]:
     """Return faithfulness and causality, mean and deviation over relations."""
     return list(map(overall, both_by_relation(records).values()))
+
+
+def constant(records: Sequence[TrialRecord], layer: Layer | None = None) -> dict[str, Means]:
+    """Return the scores of `CONSTANT` that were measured, by relation; b is that of a layer, the chosen one if None."""
+    at = {name: partial(score, layer=layer) if name == "b alone" else score for name, score in CONSTANT.items()}
+    return {name: means for name, score in at.items() if (means := per_relation(records, score))}
+
+
+def says_more(records: Sequence[TrialRecord], layer: Layer) -> tuple[int, int] | None:
+    """Return for how many relations, of how many, the LRE at a layer says more than any of `CONSTANT`.
+
+    Those whose interval of faithfulness is above all of them that were measured; None if none was.
+    """
+    others, scores = constant(records, layer), per_relation(records, partial(faithfulness, layer=layer))
+    found = []
+    for name, score in scores.items():
+        answers = [means[name].value for means in others.values() if name in means]
+        if answers and score.interval is not None:
+            found.append(score.interval.low > max(answers))
+    return (sum(found), len(found)) if found else None
 
 
 def layers_of(records: Iterable[TrialRecord]) -> list[Layer]:

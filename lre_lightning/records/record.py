@@ -33,6 +33,9 @@ WHOLE_OBJECTS = {
 }
 """The scores on whole objects, and the number that the count of each is out of."""
 
+MAJORITIES = ("training", "data")
+"""The samples whose most frequent first token of objects is an answer that knows nothing of the subject."""
+
 GENERIC = ("Jacobian lens", "Jacobian lens with b", "mixed")
 """LREs with the Jacobian lens J in place of W: without b, with b, and W mixed with J."""
 
@@ -49,7 +52,16 @@ GRIDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 """The fields of counts: what they are out of, the axes of their grid, and the methods that each have such a grid."""
 
-FEW = ("generations", "generic_layers", "generic_faithful", "generic_causal", "likeness", "whole_objects", "measures")
+FEW = (
+    "generations",
+    "generic_layers",
+    "generic_faithful",
+    "generic_causal",
+    "likeness",
+    "whole_objects",
+    "measures",
+    "majority",
+)
 """What few fits measure: fields that files of records leave out where they are empty."""
 
 MEASURES = {
@@ -136,6 +148,8 @@ class TrialRecord:
         whole_objects: The samples whose whole object the LM says, ``"known"``, those of them that are ``"edited"``, and
             the successes of each of `WHOLE_OBJECTS` at the chosen point; empty if they were not scored.
         measures: Sums of `MEASURES`, `[layer][beta]` or `[layer][rank]`.
+        majority: How many of `known` have the most frequent first token of the objects of each of `MAJORITIES`; of
+            tokens as frequent, the first; empty in records of earlier versions.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -180,6 +194,7 @@ class TrialRecord:
     likeness: tuple[tuple[float, float, float], ...] = ()
     whole_objects: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    majority: Mapping[str, int] = field(default_factory=dict)
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -257,6 +272,10 @@ class TrialRecord:
             return None
         return self.faithfulness(self.layer, self.beta), self.causality(self.layer, self.rank)
 
+    def of_majority(self, samples: str) -> float:
+        """Return the fraction of known samples with the answer of one of `MAJORITIES`; NaN where it was not counted."""
+        return Share(self.majority[samples], self.known) if samples in self.majority else float("nan")
+
     def plain(self) -> dict[str, Any]:
         """Return the record as plain data, not copied, without the empty values of what few fits measure."""
         return {name: value for name, value in vars(self).items() if value or name not in FEW}
@@ -327,6 +346,10 @@ def _check(record: TrialRecord) -> None:
             number(found, f"the measure {name!r}", 1e12)
     if record.whole_objects:
         _check_whole_objects(record.whole_objects, known)
+    for name, count in record.majority.items():
+        if name not in MAJORITIES:
+            raise LREError(f"majority has {shown(name)}, and the majorities are {', '.join(MAJORITIES)}")
+        whole(count, f"the majority of {name}", most=known)
     if record.scored and not (record.faithful and record.causal):
         raise LREError("it has layers, but no counts")
     for name, value, axis in (("layer", record.layer, record.layers), ("rank", record.rank, record.ranks)):

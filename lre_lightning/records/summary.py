@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.record import MAJORITIES, WHOLE_OBJECTS, TrialRecord
 from lre_lightning.statistics.estimates import Estimate, over_trials
 from lre_lightning.storage.files import written_whole
 
 ALIKE = "all of its objects begin with the same token"
 
 SCORES = ("faithfulness", "causality")
+BLIND = {"b_alone": "b alone", "majority_of_training": "majority of training", "majority_of_data": "majority of data"}
+"""Columns of the file, and of the table, for the faithfulness of answers that are the same for all subjects."""
 COLUMNS = [
     *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
-    *("random_guess", "reported", "layer", "beta", "rank", "edited", *SCORES),
+    *("random_guess", *BLIND, "reported", "layer", "beta", "rank", "edited", *SCORES),
 ]
 
 
@@ -55,7 +57,8 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
         if not append:
             writer.writeheader()
         for record in records:
-            row = {name: getattr(record, name) for name in COLUMNS if name not in SCORES}
+            row = {name: getattr(record, name) for name in COLUMNS if name not in (*SCORES, *BLIND)}
+            row |= {name: score for name, score in zip(BLIND, _blind(record), strict=True) if not math.isnan(score)}
             row["beta"] = record.beta if record.scored else None
             row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if record.whole_objects}
             writer.writerow(row | dict(zip(SCORES, record.chosen_scores or (None, None), strict=True)))
@@ -66,8 +69,8 @@ class RelationSummary:
     """A line of the table of results: means over the scored trials of a relation, with deviations and intervals.
 
     `known` and `tested` are means over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were
-    measured. The chosen layer, rank and beta, and the scores, are None if no trial was scored, which `unscored` gives
-    the reason of; causality is None also if no trial had an edit.
+    measured, `blind` those of `BLIND`. The chosen layer, rank and beta, and the scores, are None if no trial was
+    scored, which `unscored` gives the reason of; causality is None also if no trial had an edit.
     """
 
     relation: str
@@ -85,6 +88,7 @@ class RelationSummary:
     causality: Estimate | None = None
     whole_objects: Mapping[str, Estimate] = field(default_factory=dict)
     unscored: str = ""
+    blind: Mapping[str, Estimate] = field(default_factory=dict)
 
     @property
     def known_of(self) -> str:
@@ -119,7 +123,16 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))
-    return RelationSummary(*common, chosen.layer, chosen.rank, chosen.beta, faithfulness, causality, whole_objects)
+    found = zip(BLIND.values(), map(_mean, zip(*map(_blind, reported), strict=True)), strict=True)
+    blind = {name: score for name, score in found if score is not None}
+    at = chosen.layer, chosen.rank, chosen.beta
+    return RelationSummary(*common, *at, faithfulness, causality, whole_objects, blind=blind)
+
+
+def _blind(record: TrialRecord) -> list[float]:
+    """Return the scores of answers that are the same for all subjects, NaN where not measured."""
+    alone = record.score("faithful", record.layer, 0.0)
+    return [alone, *map(record.of_majority, MAJORITIES)]
 
 
 def _mean(values: Iterable[float]) -> Estimate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -182,7 +183,7 @@ def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         "generic",
         f"LREs of {analysis.lm_of(compared)} and its Jacobian lens J by layer: J in place of W, without b and with it, "
         "and both mixed, (n W + J) / (n + 1). The cosine of W and J, and how much of the leading directions that W "
-        "reads from s, and writes to o, J shares (mean squared cosine of principal angles).",
+        "reads from s, and writes to o, J shares (mean squared cosine of principal angles); a W of zeros has none.",
         "layer",
         {name: analysis.sweep(compared, score, "layer", layers) for name, score in columns.items()},
     )
@@ -193,7 +194,8 @@ def _panels() -> dict[str, dict[str, Score]]:
     """Return what is measured at a layer, by panel and label."""
 
     def likeness(record: TrialRecord, layer: Layer, index: int) -> float:
-        return record.likeness[record.generic_layers.index(layer)][index]
+        found = record.likeness[record.generic_layers.index(layer)]
+        return found[index] if found[0] else math.nan  # the cosine is 0 for a W of zeros, which has no directions
 
     return {
         **{metric: {name: EVERY[metric][name] for name in ("LRE", *GENERIC_METHODS[metric])} for metric in EVERY},
@@ -211,7 +213,8 @@ def plot_generic(records: Sequence[TrialRecord]) -> Figure:
     looks = dict(zip(("LRE", *GENERIC, *LIKENESS), STYLES, strict=False))
     for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), _panels().items(), strict=True):
         for name, score in scores.items():
-            plotting.mean_curve(axes, analysis.sweep(records, score, "layer", layers), looks[name], name)
+            sweep = analysis.sweep(records, score, "layer", layers)
+            plotting.mean_curve(axes, {layer: means for layer, means in sweep.items() if means}, looks[name], name)
         plotting.layer_axis(axes, layers, 8)
         axes.set(title=title, xlabel="layer")
         plotting.fraction_axis(axes, "y")

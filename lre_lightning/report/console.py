@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from lre_lightning.records.record import WHOLE_OBJECTS
-from lre_lightning.records.summary import RelationSummary
+from lre_lightning.records.summary import BLIND, RelationSummary
 from lre_lightning.report.tables import Table, cell_text, to_text, write_table
 from lre_lightning.storage.plain import printable
 
@@ -25,7 +25,8 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     """
     summaries = list(summaries)
     whole = [name for name in WHOLE_OBJECTS if any(name in summary.whole_objects for summary in summaries)]
-    names = ("known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *whole)
+    blind = [name for name in BLIND.values() if any(name in summary.blind for summary in summaries)]
+    names = ("known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *blind, *whole)
     title = "Linear relational embeddings"
     table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category"):
@@ -35,7 +36,9 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     for one in summaries:
         chosen = ["-" if value is None else str(value) for value in (one.layer, one.rank, one.beta)]
         scores = [cell_text(score) if one.trials else "not scored" for score in (one.faithfulness, one.causality)]
-        scores += [f"{one.random_guess:.2f}", *(cell_text(one.whole_objects.get(name)) for name in whole)]
+        scores.append(f"{one.random_guess:.2f}")
+        scores += [cell_text(one.blind[name].value if name in one.blind else None) for name in blind]
+        scores += [cell_text(one.whole_objects.get(name)) for name in whole]
         table.add_row(one.relation, one.category, one.known_of, *chosen, *scores)
     return table
 

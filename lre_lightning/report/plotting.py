@@ -30,6 +30,7 @@ NOT_IN_XML = re.compile("[^\t-\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-
 GREY = "#767676"
 GUESS = "random guess"
 MEAN = "mean over relations"
+CONSTANT_MARKS = {"b alone": "x", "majority of training": "^", "majority of data": "o"}
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def bars(axes: Axes, names: Sequence[str], series: Mapping[str, Means], looks: S
 
 
 def dots(
-    axes: Axes, names: Sequence[str], series: Mapping[str, Means], looks: Sequence[Style] = STYLES, **options: float
+    axes: Axes, names: Sequence[str], series: Mapping[str, Means], looks: Sequence[Style] = STYLES, **options: Any
 ) -> None:
     """Plot a dot per row and label, those of a row side by side; `options` are those of the markers."""
     for label, look, points in _placed(names, series, looks, 0.64):
@@ -202,6 +203,13 @@ def intervals(axes: Axes, points: Points) -> None:
 def guess_marks(axes: Axes, names: Sequence[str], guesses: Means) -> None:
     """Mark the score of a random guess in each row that has one."""
     dots(axes, names, {GUESS: guesses}, [Style("black", "|")], markersize=12, markeredgewidth=1.6)
+
+
+def constant_marks(axes: Axes, names: Sequence[str], scores: Mapping[str, Means]) -> None:
+    """Mark the scores of answers that are the same for all subjects."""
+    for name, marker in CONSTANT_MARKS.items():
+        if name in scores:
+            dots(axes, names, {name: scores[name]}, [Style("black", marker)], markersize=5, markerfacecolor="none")
 
 
 def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str, str]) -> None:

@@ -18,6 +18,10 @@ from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relat
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CONSTANT_TEXT = (
+    "Answers that are the same for all subjects: b alone is the LRE without W, the majority the most frequent first "
+    "token of the objects of the training samples, or of all samples."
+)
 MANY_KNOWN = 30
 """Number of known test samples from which the paper plots a relation as a filled dot."""
 
@@ -26,22 +30,26 @@ def relations(records: Sequence[TrialRecord]) -> Section:
     """Return the scores and hyperparameters by relation (table "hparams-gptj")."""
     scored = {record.relation: record for record in analysis.counted(records)}
     axes = {"layer": "layer", "β": "beta", "rank": "rank"}
+    constant = analysis.constant(records)
     columns: dict[str, Mapping[str, Cell]] = {
         "|range|": {record.relation: record.range_size for record in records},
         **{label: {name: getattr(record, axis) for name, record in scored.items()} for label, axis in axes.items()},
         **analysis.both_by_relation(records),
         "random guess": {record.relation: record.random_guess for record in records},
+        **constant,
     }
     guess, _ = analysis.over_relations(records, analysis.random_guess) or (None, None)
+    means = ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess)
     alike = {record.relation: None for record in records if not record.told_apart}
     table = by_relation(
         "hyperparameters",
         f"LRE performance and hyperparameters by relation on {analysis.lm_of(records)}. Means and standard deviations "
         "over trials, in the last row over relations. Where scores are missing, the LM knows too few facts."
+        + (" " + CONSTANT_TEXT if constant else "")
         + "".join(f" Those of {name} are missing, as all objects begin with the same token." for name in alike),
         analysis.categories(records),
         columns,
-        ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess),
+        (*means, *map(analysis.overall, constant.values())),
         exact=("β",),
     )
     if not scored:
@@ -53,8 +61,8 @@ def relations(records: Sequence[TrialRecord]) -> Section:
 def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality of the LRE by relation, most faithful first (fig:faithfulness-by-rel).
 
-    Means over trials, with 95% intervals over samples and trials; the mark is a random guess. Relations that were
-    not scored are left out.
+    Means over trials, with 95% intervals over samples and trials. The marks are answers without the subject: a random
+    guess, b without W, and the most frequent objects. Relations that were not scored are left out.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
     series = analysis.both_by_relation(records)
@@ -66,6 +74,7 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     figure, (axes,) = plotting.rows(shown, [""], label, 0.3)
     plotting.bars(axes, names, series)
     plotting.guess_marks(axes, names, analysis.per_relation(records, analysis.random_guess))
+    plotting.constant_marks(axes, names, analysis.constant(records))
     plotting.category_marks(axes, names, kinds)
     plotting.legend(figure)
     return figure

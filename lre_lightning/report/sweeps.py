@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import place_of
@@ -11,13 +12,22 @@ from lre_lightning.records import analysis
 from lre_lightning.records.analysis import SCORES, BetaScores, ModelResults, Score, Sweep
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
-from lre_lightning.report.plotting import LOOKS, MEAN, STYLES
+from lre_lightning.report.plotting import LOOKS, MEAN, STYLES, Style
+from lre_lightning.report.relations import CONSTANT_TEXT
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+CONSTANT_LOOKS = {
+    "b alone": Style(plotting.GREY, "", "-"),
+    "majority of training": Style(plotting.GREY, "", "--"),
+    "majority of data": Style(plotting.GREY, "", ":"),
+}
+"""The looks of answers that are the same for all subjects."""
 
 
 def sweep_table(name: str, caption: str, axis: str, sweeps: Mapping[str, Sweep]) -> Table:
@@ -47,7 +57,17 @@ def plot_layer_grid(
 def layers(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by layer (figure "sweep")."""
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
-    table = sweep_table("layers", caption, "layer", _by_layer(records))
+    table = sweep_table("layers", caption, "layer", _by_layer(records) | _without_s(records))
+    said = [analysis.says_more(analysis.on_most(records, "layers"), row[0]) for row in table.rows]
+    if any(said):
+        rows = zip(table.rows, said, strict=True)
+        table = replace(
+            table,
+            caption=f"{table.caption} {CONSTANT_TEXT} Says more: relations whose interval of faithfulness is above all "
+            "of these; at a layer with none, the LRE says nothing of the subject.",
+            columns=(*table.columns, "says more"),
+            rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
+        )
     if len(table.rows) < 2:
         return missing("Layers", "Other layers were", "several --model.layers")
     pictures = (picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records))
@@ -59,12 +79,25 @@ def _by_layer(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
     return {name: analysis.by_layer(kept, score) for name, score in SCORES.items()}
 
 
-def _mean_curves(sweeps: Mapping[str, Sweep], xlabel: str) -> tuple[Figure, Axes]:
-    """Plot faithfulness and causality, with the number of relations."""
+def _without_s(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
+    """Return the scores by layer of answers that are the same for all subjects, as far as they were measured."""
+    kept = analysis.on_most(records, "layers")
+    at = {layer: analysis.constant(kept, layer) for layer in analysis.layers_of(kept)}
+    names = [name for name in analysis.CONSTANT if any(name in found for found in at.values())]
+    return {name: {layer: found.get(name, {}) for layer, found in at.items()} for name in names}
+
+
+def _mean_curves(
+    sweeps: Mapping[str, Sweep], xlabel: str, without_s: Mapping[str, Sweep] | None = None
+) -> tuple[Figure, Axes]:
+    """Plot faithfulness and causality, with the number of relations, and answers that are the same for all subjects."""
     figure = plotting.new_figure(8, 4.2)
     axes = figure.subplots()
     for label, sweep in sweeps.items():
         plotting.mean_curve(axes, sweep, LOOKS[label], label, with_count=True)
+    for label, sweep in (without_s or {}).items():
+        points = {point: score for point, means in sweep.items() if (score := analysis.overall(means))}
+        plotting.curve(axes, points, CONSTANT_LOOKS[label], label)
     plotting.fraction_axis(axes, "y")
     axes.set(xlabel=xlabel, ylabel=MEAN)
     plotting.legend(figure)
@@ -74,9 +107,10 @@ def _mean_curves(sweeps: Mapping[str, Sweep], xlabel: str) -> tuple[Figure, Axes
 def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by layer (compare fig:sweep).
 
-    Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
+    Means over relations, with the middle half of the relations shaded, at each relation's β and rank; grey are answers
+    that are the same for all subjects.
     """
-    figure, axes = _mean_curves(_by_layer(records), "layer")
+    figure, axes = _mean_curves(_by_layer(records), "layer", _without_s(records))
     plotting.layer_axis(axes, analysis.on_most(records, "layers")[0].layers, 16)
     return figure
 
@@ -89,10 +123,14 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     scored = {record.relation: record for record in analysis.counted(records)}
     names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
     sweeps = {name: analysis.by_layer(records, score) for name, score in SCORES.items()}
+    without = {layer: analysis.constant(records, layer) for layer in analysis.layers_of(records)}
     figure, panels = plotting.layer_grid(names, analysis.layers_of(records), "mean over trials")
     for axes, name in zip(panels, names, strict=True):
         for label, sweep in sweeps.items():
             plotting.relation_curve(axes, sweep, name, LOOKS[label], label, shade=0.2)
+        for label, look in CONSTANT_LOOKS.items():
+            by_layer = {layer: found.get(label, {}) for layer, found in without.items()}
+            plotting.relation_curve(axes, by_layer, name, look, label)
         record = scored[name]
         assert record.layer is not None  # it was scored
         axes.axvline(place_of(record.layer), color=plotting.GREY, linewidth=1, zorder=1, label="chosen layer")
@@ -126,8 +164,7 @@ def _with_and_without(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) 
 def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -> Figure:
     """Faithfulness by layer with and without relation-specific text in the prompt (fig:mode-switch).
 
-    Later layers switch from enriching s to predicting the next token. Where the prompt ends with the subject, s at the
-    last layer is o itself.
+    Where the prompt ends with the subject, s at the last layer is o itself.
     """
     series = _with_and_without(main, bare)
     names = plotting.best_first(

@@ -6,6 +6,7 @@ itself predicts under the same context.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.points import predict_points
-from lre_lightning.records.record import Grid, TrialRecord
+from lre_lightning.records.record import MAJORITIES, Grid, TrialRecord
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
@@ -54,6 +55,17 @@ def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> Tri
         digest=trial.relation.digest,
         prompts=prompts,
     )
+
+
+def with_majority(record: TrialRecord, states: TrialStates, tokens: Mapping[str, Sequence[int]]) -> TrialRecord:
+    """Return the record with how often an answer is right that is the same for all subjects: the `MAJORITIES`.
+
+    `tokens` are those of each of the relation's objects.
+    """
+    samples = dict(zip(MAJORITIES, (states.trial.train, states.trial.relation.samples), strict=True))
+    most = {name: Counter(tokens[one.object][0] for one in group).most_common(1) for name, group in samples.items()}
+    counts = {name: int((states.tokens == token).sum()) for name, ((token, _),) in most.items()}
+    return replace(record, majority=counts)
 
 
 def with_grid(

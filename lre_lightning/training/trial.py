@@ -32,7 +32,7 @@ from lre_lightning.scoring.generations import with_generations
 from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.measures import Measured, with_measures
-from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank
+from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank, with_majority
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.scoring.whole_objects import with_whole_objects
 from lre_lightning.training.method import choose_method
@@ -107,7 +107,10 @@ class TestedTrial:
         most = run.fitting.max_known
         states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone, most)
         (tested,) = run.processes.sum(torch.tensor([len(states.samples)]))
-        return states, self._record(int(tested), states.all_known)
+        record = self._record(int(tested), states.all_known)
+        if record.known < len(self.trial.train):
+            return states, record
+        return states, with_majority(record, states, run.data.coverage(self.trial.relation).tokens)
 
     def _record(self, tested: int, known: int) -> TrialRecord:
         record = new_record(self.trial, self.run.data, tested, known)

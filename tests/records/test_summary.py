@@ -17,6 +17,24 @@ def record(trial=0, relation="capital", **changes):
     return small_record(trial, relation, **{"layer": 0, "rank": 4, **changes})
 
 
+BLIND = dict.fromkeys(("b_alone", "majority_of_training", "majority_of_data"), "")
+
+
+def test_answers_that_are_the_same_for_all_subjects_stand_beside_the_scores(tmp_path, capsys):
+    grid = {"betas": (0.0, 2.0), "faithful": ((9, 10), (3, 8)), "majority": {"training": 2, "data": 4}}
+    path, records = tmp_path / "results.csv", [record(**grid), record(1, **{**grid, "faithful": ((9, 10), (5, 8))})]
+    write_csv(records, path)
+    with path.open(newline="", encoding="utf-8") as file:
+        assert [[row[name] for name in BLIND] for row in csv.DictReader(file)] == [
+            ["0.3", "0.2", "0.4"],
+            ["0.5", "0.2", "0.4"],
+        ]
+    print_results(summarize(records))
+    head, line = (" ".join(found.split()) for found in capsys.readouterr().out.splitlines()[2:5:2])
+    assert head.endswith("random guess b alone majority of training majority of data")
+    assert line.endswith("0.25 0.40 0.20 0.40")
+
+
 def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
     path = tmp_path / "results.csv"
     write_csv([record(model="demo", n_shot=8, template="{} is\n")], path)
@@ -28,11 +46,11 @@ def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
     common = {"category": "factual", "trial": "0", "samples": "20", "tested": "12", "reported": "True"}
     place = {"layer": "0", "beta": "2.0", "rank": "4", "edited": "8", "faithfulness": "0.8", "causality": "0.875"}
     prompts = {"model": "demo", "n_shot": "8", "template": "{} is\n"}
-    counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25"}
+    counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25", **BLIND}
     assert scored == common | place | prompts | counts
     place = dict.fromkeys(place, "") | {"edited": "0"}
     prompts = {"model": "", "n_shot": "0", "template": ""}
-    counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05"}
+    counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05", **BLIND}
     assert other == common | place | prompts | counts
 
 

@@ -40,6 +40,16 @@ def test_the_table_has_the_scores_by_layer():
     assert section.title in titles
 
 
+def test_a_w_of_zeros_is_like_nothing():
+    last = [replace(r, likeness=((0.5, 0.25, 0.75), (0.0, 1.0, 1.0))) if r.scored else r for r in RECORDS]
+    (section,) = generic(last)
+    first, second = (dict(zip(section.tables[0].columns, row, strict=True)) for row in section.tables[0].rows)
+    assert [first[name][0] for name in LIKENESS] == [0.5, 0.25, 0.75]
+    assert [second[name] for name in LIKENESS] == [None, None, None]
+    lines = {line.get_label(): line for line in section.pictures[0].plot().axes[2].lines}
+    assert [list(lines[name].get_xdata()) for name in LIKENESS] == [[0]] * 3
+
+
 def test_the_methods_stand_beside_the_baselines():
     (faithful, causal, _) = baselines(RECORDS)
     assert set(GENERIC) <= {row[0] for row in faithful.tables[0].rows}

@@ -13,7 +13,14 @@ from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import collate
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, with_grid, with_low_rank
+from lre_lightning.relations.relation import Sample
+from lre_lightning.scoring.scores import (
+    causality_predictions,
+    faithfulness_predictions,
+    with_grid,
+    with_low_rank,
+    with_majority,
+)
 from lre_lightning.scoring.states import TrialStates, draw_key, draw_targets, knows
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 from tests.scoring.trials import answer, normal, prompts_for, state, states_of, trial_of
@@ -185,3 +192,16 @@ def test_with_several_templates_a_target_is_asked_with_the_same_one(prompts):
         assert target != 1
         if targets[source] not in (1, None) and source != 1:
             assert target == targets[source]
+
+
+def test_majorities_are_the_known_samples_with_the_most_frequent_first_token(lm, prompts):
+    train = [Sample("a", "x"), Sample("b", "y"), Sample("c", "y")]
+    states = states_of(lm, prompts, LAYERS, train=train)
+    first = {prompt.object: prompt.object_token for prompt in prompts}
+    of_data = max(first.values(), key=[prompt.object_token for prompt in prompts].count)
+    for of_training in sorted(set(first.values())):
+        tokens = {name: (token, 1) for name, token in first.items()} | {"x": (-5,), "y": (of_training,)}
+        found = with_majority(record_of(), states, tokens).majority
+        said = [prompt.object_token for prompt, known in zip(prompts, KNOWN, strict=True) if known]
+        assert found == {"training": said.count(of_training), "data": said.count(of_data)}
+    assert found["data"] >= 2
