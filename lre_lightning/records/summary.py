@@ -123,8 +123,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))
-    found = zip(BLIND.values(), map(_mean, zip(*map(_blind, reported), strict=True)), strict=True)
-    blind = {name: score for name, score in found if score is not None}
+    means = zip(BLIND.values(), map(_mean, zip(*map(_blind, reported), strict=True)), strict=True)
+    blind = {name: score for name, score in means if score is not None}
     at = chosen.layer, chosen.rank, chosen.beta
     return RelationSummary(*common, *at, faithfulness, causality, whole_objects, blind=blind)
 

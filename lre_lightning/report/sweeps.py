@@ -58,7 +58,8 @@ def layers(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by layer (figure "sweep")."""
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
     table = sweep_table("layers", caption, "layer", _by_layer(records) | _without_s(records))
-    said = [analysis.says_more(analysis.on_most(records, "layers"), row[0]) for row in table.rows]
+    kept = analysis.on_most(records, "layers")
+    said = [analysis.says_more(kept, layer) for layer in analysis.layers_of(kept)]
     if any(said):
         rows = zip(table.rows, said, strict=True)
         table = replace(
