@@ -132,10 +132,8 @@ class LRECommandLine(LightningCLI):
                 command.add_arguments(subparser)
             self._subcommand_parsers[name] = subparser
             added.add_subcommand(name, subparser, help=description.splitlines()[0])
-            subparser.prog, subparser.formatter_class = (
-                f"lre {name} [options]",
-                partial(ShortHelp, unused=command.unused),
-            )
+            subparser.prog = f"lre {name} [options]"
+            subparser.formatter_class = partial(ShortHelp, unused=command.unused)  # type: ignore[assignment]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""

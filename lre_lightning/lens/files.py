@@ -27,8 +27,8 @@ def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[Figure]:
         with written_whole(folder / f"text{number}.png") as part:
             Image.fromarray(to_pixels(picture)).save(part, format="PNG")
     for path in folder.glob("text*.png"):
-        number = path.stem.removeprefix("text")
-        if number.isdecimal() and int(number) >= len(pictures):
+        text_number = path.stem.removeprefix("text")
+        if text_number.isdecimal() and int(text_number) >= len(pictures):
             path.unlink()
     lenses = [lens for text in grids for lens in text]
     write_whole(folder / "lenses.html", lens_page(lenses))

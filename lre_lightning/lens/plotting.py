@@ -85,9 +85,9 @@ def _plot_grid(axes: Axes, lens: Lens, pen: _Pen, cell: float, title: float) -> 
     axes.pcolormesh(best, cmap=COLOURS, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     axes.set(xlim=(0, across), ylim=(0, up), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    row = [(0, lens.layers.index(lens.layer), across, 1)] if lens.layer in lens.layers else []
-    column = [] if lens.token is None else [(lens.token, 0, 1, up)]
-    for left, bottom, wide, high in row + column:
+    home = [(0, lens.layers.index(lens.layer), across, 1)] if lens.layer in lens.layers else []
+    home += [] if lens.token is None else [(lens.token, 0, 1, up)]
+    for left, bottom, wide, high in home:
         frame = Rectangle((left, bottom), wide, high, fill=False, edgecolor=FRAME, linewidth=1.2, clip_on=False)
         axes.add_patch(frame)
     inks, room = inks_of(COLOURS), cell - PADDING

@@ -99,7 +99,7 @@ class PromptEdit:
             edited[rows, starts + self.position - 1] += self.delta.to(hidden)
             return edited
 
-        own = getattr(self.lm.model, "generate", None)
+        own: Any = getattr(self.lm.model, "generate", None)
         with ExitStack() as stack:
             if own is not None:
                 stack.enter_context(overridden({self.lm.model: generate}, "generate"))

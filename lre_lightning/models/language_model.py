@@ -93,7 +93,8 @@ class LanguageModel(nn.Module):
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         self.revision = revision
         self.chunk_size = chunk_size
-        self._remote_code, self._gguf_file = False, None
+        self._remote_code = False
+        self._gguf_file: str | None = None
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}

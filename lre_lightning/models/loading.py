@@ -124,12 +124,13 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
 @contextmanager
 def bars_where_seen() -> Iterator[None]:
     """Let the loaders' progress bars be shown in terminals and notebooks alone: they would fill a file."""
-    from transformers import modeling_gguf_pytorch_utils as gguf
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
         yield
         return
+    gguf: Any = modeling_gguf_pytorch_utils  # which imports its bar by name
     shown, bar = logging.is_progress_bar_enabled(), getattr(gguf, "tqdm", None)
     logging.disable_progress_bar()
     if bar is not None:

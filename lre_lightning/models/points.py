@@ -95,7 +95,8 @@ def _basis(states: Tensor) -> Tensor | None:
     if directions > MOST_DIRECTIONS:
         return None
     chosen = vectors[..., -directions:].mT @ wide
-    return torch.linalg.qr(chosen.mT).Q.mT.to(states.dtype)
+    basis: Tensor = torch.linalg.qr(chosen.mT).Q.mT.to(states.dtype)
+    return basis
 
 
 def unembedding_of(lm: LanguageModel) -> nn.Linear:

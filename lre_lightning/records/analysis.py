@@ -67,7 +67,7 @@ def by_model(records: Iterable[TrialRecord]) -> list[ModelResults]:
         places = template_places(group)
         by_n = _grouped([record for record in group if places.get(_template(record)) == 0], "n_shot")
         n = max(by_n, key=lambda n: (sum(map(_measurements, by_n[n])), n))
-        bare, by_template = [], dict[int, list[TrialRecord]]()
+        bare, by_template = list[TrialRecord](), dict[int, list[TrialRecord]]()
         for record in (record for record in group if record.n_shot == n):
             place = places.get(_template(record))
             (bare if place is None else by_template.setdefault(place, [])).append(record)
