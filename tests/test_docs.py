@@ -26,6 +26,7 @@ PRINTED = {
     "docs/guides/evaluation.md": ["country capital city  causality"],
     "docs/guides/jacobian-lens.md": ["(2, 3, 4)"],
     "docs/guides/sharing.md": ["Ottawa", "['country capital city']", "27 relations", "LREs of 5 relations"],
+    "docs/method.md": ["country capital city", "Interval(low="],
     "docs/guides/your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
 }
 """What the examples of a page print, among other things."""

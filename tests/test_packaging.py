@@ -20,6 +20,7 @@ FOLDERS = {
     "callbacks": "lre_lightning/callbacks",
 }
 MAX_DEMO_BYTES = 10_000_000
+MAX_SMOLLM2_BYTES = 12_000_000
 
 
 def run(*command, cwd):
@@ -95,9 +96,12 @@ def test_the_bundled_model_stays_small_and_the_wheel_offers_the_command(wheel):
         sizes = {info.filename: info.file_size for info in archive.infolist() if info.filename.endswith(".safetensors")}
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
         assert archive.read(name).decode().split() == ["[console_scripts]", "lre", "=", "lre_lightning.cli:main"]
-    lres = {name for name in sizes if name.startswith("lre_lightning/demo/lres/")}
-    assert set(sizes) - lres == {"lre_lightning/demo/model/model.safetensors"}
-    assert sum(sizes.values()) <= MAX_DEMO_BYTES
+    real = {name: size for name, size in sizes.items() if name.startswith("lre_lightning/demo/smollm2/lres/")}
+    demo = {name: size for name, size in sizes.items() if name not in real}
+    others = {name for name in demo if not name.startswith("lre_lightning/demo/lres/")}
+    assert others == {"lre_lightning/demo/model/model.safetensors"}
+    assert sum(demo.values()) <= MAX_DEMO_BYTES
+    assert 0 < sum(real.values()) <= MAX_SMOLLM2_BYTES
 
 
 @pytest.mark.slow

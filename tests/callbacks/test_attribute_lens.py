@@ -126,7 +126,7 @@ def test_the_grids_go_to_files_and_to_tensorboard(tmp_path):
     for (logged,), grids in zip(found.values(), expected(module), strict=True):
         assert logged.step == BATCHES
         with Image.open(BytesIO(logged.encoded_image_string)) as shown:
-            assert np.array_equal(np.asarray(shown), to_pixels(plot_lenses(grids), 350))
+            assert np.array_equal(np.asarray(shown), to_pixels(plot_lenses(grids), 700))
 
 
 def test_options_choose_relations_layers_tokens_and_folder_also_after_pickling(tmp_path):

@@ -71,7 +71,7 @@ def test_two_processes_agree_write_once_and_fail_together(launch, tmp_path):
     assert "devices 2 x cpu" in lines[0]
     assert stamped(ended.error) == stamped((tmp_path / "fit.log").read_text())
     for process in (0, 1):
-        assert (tmp_path / f"beta{process}").read_text() == "1.0"
+        assert (tmp_path / f"beta{process}").read_text() == "2.0"
         message = (tmp_path / f"error{process}").read_text()
         assert re.search("file/deep0.* cannot be written: .*a file is where a folder should be", message)
     check_files(tmp_path / "lenses0", expected(Foreign()))

@@ -22,7 +22,7 @@ def test_an_edit_is_printed_beside_the_lms_own_continuation(fitted, capsys):
     assert ["greedy", "green", "blue"] in lines
     (likely,) = (words for words in lines if words[:2] == ["next", "token"])
     assert (likely[2], likely[7]) == ("green", "blue")  # with two less likely answers on the line
-    assert lines[-1][:3] == ["thing", "colour,", "layer"]
+    assert lines[-1][:4] == ["thing", "colour,", "as", "plain"]
 
 
 def test_an_edit_without_its_relation_is_one_clear_error(fitted, capsys):

@@ -287,7 +287,7 @@ def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):
     assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == len(rows(records))
     kept = ("generations", "faithful_low_rank", "line_integrals", "whole_objects", "measures", "train", "prompts")
-    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness")
+    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness", "majority")
     blank = {name: getattr(BARE, name) for name in (*kept, "seed", "digest")}
     for table in (frame, frame.assign(mine=1.5), frame[frame.metric != "KL"], records.to_dataset().to_pandas()):
         assert Records.from_pandas(table) == [replace(record, **blank) for record in records[:2]]
