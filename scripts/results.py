@@ -76,12 +76,13 @@ def head(records: Sequence[TrialRecord]) -> str:
     scored = [record for record in records if record.scored]
     first, names = scored[0], {record.relation for record in records}
     few = names - {record.relation for record in scored}
+    left = "" if len(names) == 47 else f" The other {47 - len(names)} have not been measured yet."
     layers, ranks = len(first.layers), ", ".join(map(str, first.ranks))
     trials = len({record.trial for record in records})
     return f"""# The paper's relations on a real LM
 
-The {len(names)} relations of the paper on SmolLM2-135M-Instruct (`smollm2`: Llama's architecture, 30 layers of width
-576, 4-bit weights dequantized to float32), beside what the paper reports of GPT-J, which has 6 billion parameters.
+{len(names)} of the paper's 47 relations on SmolLM2-135M-Instruct (`smollm2`: Llama's architecture, 30 layers of width
+576, 4-bit weights dequantized to float32), beside what the paper reports of GPT-J (6 billion parameters).{left}
 
 - n = {first.n_shot} examples as in the paper, seed 0; {trials} trial of each relation, where the paper has 24.
 - All {layers} layers, ranks {ranks}, β from {first.betas[0]:g} to {first.betas[-1]:g}.
@@ -91,7 +92,7 @@ The {len(names)} relations of the paper on SmolLM2-135M-Instruct (`smollm2`: Lla
   scores look better than on other samples.
 
 [Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
-To measure them again, in about an hour on two cores:
+To measure them again, in an hour or two on two cores:
 `lre evaluate --model.name_or_path smollm2 --data.source paper --data.trials 1 --model.fitting.max_known 60`."""
 
 

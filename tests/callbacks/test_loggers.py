@@ -186,7 +186,10 @@ def test_a_fit_logs_running_means_curves_over_layers_final_means_and_the_table(t
     assert hparams_of(folder) == ({"beta": 2.0}, ["final/faithfulness", "final/causality", "final/best beta"])
     table = events_of(folder).Tensors("results/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()
     assert table[0].startswith("| relation | category | known | layer | rank | beta | faithfulness |")
-    assert table[2] == "| first | of f | 10 of 22 | 7 | 8 | 2.0 | 0.50 ± 0.14 [0.20, 0.80] | 0.62 ± 0.53 [0.11, 0.96] | 0.25 |"
+    assert (
+        table[2]
+        == "| first | of f | 10 of 22 | 7 | 8 | 2.0 | 0.50 ± 0.14 [0.20, 0.80] | 0.62 ± 0.53 [0.11, 0.96] | 0.25 |"
+    )
     assert "not scored" in table[4]
 
 

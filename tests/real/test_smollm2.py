@@ -5,7 +5,6 @@ the engine's prefixes, caches and batches.
 """
 
 import contextlib
-import re
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ import torch
 from lre_lightning import LanguageModel, LREModule, Relation, RelationDataModule, Sample, estimate, read_lenses
 from lre_lightning.cli import main
 from lre_lightning.demo import smollm2_file
-from lre_lightning.prompts.trials import draw, test_prompts, train_prompts
+from lre_lightning.prompts.trials import draw, train_prompts
+from lre_lightning.prompts.trials import test_prompts as prompts_of
 from lre_lightning.scoring.states import draw_key, draw_targets
 from lre_lightning.sharing.collection import LRECollection
 from tests.helpers.trainer import trainer_of
@@ -91,7 +91,7 @@ def test_a_gguf_file_equals_its_copy_in_safetensors_bit_for_bit(lm, tmp_path):
 
 
 def test_w_and_b_are_those_of_autograd_on_whole_prompts_in_float64():
-    lm, layers = LanguageModel.from_pretrained("smollm2", dtype="float64"), (19, 24)
+    lm, layers = LanguageModel.from_pretrained("smollm2", dtype="float64"), (24, 27)
     trial = draw(RELATION, 2, 0, 0)
     weights, biases = {layer: 0 for layer in layers}, {layer: 0 for layer in layers}
     for prompt in train_prompts(trial, lm.tokenizer):
@@ -134,7 +134,7 @@ def fitted(lm, tmp_path_factory):
 def test_every_count_of_a_fit_is_that_of_plain_runs(lm, fitted):
     module, data = fitted
     (record,), trial = module.records.values(), data.trial(0)
-    prompts = test_prompts(trial, lm.tokenizer)
+    prompts = prompts_of(trial, lm.tokenizer)
     runs = [plain_run(lm.model, prompt.input_ids) for prompt in prompts]
     answers = [int(logits.argmax()) for _, logits in runs]
     tokens = [answer if answer == p.object_token else -1 for answer, p in zip(answers, prompts, strict=True)]
@@ -241,5 +241,3 @@ def test_before_any_fit_commands_use_it(monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "LREs of 1 relations from the collection 'smollm2'" in printed
     assert "Tokyo 0.9" in printed
-    assert main(["edit", "The capital city of France is", "--target=Japan", "--samples=0", *QUIET]) == 0
-    assert re.search(r"greedy +Paris.* Tokyo", capsys.readouterr().out)
