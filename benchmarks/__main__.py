@@ -22,7 +22,19 @@ import torch
 
 from benchmarks.common import AIM
 
-NAMES = ("startup", "data", "inverse", "matrix_free", "jacobian", "jlens", "scoring", "memory", "devices", "busy")
+NAMES = (
+    "startup",
+    "data",
+    "inverse",
+    "matrix_free",
+    "jacobian",
+    "jlens",
+    "scoring",
+    "real",
+    "memory",
+    "devices",
+    "busy",
+)
 RESULTS = Path(__file__).parent / "RESULTS.md"
 HEAD = """# Benchmarks
 
