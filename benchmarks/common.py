@@ -85,7 +85,8 @@ class Products(TorchDispatchMode):
                 return note
             if note not in operands:
                 shape, strides, dtype = note
-                operands[note] = torch.empty_strided(shape, strides, dtype=dtype).normal_()
+                own = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]  # not expanded
+                operands[note] = torch.empty_strided(own, strides, dtype=dtype).normal_().expand(shape)
             return operands[note]
 
         calls = [(func, [operand(note) for note in notes]) for func, notes in self.calls]

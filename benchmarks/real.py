@@ -31,10 +31,9 @@ AIM = 1.5
 
 def row(lm: LanguageModel, name: str, work: Callable[[], object], aim: bool = True) -> tuple[list[str], float]:
     """Return a row of the table for a part of a trial, and its time."""
-    work()
-    seconds, _ = timed(work)
     with Products(lm) as products:
         work()
+    seconds, _ = timed(work)
     floor = products.seconds()
     ratio = seconds / floor
     cell = aimed(f"{ratio:.2f}", ratio <= AIM, f"at most {AIM}") if aim else f"{ratio:.2f}"
