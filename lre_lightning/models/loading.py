@@ -86,8 +86,6 @@ class Loading:
                 f"max_memory needs a device_map of {', '.join(STRATEGIES)}, not {self.device_map!r}: it limits what "
                 "they fill"
             )
-        if self.gguf_file is not None and self.quantization is not None:
-            raise LREError("the weights of a GGUF file are dequantized: leave quantization or gguf_file out")
         if self.chunk_size is not None:
             check_number("chunk_size", self.chunk_size, 1)
 
@@ -101,6 +99,8 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     path, gguf_file = locate(name_or_path, loading.gguf_file)
+    if gguf_file is not None and loading.quantization is not None:
+        raise LREError("the weights of a GGUF file are dequantized: leave quantization or gguf_file out")
     names = ("attn_implementation", "max_memory", "offload_folder", "revision", "trust_remote_code")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(loading, name)) is not None}
     given["dtype"] = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)

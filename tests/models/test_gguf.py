@@ -142,6 +142,8 @@ def test_files_that_are_no_such_lm_are_one_line(file, tmp_path):
         LanguageModel.from_pretrained("no.gguf")
     with pytest.raises(LREError, match="dequantized"):
         LanguageModel.from_pretrained(str(tmp_path), gguf_file="a.gguf", quantization="4bit")
+    with pytest.raises(LREError, match="dequantized"):  # named as a path, it was loaded without a word
+        LanguageModel.from_pretrained(str(file), quantization="8bit")
 
 
 def test_what_a_gguf_file_needs_is_named(file, monkeypatch):
