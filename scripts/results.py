@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from lre_lightning import LanguageModel, LRECollection, read_lenses
 from lre_lightning.lens.plotting import plot_lenses
-from lre_lightning.records.analysis import by_model, causality, faithfulness
+from lre_lightning.records.analysis import by_model, causality, faithfulness, per_relation
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.baselines import plot_causality_baselines, plot_faithfulness_baselines
@@ -30,7 +31,6 @@ from lre_lightning.report.sweeps import (
     plot_ranks,
 )
 from lre_lightning.report.tables import Table, to_text
-from lre_lightning.statistics.intervals import wilson
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = DOCS / "images" / "results"
@@ -98,15 +98,15 @@ To measure them again, in an hour or two on two cores:
 
 def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> str:
     """Return the table of all relations beside the paper's."""
+    alone = partial(faithfulness, beta=0.0)
+    scores = [per_relation(records, score) for score in (faithfulness, causality, alone)]
     rows = []
-    for record in sorted(records, key=lambda one: (one.category, one.relation)):
-        theirs, own = paper.get(record.relation), ["-"] * 5
+    for first in {record.relation: record for record in reversed(records)}.values():
+        name, theirs = first.relation, paper.get(first.relation)
         gptj = [f"{theirs[s]} ± {theirs[f'{s}_deviation']}" if theirs else "-" for s in ("faithfulness", "causality")]
-        if record.scored:
-            alone = f"{faithfulness(record, beta=0.0):.2f}"
-            scores = (faithfulness(record), record.known), (causality(record), record.edited)
-            own = [str(record.layer), str(record.rank), *(with_interval(*score) for score in scores), alone]
-        rows.append((record.relation, record.category, f"{record.known} of {record.tested}", *own, *gptj))
+        own = str(first.layer) if first.scored else None, first.rank, *(found.get(name) for found in scores)
+        rows.append((name, first.category, f"{first.known} of {first.tested}", *own, *gptj))
+    rows.sort(key=lambda row: row[1::-1])
     columns = (
         "relation",
         "category",
@@ -120,18 +120,10 @@ def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> 
         "C",
     )
     note = (
-        "With 95% intervals (Wilson), which say what other samples of the relation would change. *b alone* is the "
+        "With 95% intervals, which say what other samples of the relation would change. *b alone* is the "
         "faithfulness at β = 0, which says the same for every subject. GPT-J's: means and deviations over trials."
     )
     return f"## All relations\n\n{note}\n\n" + markdown(Table("relations", "", columns, tuple(rows)))
-
-
-def with_interval(score: float, total: int) -> str:
-    """Return a fraction of a number of samples with its interval; a dash if there is none."""
-    if not total:
-        return "-"
-    interval = wilson(score * total, total)
-    return f"{score:.2f} ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def markdown(table: Table) -> str:
