@@ -16,7 +16,7 @@ from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import NARROW, log_final, log_image, log_scalars, log_table
 from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category
+from lre_lightning.records.analysis import SCORES, counted, layers_of, on_most, over_relations, per_category
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize, write_csv
@@ -119,7 +119,9 @@ class ResultsFigures(Callback):
         if not counted(records):
             return
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "figures"
-        figures = {"relations": plot_relations(records), "layers": plot_layers(records)}
+        figures = {"relations": plot_relations(records)}
+        if on_most(records, "layers"):
+            figures["layers"] = plot_layers(records)
         for name, figure in figures.items():
             with written_whole(folder / f"{name}.png") as part:
                 figure.savefig(part, dpi=120, format="png")

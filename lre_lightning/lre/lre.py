@@ -58,7 +58,6 @@ class LRE:
     beta: float = 1.0
     rank: int | None = None
     lm: LanguageModel | None = field(default=None, repr=False)
-    _inverse: LowRankInverse | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         tensors = {"weight": self.weight} if isinstance(self.weight, Tensor) else self.weight.tensors()
@@ -95,17 +94,14 @@ class LRE:
     def inverse(self, max_rank: int | None = None) -> LowRankInverse:
         """Return the low-rank pseudo-inverse of W for ranks up to `max_rank`, or of all ranks if None.
 
-        The factorization is cached, and repeated only for a larger rank.
+        W keeps its factorization, which is repeated only for a larger rank.
 
         Raises:
             LREError: If the rank is out of range.
         """
         wanted = self.operator.rank if max_rank is None else max_rank
         check_ranks([wanted], self.operator.rank, "the rank of W")
-        if self._inverse is None or self._inverse.max_rank < wanted:
-            object.__setattr__(self, "_inverse", LowRankInverse(self.operator, wanted))
-        assert self._inverse is not None
-        return self._inverse
+        return LowRankInverse(self.operator, wanted)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the LRE with its tensors on another device."""

@@ -81,6 +81,7 @@ class Dense(Operator):
         self.weight = weight
         self.width = self.rank = len(weight)
         self.dtype, self.device = weight.dtype, weight.device
+        self._triplets = weight[:, :0], weight[0, :0], weight[:, :0]
 
     def apply(self, states: Tensor) -> Tensor:
         """Return W s."""
@@ -91,9 +92,12 @@ class Dense(Operator):
         return states.to(self.dtype) @ self.weight
 
     def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the leading singular triplets, as exact as a full decomposition."""
+        """Return the leading singular triplets, as exact as a full decomposition; they are kept for the next call."""
         self._check_rank(count)
-        return leading_singular_triplets(self.weight, count)
+        if len(self._triplets[1]) < count:
+            self._triplets = leading_singular_triplets(self.weight, count)
+        left, values, right = self._triplets
+        return left[:, :count], values[:count], right[:, :count]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return W."""

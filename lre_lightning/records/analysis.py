@@ -310,13 +310,15 @@ def layers_of(records: Iterable[TrialRecord]) -> list[Layer]:
 
 
 def on_most(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) -> list[TrialRecord]:
-    """Return the scored and reported records with the most common layers, or ranks.
+    """Return the scored and reported records with the layers, or ranks, of which there are most points in all.
 
-    Means at different points of the axis are comparable only over the same records.
+    Means at different points of the axis are comparable only over the same records, so those are left out whose grid
+    was searched for the choice alone.
     """
-    scored = counted(records)
-    most = Counter(getattr(record, axis) for record in scored).most_common(1)
-    return [record for record in scored if getattr(record, axis) == most[0][0]]
+    whole = [record for record in counted(records) if record.whole]
+    grids = Counter(getattr(record, axis) for record in whole)
+    most = max(grids, key=lambda grid: len(grid) * grids[grid], default=())
+    return [record for record in whole if getattr(record, axis) == most]
 
 
 @dataclass(frozen=True)

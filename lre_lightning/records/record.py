@@ -99,6 +99,7 @@ MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
 
 Grid = tuple[tuple[int, ...], ...]
+PartialGrid = tuple[tuple[int | None, ...], ...]
 ByLayer = Mapping[str, tuple[int, ...]]
 
 
@@ -118,7 +119,8 @@ class TrialRecord:
         betas: Betas of the grid.
         ranks: Ranks of the grid.
         faithful: Faithful predictions out of `known`, `[layer][beta]`.
-        causal: Successful edits out of `edited`, `[layer][rank]`.
+        causal: Successful edits out of `edited`, `[layer][rank]`; None at a point that a search for the choice alone
+            left out.
         edited: Number of known samples for which there was a target with another object.
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
@@ -170,7 +172,7 @@ class TrialRecord:
     betas: tuple[float, ...] = ()
     ranks: tuple[int, ...] = ()
     faithful: Grid = ()
-    causal: Grid = ()
+    causal: PartialGrid = ()
     edited: int = 0
     layer: Layer | None = None
     beta: float = 1.0
@@ -212,6 +214,11 @@ class TrialRecord:
         return bool(self.layers)
 
     @property
+    def whole(self) -> bool:
+        """False if a search for the choice alone left points of its grid out."""
+        return all(None not in row for row in self.causal)
+
+    @property
     def told_apart(self) -> bool:
         """False if all objects of the relation begin with the same token, so that scores by first token say nothing."""
         return self.first_tokens != 1
@@ -245,6 +252,8 @@ class TrialRecord:
             if not counts or place not in getattr(self, axis):
                 return float("nan")
             counts = counts[getattr(self, axis).index(place)]
+        if counts is None:
+            return float("nan")
         return Share(counts, getattr(self, total))
 
     def on_whole_objects(self, name: str) -> float:
@@ -382,9 +391,9 @@ def _check_counts(name: str, counts: Sequence[Any], most: int, *shape: int) -> N
         return
     if (len(shape) > 1 and any(len(row) != shape[1] for row in counts)) or len(counts) != shape[0]:
         raise LREError(f"{name} must have {' x '.join(map(str, shape))} counts")
-    array = np.array(counts, dtype=np.int64)
-    if array.size and not 0 <= array.min() <= array.max() <= most:
-        raise LREError(f"{name} has counts of {array.min()} to {array.max()}, and they must be 0 to {most}")
+    found = [count for count in np.array(counts, dtype=object).flat if count is not None]
+    if found and not 0 <= min(found) <= max(found) <= most:
+        raise LREError(f"{name} has counts of {min(found)} to {max(found)}, and they must be 0 to {most}")
 
 
 def fraction(count: float, total: int) -> float:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.record import PartialGrid, TrialRecord
 
 Criterion = Literal["causality", "faithfulness"]
 
@@ -19,31 +20,51 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
-        records: Scored trials of one relation, on one grid; at least one.
+        records: Scored trials of one relation; at least one. The points that all of them measured can be chosen.
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
             rank.
         beta: The beta at which faithfulness is compared, one of the grid.
 
     Raises:
-        LREError: The records have different grids, or beta is not in theirs.
+        LREError: The records have no point in common, or beta is not on the grid of one.
     """
-    first = records[0]
-    grid = (first.layers, first.betas, first.ranks)
     for record in records:
-        if (record.layers, record.betas, record.ranks) != grid:
-            raise LREError(f"the trials of {record.relation!r} have different grids: choose among those of one fit")
-    if beta not in first.betas:
-        raise LREError(f"beta {beta} is not on the grid of {first.relation!r}, whose betas are {first.betas}")
-    column = first.betas.index(beta)
-    faithful = np.mean([np.array(r.faithful)[:, column] / max(r.known, 1) for r in records], axis=0)[:, None]
-    causal = np.mean([np.array(r.causal) / max(r.edited, 1) for r in records], axis=0)
+        if beta not in record.betas:
+            raise LREError(f"beta {beta} is not on the grid of {record.relation!r}, whose betas are {record.betas}")
+    layers, ranks = (
+        [at for at in getattr(records[0], axis) if all(at in getattr(record, axis) for record in records)]
+        for axis in ("layers", "ranks")
+    )
+    faithful = np.mean([_counts(r, r.faithful, layers, [beta], r.betas) / max(r.known, 1) for r in records], axis=0)
+    causal = np.mean([_counts(r, r.causal, layers, ranks, r.ranks) / max(r.edited, 1) for r in records], axis=0)
+    measured = ~np.isnan(causal)
+    if not measured.any():
+        raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
     scores = (causal, faithful) if criterion == "causality" else (faithful, causal)
     # Rounded, so that equal fractions are equal whatever the order of summation.
-    merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
+    merits = [np.where(measured, score, -1).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
     layer, rank = np.unravel_index(best, causal.shape)
-    return first.layers[layer], first.ranks[rank]
+    return layers[layer], ranks[rank]
+
+
+def _counts(
+    record: TrialRecord, counts: PartialGrid, layers: Sequence[Layer], points: Sequence[float], axis: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the counts at some layers and points of another axis, `(layers, points)`; NaN where they were left out."""
+    found = np.array(counts, dtype=np.float64)
+    rows, columns = [record.layers.index(layer) for layer in layers], [axis.index(point) for point in points]
+    return found[np.ix_(rows, columns)]
+
+
+def choice_of_earlier(reported: bool, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int] | None:
+    """Return the layer and rank that earlier trials have chosen for one, by `choose_after`; None if it takes part."""
+    for other in earlier:
+        if reported and other.reported and other.layer is not None and other.rank is not None:
+            return other.layer, other.rank
+    choosing = [other for other in earlier if not other.reported]
+    return choose(choosing, criterion, choosing[0].beta) if reported and choosing else None
 
 
 def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int]:
@@ -53,11 +74,9 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     serve to choose; and if there are none, its own. A trial that only serves to choose takes the choice of those so
     far, including itself. `earlier` are the relation's scored trials before it; errors are those of `choose`.
     """
-    for other in earlier:
-        if record.reported and other.reported and other.layer is not None and other.rank is not None:
-            return other.layer, other.rank
-    choosing = [other for other in earlier if not other.reported] + ([] if record.reported else [record])
-    return choose(choosing or [record], criterion, record.beta)
+    found = choice_of_earlier(record.reported, earlier, criterion)
+    choosing = [record] if record.reported else [*(other for other in earlier if not other.reported), record]
+    return found or choose(choosing, criterion, record.beta)
 
 
 def reselect(

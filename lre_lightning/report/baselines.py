@@ -14,7 +14,7 @@ from lre_lightning.records.analysis import ALL, GENERIC_METHODS, METHODS, Score
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, STYLES, Style
-from lre_lightning.report.sections import Section, missing, picture_of
+from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, by_relation
 
@@ -72,7 +72,10 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
     def best_rank(record: TrialRecord, layer: Layer) -> float:
         return max(analysis.causality(record, layer, rank) for rank in record.ranks)
 
+    pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records),)
     kept = analysis.on_most(records, "layers")
+    if not kept:
+        return Section("Causality baselines", pictures, (by_category,))
     columns = {"LRE": analysis.causality, "LRE, best rank": best_rank, **METHODS["causality"]}
     by_layer = sweep_table(
         "causality_by_layer",
@@ -81,7 +84,7 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         "layer",
         {name: analysis.by_layer(kept, score) for name, score in columns.items()},
     )
-    pictures = (picture_of(plot_causality_baselines, records), picture_of(plot_causality_by_layer, records))
+    pictures = (*pictures, picture_of(plot_causality_by_layer, records))
     return Section("Causality baselines", pictures, (by_category, by_layer))
 
 

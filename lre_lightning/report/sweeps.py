@@ -56,9 +56,11 @@ def plot_layer_grid(
 
 def layers(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by layer (figure "sweep")."""
+    kept = analysis.on_most(records, "layers")
+    if len(analysis.layers_of(kept)) < 2:
+        return missing("Layers", "Whole grids with other layers were", "several --model.layers")
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
     table = sweep_table("layers", caption, "layer", _by_layer(records) | _without_s(records))
-    kept = analysis.on_most(records, "layers")
     said = [analysis.says_more(kept, layer) for layer in analysis.layers_of(kept)]
     if any(said):
         rows = zip(table.rows, said, strict=True)
@@ -69,8 +71,6 @@ def layers(records: Sequence[TrialRecord]) -> Section:
             columns=(*table.columns, "says more"),
             rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
         )
-    if len(table.rows) < 2:
-        return missing("Layers", "Other layers were", "several --model.layers")
     pictures = (picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records))
     return Section("Layers", pictures, (table,))
 
@@ -177,13 +177,13 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
 
 def ranks(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by rank (figure "rank-sweep")."""
+    if len({rank for record in analysis.on_most(records, "ranks") for rank in record.ranks}) < 2:
+        return missing("Ranks", "Whole grids with other ranks were", "several --model.ranks")
     caption = (
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
         "the rank, faithfulness with W truncated to it."
     )
     table = sweep_table("ranks", caption, "rank", _by_rank(records))
-    if len(table.rows) < 2:
-        return missing("Ranks", "Other ranks were", "several --model.ranks")
     return Section("Ranks", (picture_of(plot_ranks, records),), (table,))
 
 

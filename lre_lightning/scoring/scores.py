@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
@@ -100,7 +99,7 @@ def with_grid(
 def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
     """Return the record with faithfulness of its chosen LRE by rank of W (figure "rank-sweep")."""
     subject = states.subject[states.known, record.layers.index(lre.layer)].to(lre.bias)
-    low_rank = LowRankInverse(lre.operator, max(record.ranks)).forward(subject, record.ranks)
+    low_rank = lre.inverse(max(record.ranks)).forward(subject, record.ranks)
     counts = states.count_faithful(states.runs.lm.predict(record.beta * low_rank + lre.bias))
     return replace(record, faithful_low_rank=tuple(counts.tolist()))
 
@@ -142,7 +141,7 @@ def causality_predictions(
     """
     columns = []
     for index, lre in enumerate(lres):
-        delta = LowRankInverse(lre.operator, max(ranks)).apply(difference.to(lre.bias), ranks)
+        delta = lre.inverse(max(ranks)).apply(difference.to(lre.bias), ranks)
         edited = subject[:, index, None].to(delta) + delta
         columns.append((read or runs.lm.predict)(runs.patched(lre.layer, edited)))
     return torch.stack(columns, dim=1)

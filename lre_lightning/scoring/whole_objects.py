@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lre_lightning.grid import Layer
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
@@ -150,7 +149,7 @@ def _faithful(states: TrialStates, whole: TrialStates, runs: ObjectRuns, predict
 def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: Tensor) -> list[int]:
     """Count edits of s after which the LM says the whole object o', and after which o' is its closed-set answer."""
     difference = (whole.target_objects - whole.object[whole.edited]).to(lre.bias)
-    edited = subject.to(difference) + LowRankInverse(lre.operator, rank).apply(difference, [rank])[:, 0]
+    edited = subject.to(difference) + lre.inverse(rank).apply(difference, [rank])[:, 0]
     output = whole.edited_runs.patched(lre.layer, edited[:, None])[:, 0]
     runs = ObjectRuns(whole.edited_runs, lre.layer, edited, objects)
     edits = torch.arange(len(edited), device=output.device)

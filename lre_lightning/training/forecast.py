@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.models.patching import PromptBatch
     from lre_lightning.prompts.prompt import Prompt
+    from lre_lightning.training.options import Choice
 
 ASKED = 24
 """Test prompts of a trial that are run at most, to see how many the LM knows."""
@@ -40,6 +41,9 @@ MORE = ("baselines", "line_integrals", "generations", "jacobian_lens", "whole_ob
 
 LONG = 0.25
 """Seconds after which work is measured once and not twice."""
+
+SEARCHED = 0.5
+"""Share of the edits on a grid that a search for the choice alone runs, about."""
 
 GIBIBYTE = 2**30
 
@@ -84,7 +88,7 @@ class RelationForecast:
         counted: Whether that is an exact count, in the first of these trials.
         method: The form of W.
         why: The reason for it, if there was a choice.
-        seconds: The time of each trial.
+        seconds: The time of each trial, in the mean.
     """
 
     relation: str
@@ -167,7 +171,7 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial 
                 counted=begun is None and len(prompts) == tested,
                 method=method,
                 why=why,
-                seconds=work_of(trial, prompts, known).seconds(pace) / run.processes.count,
+                seconds=_seconds(trial, prompts, known, pace, len(own)) / run.processes.count,
             )
         )
     lm, layers = run.lm, len(run.layers)
@@ -179,6 +183,20 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial 
         free=free_memory(lm.device),
         more=tuple(name for name in MORE if getattr(run.fitting, name)),
     )
+
+
+def _seconds(trial: FitTrial, asked: list[Prompt], known: float, pace: Work, trials: int) -> float:
+    """Return the mean time of a trial and those that follow it, `trials` in all; arguments are those of `work_of`."""
+    fitting, work = trial.run.fitting, work_of(trial, asked, known)
+    if fitting.grid == "whole" or trial.choice is not None:
+        return work.seconds(pace)
+    first = min(max(1, fitting.selection_trials), trials)
+    share = SEARCHED if fitting.selection_trials <= 1 else 1.0
+    work = replace(work, patched=share * work.patched, decoded=share * work.decoded)
+    choice: Choice = {"layer": trial.layers[len(trial.layers) // 2], "rank": trial.ranks()[-1]}
+    run = replace(trial.run, fitting=replace(fitting, choices={trial.trial.relation.name: choice}))
+    later = work_of(FitTrial(run, trial.trial), asked, known)
+    return (first * work.seconds(pace) + (trials - first) * later.seconds(pace)) / trials
 
 
 def work_of(trial: FitTrial, asked: list[Prompt], known: float) -> Work:

@@ -185,7 +185,10 @@ class LREModule(FrozenLMModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""
-        self._trial = trial = FitTrial(self._run, self._data.trial(self.current_epoch))
+        drawn = self._data.trial(self.current_epoch)
+        name, number = drawn.relation.name, drawn.number
+        earlier = [r for r in self.bank.records.values() if r.relation == name and r.trial != number and r.scored]
+        self._trial = trial = FitTrial(self._run, drawn, earlier)
         trial.skip_if_unknown()
         if trial.unscored is not None:
             self._keep(trial.unscored)
@@ -224,11 +227,7 @@ class LREModule(FrozenLMModule):
             for record in self._trial.finish():
                 self._keep(record)
         elif self._trial.unscored is None:
-            relation, number = self._trial.trial.relation.name, self._trial.trial.number
-            others = [
-                r for r in self.bank.records.values() if r.relation == relation and r.trial != number and r.scored
-            ]
-            record, lre = self._trial.finish(others)
+            record, lre = self._trial.finish()
             if lre is not None:
                 self._keep_lre(lre)
             if record is not None:

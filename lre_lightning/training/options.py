@@ -45,6 +45,10 @@ class Fitting:
             reported too.
         choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
             and edits use that rank, and `ranks` where they are given.
+        grid: ``"whole"`` scores edits at every layer and rank. ``"choice"`` scores what the choice takes, and chooses
+            the same: a relation's first trial leaves points of the grid as soon as they can't be the best, and its
+            other reported trials are estimated and scored at the chosen layer and rank alone. What was left out is None
+            in the records.
         max_known: The number of known test samples that a trial scores at most: its samples are asked in a drawn order
             until the LM knows as many. All are asked if None, which takes long for relations of hundreds of samples.
         baselines: Score the baselines of the paper's Section 4 as well, at every layer and at the embedding. For
@@ -75,6 +79,7 @@ class Fitting:
     select_by: Criterion = option("causality")
     selection_trials: int = option(0)
     choices: dict[str, Choice] | None = option(None)
+    grid: Literal["whole", "choice"] = option("whole")
     max_known: int | None = option(None)
     baselines: bool = option(False)
     line_integrals: int = option(0)
@@ -88,6 +93,9 @@ class Fitting:
     def __post_init__(self) -> None:
         check_choice("select_by", self.select_by, get_args(Criterion))
         check_choice("method", self.method, get_args(Method))
+        check_choice("grid", self.grid, ("whole", "choice"))
+        if self.grid == "choice" and self.measures:
+            raise LREError("measures are sums on the whole grid: leave grid choice out, or measures")
         if self.method == "matrix_free" and self.jacobian_lens is not None:
             raise LREError(
                 "the Jacobian lens is mixed with all elements of W: leave method matrix_free out, or the lens"

@@ -25,7 +25,7 @@ from lre_lightning.prompts.batch import RelationBatch
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import choose_after
+from lre_lightning.records.selection import choice_of_earlier, choose_after
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.baselines import example_states, with_baselines
 from lre_lightning.scoring.generations import with_generations
@@ -33,6 +33,7 @@ from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.measures import Measured, with_measures
 from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank, with_majority
+from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.scoring.whole_objects import with_whole_objects
 from lre_lightning.training.method import choose_method
@@ -40,7 +41,7 @@ from lre_lightning.training.method import choose_method
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
-    from lre_lightning.training.options import Fitting
+    from lre_lightning.training.options import Choice, Fitting
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -129,19 +130,34 @@ class FitTrial(TestedTrial):
 
     Call `skip_if_unknown`, `train` with each training batch, `estimate`, `test` with each test batch, then `finish`.
 
+    Args:
+        run: What the trial has in common with others.
+        trial: Its relation and samples.
+        earlier: The scored records of the relation's other trials, which take part in the choice of layer and rank.
+
     Attributes:
+        choice: The layer and rank at which alone it is estimated and scored; None if it is scored on a grid.
         unscored: The record of the trial if the LM knows too few of its test samples; all other work is then skipped.
     """
 
-    def __init__(self, run: Run, trial: Trial) -> None:
+    def __init__(self, run: Run, trial: Trial, earlier: Sequence[TrialRecord] = ()) -> None:
         embedding: list[Layer] = ["emb"] if run.fitting.baselines and "emb" in run.lm.layers else []
-        self.choice = (run.fitting.choices or {}).get(trial.relation.name)
+        self.earlier, self.choice = earlier, self._given(run, trial, earlier)
         layers = run.layers if self.choice is None else run.lm.check_layers([*embedding, self.choice["layer"]])
         super().__init__(run, trial, layers, alone=run.fitting.baselines)
         self.unscored: TrialRecord | None = None
         self._estimator = LREEstimator(self.layers)
         self._swept: dict[Key, list[PromptJacobian]] = {}
         self._lres: dict[Layer, LRE] = {}
+
+    @staticmethod
+    def _given(run: Run, trial: Trial, earlier: Sequence[TrialRecord]) -> Choice | None:
+        choice = (run.fitting.choices or {}).get(trial.relation.name)
+        if choice is None and run.fitting.grid == "choice":
+            reported = trial.number >= run.fitting.selection_trials
+            if found := choice_of_earlier(reported, earlier, run.fitting.select_by):
+                choice = {"layer": found[0], "rank": found[1]}
+        return choice
 
     def skip_if_unknown(self) -> None:
         """Run test prompts until the LM has answered n of them correctly; if it does not, set `unscored`."""
@@ -231,11 +247,8 @@ class FitTrial(TestedTrial):
         """Take a batch of test prompts, unless the trial is skipped."""
         return super().test(batch) if self.unscored is None else ()
 
-    def finish(self, earlier: Sequence[TrialRecord]) -> tuple[TrialRecord | None, LRE | None]:
+    def finish(self) -> tuple[TrialRecord | None, LRE | None]:
         """Score the LREs and choose one.
-
-        Args:
-            earlier: The scored records of the relation's other trials, which take part in the choice.
 
         Returns:
             The record, and the LRE at the chosen layer if the trial is reported. The record is None if there was no
@@ -246,7 +259,7 @@ class FitTrial(TestedTrial):
             return (tested[1] if tested else None), None
         states, record = tested
         record = self._with_grid(record, states)
-        layer, rank = self._choose(record, earlier)
+        layer, rank = self._choose(record)
         record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
         if self.run.fitting.baselines or self.run.lens:
             examples = example_states(self.run.lm, self._train_prompts, self.layers)
@@ -279,8 +292,11 @@ class FitTrial(TestedTrial):
         return replace(lre, weight=operator.factors)
 
     def _with_grid(self, record: TrialRecord, states: TrialStates) -> TrialRecord:
-        grid = self._lres, self.run.betas, self.ranks()
-        if not self.run.fitting.measures:
+        grid, fitting = (self._lres, self.run.betas, self.ranks()), self.run.fitting
+        chooses_alone = record.reported or fitting.selection_trials == 1  # means of several take whole grids
+        if fitting.grid == "choice" and self.choice is None and chooses_alone:
+            return with_choice(record, states, *grid, fitting.select_by)
+        if not fitting.measures:
             return with_grid(record, states, *grid)
         measured = Measured(states)
         return with_measures(with_grid(record, states, *grid, measured.read, measured.read_edits), measured, self._lres)
@@ -290,12 +306,12 @@ class FitTrial(TestedTrial):
         given, width = self.run.ranks or (), self.run.lm.hidden_size
         if self.choice is None:
             return given or check_ranks(default_ranks(width), width)
-        return check_ranks([*given, self.choice["rank"]], width)
+        return check_ranks([*(given if self.run.fitting.grid == "whole" else ()), self.choice["rank"]], width)
 
-    def _choose(self, record: TrialRecord, earlier: Sequence[TrialRecord]) -> tuple[Layer, int]:
+    def _choose(self, record: TrialRecord) -> tuple[Layer, int]:
         if self.choice is not None:
             return self.choice["layer"], self.choice["rank"]
-        return choose_after(record, earlier, self.run.fitting.select_by)
+        return choose_after(record, self.earlier, self.run.fitting.select_by)
 
 
 def _key(ids: Tensor) -> Key:

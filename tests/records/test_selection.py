@@ -68,10 +68,20 @@ def test_a_trial_without_edits_or_known_facts_has_score_zero(missing):
     assert choose([record(edited=0, causal=((0, 0), (0, 0)))], "causality", 2.0) == ("emb", 4)  # the more faithful
 
 
-def test_trials_of_different_grids_and_a_beta_off_the_grid_are_refused():
-    for other in ({"layers": ("emb", 1)}, {"betas": (1.0, 2.5)}, {"ranks": (4, 16)}):
-        with pytest.raises(LREError, match="trials of 'capital' have different grids"):
+def test_trials_without_a_common_point_and_a_beta_off_the_grid_are_refused():
+    for other in ({"layers": (1, 2)}, {"ranks": (16, 32)}, {"causal": ((None, None), (None, None))}):
+        with pytest.raises(LREError, match="trials of 'capital' have no layer and rank in common to choose"):
             choose([record(), record(1, **other)], "causality", 1.0)
+
+
+def test_points_are_chosen_that_all_trials_have_measured():
+    best = {"causal": ((7, 0), (5, 8))}
+    assert choose([record(**best)], "causality", 1.0) == (0, 8)
+    assert choose([record(**best), record(1, causal=((1, 1), (1, None)))], "causality", 1.0) == ("emb", 4)
+    assert choose([record(**best), record(1, layers=(0, 1), ranks=(4, 16))], "causality", 1.0) == (0, 4)
+
+
+def test_a_beta_off_the_grid_is_refused():
     with pytest.raises(LREError, match=r"beta 1.5 is not on the grid of 'capital', whose betas are \(1.0, 2.0\)"):
         reselect([record()], beta=1.5)
 

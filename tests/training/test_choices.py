@@ -1,5 +1,9 @@
 """Layers and ranks of a fit: which trials choose them, and choices that are given."""
 
+import json
+import math
+from itertools import product
+
 import pytest
 import torch
 
@@ -7,10 +11,15 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.selection import choose, reselect
+from lre_lightning.scoring import search as scoring_search
+from lre_lightning.scoring.search import search
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from lre_lightning.training.options import Fitting
 from tests.helpers import toy
+from tests.helpers.records import small_record
 from tests.helpers.toy import WIDTH
 from tests.training.test_module import trainer_of
 
@@ -144,3 +153,74 @@ def test_relations_that_cannot_be_scored_are_named_if_others_can(toy_relations, 
     assert line.startswith("it will not be scored: half colour: 14 samples, 8 of them examples, 6 left to test: 8 that")
     with pytest.raises(LREError, match="no relation can be scored, such as half colour: 14 samples, 8 of them"):
         check("half colour")
+
+
+# The choice alone
+
+
+@pytest.mark.parametrize("criterion", ["causality", "faithfulness"])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_search_chooses_as_the_whole_grid_does_and_leaves_points_out(criterion, processes, monkeypatch):
+    """Random successes, many of them alike, at 4 layers and 3 ranks; each block of edits is split between processes."""
+    generator, left_out = torch.Generator().manual_seed(0), 0
+    for trial in range(60):
+        total, known = trial % 30, 30
+        chance = torch.rand(4, 3, generator=generator).round(decimals=trial % 2 + 1)
+        edits = torch.rand(total, 4, 3, generator=generator) < chance
+        faithful = torch.randint(0, 4, (4,), generator=generator).tolist()
+        blocks = torch.arange(total).tensor_split(max(1, -(-total // 8) + processes - 1))
+        seen = []
+
+        def run(layer, columns, block, edits=edits, blocks=blocks, seen=seen):
+            seen.append((layer, block))
+            return edits[blocks[block]][:, layer, columns].sum(0).tolist(), len(blocks[block])
+
+        found = search(faithful, 3, total, criterion, run)
+        grid = {"layers": ("emb", 0, 1, 2), "betas": (1.0,), "ranks": (1, 2, 4), "beta": 1.0, "layer": 0, "rank": 1}
+        grid |= {"known": known, "edited": total, "faithful": tuple((count,) for count in faithful)}
+        counts = edits.sum(0).tolist()
+        partial, whole = (small_record(**grid, causal=tuple(map(tuple, causal))) for causal in (found, counts))
+        assert choose([partial], criterion, 1.0) == choose([whole], criterion, 1.0)
+        assert all(
+            one in (None, other)
+            for row, at in zip(found, counts, strict=True)
+            for one, other in zip(row, at, strict=False)
+        )
+        assert len(seen) == len(set(seen))
+        left_out += sum(row.count(None) for row in found)
+    assert left_out > 60
+
+
+@pytest.mark.parametrize("options", [{}, {"select_by": "faithfulness"}, {"selection_trials": 1}])
+def test_the_choice_alone_is_that_of_the_whole_grid(fit, monkeypatch, options):
+    """The first trial leaves points out, and the others have one."""
+    monkeypatch.setattr(scoring_search, "EDITS", 2)
+    whole, *_ = fit(options, trials=3)
+    module, _trainer, _ = fit({**options, "grid": "choice"}, trials=3)
+    assert choices_of(module) == choices_of(whole)
+    first, *others = module.records.values()
+    assert not first.whole
+    assert first.faithful == whole.records["thing colour", 0].faithful
+    for record in module.records.values():
+        full = whole.records[record.relation, record.trial]
+        scores = [(record.causality(*at), full.causality(*at)) for at in product(record.layers, record.ranks)]
+        assert all(math.isnan(one) or one == other for one, other in scores)
+        assert record.chosen_scores == full.chosen_scores
+    for record in others:
+        assert (record.layers, record.ranks) == ((record.layer,), (record.rank,))
+    reported = [record for record in module.records.values() if record.reported]
+    assert reselect(reported, options.get("select_by", "causality")) == reported
+    assert [TrialRecord.from_plain(json.loads(json.dumps(one.plain()))) for one in reported] == reported
+    lre, dense = (one.bank.lres["thing colour", 2] for one in (module, whole))
+    torch.testing.assert_close(lre.weight, dense.weight)
+
+
+def test_several_selection_trials_take_whole_grids_for_their_mean(fit):
+    module, _, _ = fit({"grid": "choice", "selection_trials": 2}, trials=3)
+    assert [(record.whole, record.layers) for record in module.records.values()][:2] == [(True, LAYERS)] * 2
+    assert len(module.records["thing colour", 2].layers) == 1
+
+
+def test_measures_need_the_whole_grid():
+    with pytest.raises(LREError, match="leave grid choice out, or measures"):
+        Fitting(grid="choice", measures=True)

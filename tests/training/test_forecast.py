@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.scoring import scores
@@ -36,7 +37,7 @@ def trial_of(module, data, index):
 def test_work_is_what_a_fit_computes(fit, monkeypatch):  # noqa: F811
     found = {"swept": 0, "patched": 0, "scored": 0, "factorized": 0}
     sweep, run_from, points = trial_module.sweep, LanguageModel.run_from, scores.predict_points
-    inverse = scores.LowRankInverse.apply
+    inverse = LowRankInverse.apply
 
     def swept(lm, ids, sources, targets, layers):
         found["swept"] += len(ids) * WIDTH * (ids.shape[1] - sources.start) * lm.num_layers
@@ -57,7 +58,7 @@ def test_work_is_what_a_fit_computes(fit, monkeypatch):  # noqa: F811
     monkeypatch.setattr(trial_module, "sweep", swept)
     monkeypatch.setattr(LanguageModel, "run_from", patched)
     monkeypatch.setattr(scores, "predict_points", scored)
-    monkeypatch.setattr(scores.LowRankInverse, "apply", factorized)
+    monkeypatch.setattr(LowRankInverse, "apply", factorized)
     module, _, data = fit({})
     (record,) = module.records.values()
     trial, asked = trial_of(module, data, 0)
@@ -149,3 +150,20 @@ def asking(step):
         step(module, batch, index)
 
     return asked
+
+
+def test_a_search_for_the_choice_takes_less(random_toy, data, monkeypatch):
+    """The first trial runs about half of its edits, and the others have one layer and rank."""
+    monkeypatch.setattr(forecasts, "measure", lambda trial, asked: Work(patched=1.0))
+
+    def seconds(**options):
+        found = LREModule(random_toy, **GRID, fitting=options).forecast(data)
+        return found.relations[1].seconds
+
+    middle = {"choices": {"thing colour": {"layer": 0, "rank": WIDTH}}}
+    data.setup()
+    whole = seconds()
+    one = work_of(*trial_of(LREModule(random_toy, **{**GRID, "ranks": None}, fitting=middle), data, 3), 8)
+    assert seconds(grid="choice") < whole / 2
+    assert seconds(grid="choice", selection_trials=2) > 2 / 3 * whole
+    assert one.patched > 0
