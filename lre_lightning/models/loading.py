@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -144,13 +144,33 @@ def bars_where_seen() -> Iterator[None]:
             gguf.tqdm = bar
 
 
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Read the header of a GGUF file once, and map the names of its tensors once.
+
+    transformers does the one for the configuration and for the weights, and the other for every module of the LM, and
+    both take long in Python.
+    """
+    import gguf
+
+    plain = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    for name, function in plain.items():
+        setattr(gguf, name, cache(function))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(gguf, name, function)
+
+
 def _load_gguf(path: str, gguf_file: str, given: dict[str, Any]) -> PreTrainedModel:
     """Load an LM from a GGUF file with dequantized weights: a plain one, which can be moved, cast and saved."""
     import transformers
 
     if hasattr(transformers, "GgufConfig"):  # else weights are dequantized anyway
         given["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, gguf_file=gguf_file, **given)
+    with _read_once():
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, gguf_file=gguf_file, **given)
     if getattr(model, "hf_quantizer", None) is not None:
         model.hf_quantizer.remove_quantization_config(model)
     return cast("PreTrainedModel", model)
