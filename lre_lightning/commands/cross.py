@@ -41,7 +41,8 @@ class Cross(FromCheckpoint):
         if not line.trainer.is_global_zero:
             return
         lm, folder = self.restore(line), Path(line.trainer.default_root_dir) / "cross"
-        scores = cross_scores(lm, line.datamodule, line.model.lres, line.options.trials)
+        most = line.model.fitting.max_known
+        scores = cross_scores(lm, line.datamodule, line.model.lres, line.options.trials, most)
         svg, png = page.plot(picture_of(plot_cross, scores))
         write_whole(folder / "cross.svg", svg)
         write_whole(folder / "cross.png", png)

@@ -221,8 +221,8 @@ def evaluate(
             other options.
     """
     chosen = data.prompts.template
-    if chosen in (SLOT, {}, *TEMPLATES) or (isinstance(chosen, int) and chosen):
-        raise LREError(f"an evaluation uses all templates in turn: leave template {chosen or SLOT!r} out")
+    if chosen in (SLOT, *TEMPLATES) or (isinstance(chosen, int) and chosen):
+        raise LREError(f"an evaluation uses all templates in turn: leave template {chosen!r} out")
     numbers = list(range(1, data.n_shot)) if n_shots is None else sorted({n for n in n_shots if n != data.n_shot})
     for n in numbers:
         check_number("n", n, 1)

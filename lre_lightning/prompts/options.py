@@ -58,6 +58,8 @@ class Prompts:
     train_samples: dict[str, list[TrainSample]] | None = option(None)
 
     def __post_init__(self) -> None:
+        if self.template == {}:  # what a command line makes of the bare template
+            object.__setattr__(self, "template", SLOT)
         if isinstance(self.template, Mapping):
             for given in self.template.values():
                 check_template(given)

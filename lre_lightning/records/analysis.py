@@ -312,13 +312,17 @@ def layers_of(records: Iterable[TrialRecord]) -> list[Layer]:
 def on_most(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) -> list[TrialRecord]:
     """Return the scored and reported records with the layers, or ranks, of which there are most points in all.
 
-    Means at different points of the axis are comparable only over the same records, so those are left out whose grid
-    was searched for the choice alone.
+    Means at different points of the axis are comparable only over the same records.
     """
-    whole = [record for record in counted(records) if record.whole]
-    grids = Counter(getattr(record, axis) for record in whole)
+    scored = counted(records)
+    grids = Counter(getattr(record, axis) for record in scored)
     most = max(grids, key=lambda grid: len(grid) * grids[grid], default=())
-    return [record for record in whole if getattr(record, axis) == most]
+    return [record for record in scored if getattr(record, axis) == most]
+
+
+def whole_grids(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) -> list[TrialRecord]:
+    """Return `on_most` of the records whose edits were scored everywhere, not only as far as the choice took."""
+    return on_most((record for record in records if record.whole), axis)
 
 
 @dataclass(frozen=True)

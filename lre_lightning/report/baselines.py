@@ -73,7 +73,7 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         return max(analysis.causality(record, layer, rank) for rank in record.ranks)
 
     pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records),)
-    kept = analysis.on_most(records, "layers")
+    kept = analysis.whole_grids(records, "layers")
     if not kept:
         return Section("Causality baselines", pictures, (by_category,))
     columns = {"LRE": analysis.causality, "LRE, best rank": best_rank, **METHODS["causality"]}

@@ -56,7 +56,7 @@ def plot_layer_grid(
 
 def layers(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by layer (figure "sweep")."""
-    kept = analysis.on_most(records, "layers")
+    kept = analysis.whole_grids(records, "layers")
     if len(analysis.layers_of(kept)) < 2:
         return missing("Layers", "Whole grids with other layers were", "several --model.layers")
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
@@ -76,13 +76,13 @@ def layers(records: Sequence[TrialRecord]) -> Section:
 
 
 def _by_layer(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
-    kept = analysis.on_most(records, "layers")
+    kept = analysis.whole_grids(records, "layers")
     return {name: analysis.by_layer(kept, score) for name, score in SCORES.items()}
 
 
 def _without_s(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
     """Return the scores by layer of answers that are the same for all subjects, as far as they were measured."""
-    kept = analysis.on_most(records, "layers")
+    kept = analysis.whole_grids(records, "layers")
     at = {layer: analysis.constant(kept, layer) for layer in analysis.layers_of(kept)}
     names = [name for name in analysis.CONSTANT if any(name in found for found in at.values())]
     return {name: {layer: found.get(name, {}) for layer, found in at.items()} for name in names}
@@ -112,7 +112,7 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     that are the same for all subjects.
     """
     figure, axes = _mean_curves(_by_layer(records), "layer", _without_s(records))
-    plotting.layer_axis(axes, analysis.on_most(records, "layers")[0].layers, 16)
+    plotting.layer_axis(axes, analysis.whole_grids(records, "layers")[0].layers, 16)
     return figure
 
 
@@ -177,7 +177,7 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
 
 def ranks(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by rank (figure "rank-sweep")."""
-    if len({rank for record in analysis.on_most(records, "ranks") for rank in record.ranks}) < 2:
+    if len({rank for record in analysis.whole_grids(records, "ranks") for rank in record.ranks}) < 2:
         return missing("Ranks", "Whole grids with other ranks were", "several --model.ranks")
     caption = (
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
@@ -188,7 +188,7 @@ def ranks(records: Sequence[TrialRecord]) -> Section:
 
 
 def _by_rank(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
-    kept = analysis.on_most(records, "ranks")
+    kept = analysis.whole_grids(records, "ranks")
     scores: dict[str, Score] = {"faithfulness": analysis.low_rank_faithfulness, "causality": analysis.causality}
     return {name: analysis.sweep(kept, score, "rank", kept[0].ranks) for name, score in scores.items()}
 

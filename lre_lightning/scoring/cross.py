@@ -62,7 +62,11 @@ class CrossScore:
 
 
 def cross_scores(
-    lm: LanguageModel, data: PromptSource, lres: Mapping[tuple[str, int], LRE], trials: int = 1
+    lm: LanguageModel,
+    data: PromptSource,
+    lres: Mapping[tuple[str, int], LRE],
+    trials: int = 1,
+    max_known: int | None = None,
 ) -> list[CrossScore]:
     """Score every LRE on the test samples of every relation, and the controls of each relation's own LRE.
 
@@ -75,6 +79,7 @@ def cross_scores(
         data: The datamodule of the fit.
         lres: LREs by relation and trial, such as `LREModule.lres`.
         trials: The number of trials, the first ones that have LREs.
+        max_known: The number of known samples that a trial scores at most, that of the fit; None for all.
 
     Raises:
         LREError: If no trial of `data` has an LRE, or an LRE was estimated from another LM.
@@ -87,7 +92,7 @@ def cross_scores(
     console = Console(stderr=True)
     shown = track(indices, "LREs on other relations", console=console, disable=not console.is_terminal)
     found = derivations(data.relations)
-    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, found)]
+    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, found, max_known)]
 
 
 def _scores_of_trial(
@@ -96,6 +101,7 @@ def _scores_of_trial(
     index: int,
     lres: Mapping[tuple[str, int], LRE],
     found: Sequence[Derivation],
+    max_known: int | None,
 ) -> Iterator[CrossScore]:
     trial = data.trial(index)
     readers = {name: lres[name, number].to(lm.device) for name, number in lres if number == trial.number}
@@ -108,7 +114,7 @@ def _scores_of_trial(
         shuffled(lm, data, trial, own),
     )
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
-    states = run_trial(lm, data, index, layers)
+    states = run_trial(lm, data, index, layers, max_known)
     derived = derived_lres(lm, data, trial, readers, found)
     for name, lre in chain(readers.items(), zip(CONTROLS, controls, strict=True), derived):
         faithful, causal = counts(states, lre, layers.index(lre.layer))

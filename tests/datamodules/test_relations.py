@@ -182,6 +182,7 @@ BARE = Relation("bare", "toy", (), (), "", "", False, ROME)
         ("zero-shot", {"asked": [TEMPLATES[2]], "double": ["{}:", "{}?"]}),
         ("all", {"asked": TEMPLATES[1:], "told": TEMPLATES[:2], "double": ["{}:", "{} is", "{}?"]}),
         ("bare", {"asked": ["{}"], "told": ["{}"], "double": ["{}"]}),
+        ({}, {"asked": ["{}"], "told": ["{}"], "double": ["{}"]}),
         ("Of {}:", {"asked": ["Of {}:"], "told": ["Of {}:"], "double": ["Of {}:"]}),
         ({"told": "{}!"}, {"asked": ["{}'s capital is"], "told": ["{}!"], "double": ["{}:"]}),
     ],

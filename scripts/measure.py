@@ -1,0 +1,85 @@
+"""Measure SmolLM2 on the paper's relations again: everything that the page of results shows.
+
+Run with ``python -m scripts.measure FOLDER [SOURCE]``, where SOURCE is "paper" or a folder of its relations. It takes
+about three hours on two cores; the same call goes on with what was stopped. Then ``python -m scripts.results`` renders
+the page.
+
+The first trial of each relation is scored on the whole grid. The others, the sweep over n, and the Jacobian lens have
+the layers and ranks that it chose; without relation-specific text all layers are scored.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lre_lightning import LanguageModel
+from lre_lightning.records.files import read_records
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8"]
+WHOLE = ["baselines=true", "line_integrals=10", "generations=1", "whole_objects=true"]
+LETTERS = "ABCDEFGHIJKLMNOPRSTUVWY"
+
+
+def main(folder: str, source: str = "paper") -> None:
+    """Run all measurements in a folder, and copy their records to docs/results as they end."""
+    root, common = Path(folder), [*OPTIONS, f"--data.source={source}"]
+
+    def fit(name: str, *options: str) -> Path:
+        results = root / name / "fit_results.jsonl"
+        lre("fit", root / name, *common, *options)
+        shutil.copy(results, RESULTS / f"{name}.jsonl")
+        return results
+
+    main_fit = fit("main", "--data.trials=1", *(f"--model.fitting.{option}" for option in WHOLE))
+    scored = [record for record in read_records([main_fit]) if record.scored]
+    choices = {record.relation: {"layer": record.layer, "rank": record.rank} for record in scored}
+    chosen = [f"--model.fitting.choices={json.dumps(choices)}", f"--data.relations={json.dumps(list(choices))}"]
+    fit("trials", *chosen, "--data.trials=2", "--data.selection.first_trial=1")
+    for n in (1, 2, 4):
+        fit(f"n{n}", *chosen, "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
+    bare = ["--data.prompts.template=bare", "--model.betas=[1]", "--model.fitting.grid=choice"]
+    fit("bare", chosen[1], "--data.trials=1", *bare)
+    for command in ("distract", "cross"):
+        lre(command, root / "main")
+        for table in (root / "main" / {"distract": "distraction"}.get(command, command)).glob("*.csv"):
+            shutil.copy(table, RESULTS)
+    lens(root)
+    fit("jlens", *chosen, "--data.trials=1", f"--model.fitting.jacobian_lens={root / 'lens'}")
+
+
+def lens(root: Path) -> None:
+    """Estimate the Jacobian lens from texts that the LM writes itself, sampled with a seed, one from each letter."""
+    texts = root / "texts.jsonl"
+    if not texts.is_file():
+        import torch
+
+        lm: Any = LanguageModel.from_pretrained("smollm2")
+        torch.manual_seed(0)
+        written = []
+        for letter in LETTERS:
+            ids = torch.tensor([lm.tokenizer.encode(letter)])
+            out = lm.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=40)
+            written.append(lm.tokenizer.decode(out[0]))
+        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in written))
+    options = ["--model.name_or_path=smollm2", f"--data.texts={texts}", "--data.length=32", "--data.shortest=24"]
+    lre("jlens", root / "lens", *options)
+
+
+def lre(command: str, folder: Path, *options: str) -> None:
+    """Run a subcommand of ``lre`` in a folder, unless it has ended there before."""
+    done = folder / f"{command}.done"
+    if done.is_file():
+        return
+    options = (*options, f"--trainer.default_root_dir={folder}")
+    subprocess.run([sys.executable, str(RESULTS.parents[1] / "cli.py"), command, *options], check=True)
+    done.touch()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
