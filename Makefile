@@ -54,7 +54,7 @@ view:
 	@ln -s "$(CURDIR)/scripts" "$(CURDIR)/cli.py" "$(VIEW)/"
 
 real: $(STAMP) ## run the tests on a real LM, SmolLM2
-	GOMP_SPINCOUNT=1000 "$(PY)" -m pytest -m real --numprocesses=0 --timeout=600
+	OMP_NUM_THREADS=$$(getconf _NPROCESSORS_ONLN) "$(PY)" -m pytest -m real --numprocesses=0 --timeout=600
 
 lint: $(STAMP) view ## ruff (rules and formatting), and which room imports which
 	"$(PY)" -m ruff check .

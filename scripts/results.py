@@ -17,7 +17,7 @@ from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.records.analysis import by_model, causality, faithfulness, per_relation
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.baselines import plot_causality_baselines, plot_faithfulness_baselines
+from lre_lightning.report.baselines import generic, plot_causality_baselines, plot_faithfulness_baselines
 from lre_lightning.report.findings import findings
 from lre_lightning.report.page import plot
 from lre_lightning.report.relations import plot_categories, plot_relations, plot_scatter
@@ -32,13 +32,41 @@ from lre_lightning.report.sweeps import (
 )
 from lre_lightning.report.tables import Table, to_text
 
+FITS = ("main", "trials", "n1", "n2", "n4", "bare")
+"""The files of records that belong together; that of LREs beside the Jacobian lens repeats the first trial."""
+
+MORE = (
+    (
+        "Under distraction",
+        "How often what the LM knows is among the k likeliest tokens of the LM, and of the LRE's lens at the subject, "
+        "in prompts that state a falsehood. For GPT-J the paper has recalls at 1, 2 and 3, over 11,891 prompts, of "
+        "0.02, 0.33 and 0.41 (the lens 0.54, 0.65 and 0.71) after repetition, and of 0.03, 0.17 and 0.25 (0.63, 0.73 "
+        "and 0.78) after an instruction.",
+        "attribute_lens",
+    ),
+    (
+        "Controls",
+        "The LRE of each relation on its own facts, W without b, b alone, an LRE from examples whose objects were "
+        "exchanged, and the LREs of other relations. `lre cross` makes the table.",
+        "controls",
+    ),
+    (
+        "Concepts",
+        "Directions of objects, W^+ (o - b) (Chanin et al., 2024), as classifiers of subjects and as edits, beside "
+        "linear probes. `lre concepts` makes the tables.",
+        "concepts",
+    ),
+)
+"""Tables of other commands: title, what it shows, and files."""
+
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = DOCS / "images" / "results"
 
 
 def main() -> None:
     """Write the page and its pictures."""
-    (model,) = by_model(read_records(sorted((DOCS / "results").glob("*.jsonl"))))
+    files = [DOCS / "results" / f"{name}.jsonl" for name in FITS]
+    (model,) = by_model(read_records([file for file in files if file.is_file()]))
     with (DOCS / "results" / "paper.csv").open(newline="") as file:
         paper = {row["relation"]: row for row in csv.DictReader(file)}
     records = model.main
@@ -54,11 +82,15 @@ def main() -> None:
     if model.bare:
         pictures["Without relation-specific text"] = [picture_of(plot_mode_switch, records, model.bare)]
     sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
-    text = [
-        head(records),
-        "## The paper's findings\n\n" + markdown(findings(records, model.bare)),
-        beside(records, paper),
-    ]
+    found = findings(records, model.bare)
+    text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
+    for title, note, *names in MORE:
+        tables = [DOCS / "results" / f"{name}.csv" for name in names]
+        if all(table.is_file() for table in tables):
+            sections.append("\n\n".join([f"## {title}\n\n{note}", *map(from_csv, tables)]))
+    if (DOCS / "results" / "jlens.jsonl").is_file():
+        (section,) = generic(list(read_records([DOCS / "results" / "jlens.jsonl"])))
+        sections.append("\n\n".join([f"## {section.title}", *map(shown, section.pictures)]))
     lens()
     (DOCS / "results.md").write_text("\n\n".join([*text, *sections]) + "\n", encoding="utf-8")
 
@@ -84,16 +116,36 @@ def head(records: Sequence[TrialRecord]) -> str:
 {len(names)} of the paper's 47 relations on SmolLM2-135M-Instruct (`smollm2`: Llama's architecture, 30 layers of width
 576, 4-bit weights dequantized to float32), beside what the paper reports of GPT-J (6 billion parameters).{left}
 
-- n = {first.n_shot} examples as in the paper, seed 0; {trials} trial of each relation, where the paper has 24.
+- n = {first.n_shot} examples as in the paper, seed 0; {trials} trials of each relation, where the paper has 24. The
+  first one is scored on the whole grid, and the others at the layer and rank that it chose.
 - All {layers} layers, ranks {ranks}, β from {first.betas[0]:g} to {first.betas[-1]:g}.
 - A trial asks for its test samples in a drawn order until the LM knows 60 of them (`--model.fitting.max_known 60`).
 - Of {len(few)} relations the LM knows fewer than n test samples; as in the paper they are not scored.
-- Layer and rank are those of the best causality on these samples, as in the paper. At a point that was chosen by them
-  scores look better than on other samples.
+- Layer and rank are those of the best causality on the first trial's samples, where scores look better than elsewhere.
 
 [Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
-To measure them again, in an hour or two on two cores:
-`lre evaluate --model.name_or_path smollm2 --data.source paper --data.trials 1 --model.fitting.max_known 60`."""
+`python -m scripts.measure FOLDER` measures them again, in some hours on two cores, and goes on where it was stopped."""
+
+
+def verdicts(table: Table) -> str:
+    """Say in short what of the paper held."""
+    holds = {name: [str(row[0]) for row in table.rows if row[1] == name] for name in ("yes", "no", "can't tell")}
+    heads = {"yes": "Holds on this LM too", "no": "Does not", "can't tell": "These relations can't tell"}
+    return "\n".join(f"- **{heads[name]}:** {'; '.join(some)}." for name, some in holds.items() if some)
+
+
+def from_csv(path: Path) -> str:
+    """Return a table of a command as Markdown, with numbers as the report shows them."""
+    with path.open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+
+    def cell(text: str) -> str | float | int | None:
+        try:
+            return int(text) if text.isdecimal() else float(text)
+        except ValueError:
+            return text or None
+
+    return markdown(Table(path.stem, "", tuple(columns), tuple(tuple(map(cell, row)) for row in rows)))
 
 
 def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> str:

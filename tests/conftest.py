@@ -8,8 +8,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each fork warns
 os.environ["MPLBACKEND"] = "Agg"
 # Tiny models gain nothing from threads, and lose much where the cores are shared. Not by `torch.set_num_threads`: the
-# process that hands out the tests would import torch for nothing, before those that run them are started.
-os.environ["OMP_NUM_THREADS"] = "1"
+# process that hands out the tests would import torch for nothing, before those that run them are started. SmolLM2 does,
+# and `make real` says so.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
@@ -24,6 +25,30 @@ os.fsync = os.fstat
 # A shell without job control starts background jobs with SIGINT ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def weights():
+    """Models from GGUF files by what they were loaded with."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def weights_read_once(request, monkeypatch):
+    """Give tests of a real LM the same frozen weights: reading them takes seconds."""
+    if request.node.get_closest_marker("real") is None:
+        return
+    from lre_lightning.models import loading
+
+    load, models = loading._load_gguf, request.getfixturevalue("weights")
+
+    def once(path, gguf_file, given):
+        key = path, gguf_file, repr(sorted(given.items()))
+        if key not in models:
+            models[key] = load(path, gguf_file, given)
+        return models[key]
+
+    monkeypatch.setattr(loading, "_load_gguf", once)
 
 
 @pytest.fixture(scope="session")
