@@ -27,7 +27,7 @@ def option(
         harmless: Neither the trials nor what is measured depends on it: a resumed fit may have another value.
         explicit: It lets code run or says where to write: a checkpoint's value is never used, only one that is given.
         recorded: It is part of how a trial's prompts are made: `TrialRecord.prompts` keeps it.
-        linked: The option, by its name on the command line, that this one takes its value from there.
+        linked: The name of the option from which this one takes its value on the command line.
     """
     metadata = {"harmless": harmless, "explicit": explicit, "recorded": recorded, "linked": linked}
     if callable(default):

@@ -149,7 +149,7 @@ def read_lre(path: str | Path, tensors: bool = True) -> tuple[dict[str, Any], di
 def opened(path: str | Path, what: str, name: str) -> Iterator[tuple[Any, Any]]:
     """Open a safetensors file that `write_tensors` wrote, and yield it with its metadata.
 
-    An `LREError` says that it is not `what` if it cannot be read as the caller tries.
+    If reading it fails within the context, an `LREError` says that the file is not `what`.
     """
     from safetensors import SafetensorError, safe_open
 

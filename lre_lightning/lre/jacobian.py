@@ -35,7 +35,7 @@ NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
 """Size of a batch of hidden states (lanes x width) that keeps a device busy."""
 
 MOST_PROMPTS = 4
-"""Most prompts that share a sweep: they are one process's, and others would be left without any."""
+"""The most prompts in one sweep. A sweep belongs to one process, so large ones would leave other processes idle."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,7 +105,7 @@ def find_parts(model: nn.Module) -> Parts:
     ran: set[nn.Module] = set()
     with nn.modules.module.register_module_forward_hook(lambda module, *_: ran.add(module)), torch.no_grad():
         _run(name, model, input_ids=_probe_ids(embedding), use_cache=False)
-    # A part that sees or hears does not run, nor do blocks among the others that attend to what it finds.
+    # Image and audio encoders don't run on text alone, nor do decoder blocks that attend to their output.
     lists = [
         (path, blocks)
         for path, found in backbone.named_modules()

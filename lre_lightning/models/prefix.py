@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from lre_lightning.models.caches import growing_cache, select_prefixes, share_cache
 
 Way = Literal["shared", "copied", "stepwise", "whole"]
-"""How prompts are run that begin alike.
+"""How prompts with a common prefix are run.
 
 ``"shared"``: all attend to the keys and values of one prefix. ``"copied"``: each continues a copy of what the LM keeps
 of the prefix, whatever that is. ``"stepwise"``: as copied, and the tokens after the prefix are run one at a time.

@@ -35,8 +35,8 @@ _vocabularies: "WeakKeyDictionary[PreTrainedTokenizerBase, str]" = WeakKeyDictio
 def tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], controls: bool = False) -> list[Encoding]:
     """Tokenize whole texts, with nothing added.
 
-    Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Where
-    tokenizers say otherwise, a space that they put in front stands for no character, and a byte for one.
+    Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Offsets are
+    corrected: a space that the tokenizer adds in front covers no character, and a token of a single byte covers one.
 
     Raises:
         LREError: The tokenizer makes a control token of text although `controls` is not set.

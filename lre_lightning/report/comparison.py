@@ -112,11 +112,11 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
 
 
 def dataset(models: Sequence[ModelResults]) -> Section:
-    """Return the relations and what is known of them (tables "dataset", "full-dataset" and "first_token_filter")."""
+    """Return the relations with their numbers of samples and known facts (tables "dataset", "full-dataset" and "first_token_filter")."""
     *tables, tokens = dataset_tables(models)
     shown = (*tables, *([tokens] if len(tokens.rows) > 1 else []))
     pictures = (picture_of(plot_known, models),) if len(models) <= SIDE_BY_SIDE else ()
-    return Section("Relations and what is known of them", pictures, shown)
+    return Section("Relations and known facts", pictures, shown)
 
 
 def plot_known(models: Sequence[ModelResults]) -> Figure:

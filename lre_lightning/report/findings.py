@@ -43,7 +43,7 @@ UNCERTAIN = "can't tell"
 def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -> Table:
     """Return the paper's findings and whether the results of an LM agree; `bare` are those with the template ``{}``."""
     late = "Faithfulness drops in late layers", "plummets after layer 17 of 28"
-    late_in_bare = "It does not without relation-specific text", "keeps improving in later layers"
+    late_in_bare = "Without relation-specific text it doesn't drop", "keeps improving in later layers"
     return Table(
         "findings",
         f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Unless the criterion says "

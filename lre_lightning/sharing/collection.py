@@ -189,7 +189,7 @@ class LRECollection(Mapping[TrialKey, LRE]):
     def for_text(self, lm: LanguageModel, text: str) -> list[LRE]:
         """Return the LREs that a text asks for at its end, bound to the LM: those whose template it matches.
 
-        They are none if it matches none. Of a relation, it is that of the first trial.
+        The list is empty if no template matches. A relation with several trials gives the LRE of its first one.
 
         Args:
             lm: The LM that the LREs were estimated from.

@@ -97,8 +97,8 @@ class Entry:
             raise LREError(f"{str(path)!r} cannot be read: {first_line(error)}") from error
         if digest != self.sha256:
             raise LREError(
-                f"{str(path)!r} is damaged, incomplete or of another collection: it has not the size and digest that "
-                f"{INDEX} says. Get the collection again"
+                f"{str(path)!r} is damaged, incomplete or of another collection: its size or digest differs from that "
+                f"in {INDEX}. Get the collection again"
             )
 
 

@@ -1,1 +1,1 @@
-"""Intervals, correlations and comparisons, as pure functions of arrays: what is known of them is in docs/method.md."""
+"""Intervals, correlations and comparisons, as pure functions of arrays; docs/method.md defines them."""

@@ -114,7 +114,7 @@ class Fitting:
         """Check that the LM has the layers and ranks of `choices`, and can generate if it has to.
 
         Raises:
-            LREError: If it has not.
+            LREError: If it lacks one of them, or can't generate.
         """
         if self.generations and not hasattr(lm.model, "generate"):
             raise LREError(f"{lm.name} has no method `generate`: leave generations out")

@@ -343,7 +343,7 @@ def test_findings_have_their_numbers_and_verdicts():
         "LRE edits are better than the unembedding's row of o'": ("yes", causal, 0.25, "15 of 15"),
         "LRE edits are better than o'": ("yes", causal, 0.125, "15 of 15"),
         "Faithfulness drops in late layers": ("yes", pytest.approx(0.3), faithful, "10 of 15"),
-        "It does not without relation-specific text": ("yes", pytest.approx(0.8), pytest.approx(0.8), "10 of 10"),
+        "Without relation-specific text it doesn't drop": ("yes", pytest.approx(0.8), pytest.approx(0.8), "10 of 10"),
     }
     assert found[CRITERIA][3] == "[0.00, 0.00]"
     assert found[BETA][3] == "[1.00, 2.00]"  # faithfulness is shifted, which leaves correlations as they are
