@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from lre_lightning import paper
 from lre_lightning.errors import LREError, check_choice
 from lre_lightning.grid import Layer, check_ranks, usual_rank
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
@@ -83,11 +84,11 @@ class LREEstimator:
         Raises:
             LREError: If nothing has been accumulated at this layer.
         """
-        return (self._sum(layer)[:, :-1] / self.count).to(self._dtype)
+        return paper.mean(self._sum(layer)[:, :-1], self.count).to(self._dtype)
 
     def bias(self, layer: Layer) -> Tensor:
         """Return b at `layer`, `(hidden,)`, with the dtype and errors of `weight`."""
-        return (self._sum(layer)[:, -1] / self.count).to(self._dtype)
+        return paper.mean(self._sum(layer)[:, -1], self.count).to(self._dtype)
 
     def _sum(self, layer: Layer) -> Tensor:
         if layer not in self._sums:

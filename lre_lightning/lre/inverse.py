@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from lre_lightning import paper
 from lre_lightning.grid import check_ranks
 from lre_lightning.lre.operators import Dense, Operator
 
@@ -14,9 +14,7 @@ from lre_lightning.lre.operators import Dense, Operator
 class LowRankInverse:
     """Pseudo-inverse of a square matrix restricted to its `rank` largest singular values (Appendix on low rank).
 
-    With W = U S V^T, the inverse of rank r is the sum over the first r singular triplets of v_i u_i^T / s_i.
-    Singular values that are zero to the precision of the dtype have inverse zero, as in `torch.linalg.pinv`, so that
-    W = 0 has inverse zero.
+    `lre_lightning.paper.edits` defines it.
 
     Args:
         weight: W, `(hidden, hidden)`, float32 or float64, or an operator.
@@ -35,10 +33,7 @@ class LowRankInverse:
     def __init__(self, weight: Tensor | Operator, max_rank: int | None = None) -> None:
         operator = Dense(weight) if isinstance(weight, Tensor) else weight
         self.max_rank: int = operator.rank if max_rank is None else max_rank
-        self._left, values, self._right = operator.triplets(self.max_rank)
-        cutoff = torch.finfo(operator.dtype).eps * operator.width * values[:1]
-        self._scaled_right: Tensor = self._right * values
-        self._scaled_left: Tensor = self._left * torch.where(values > cutoff, 1 / values, torch.zeros_like(values))
+        self._triplets = operator.triplets(self.max_rank)
 
     def apply(self, delta: Tensor, ranks: Sequence[int]) -> Tensor:
         """Apply the inverses of several ranks, in any order, to `delta`, o' - o, `(..., hidden)`.
@@ -47,8 +42,7 @@ class LowRankInverse:
             The edits of s, `(..., len(ranks), hidden)`.
         """
         self._check(ranks)
-        coefficients = delta @ self._scaled_left
-        return torch.stack([coefficients[..., :rank] @ self._right[:, :rank].T for rank in ranks], dim=-2)
+        return paper.edits(delta, *self._triplets, ranks)
 
     def forward(self, subject: Tensor, ranks: Sequence[int]) -> Tensor:
         """Apply W itself, cut down to each of several ranks, to s, `(..., hidden)`.
@@ -57,8 +51,7 @@ class LowRankInverse:
             W_r s for every rank r, `(..., len(ranks), hidden)`.
         """
         self._check(ranks)
-        coefficients = subject @ self._scaled_right
-        return torch.stack([coefficients[..., :rank] @ self._left[:, :rank].T for rank in ranks], dim=-2)
+        return paper.low_rank(subject, *self._triplets, ranks)
 
     def _check(self, ranks: Sequence[int]) -> None:
         check_ranks(ranks, self.max_rank, "the largest rank that W was factorized for")

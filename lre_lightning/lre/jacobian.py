@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lre_lightning import paper
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.models.activations import one_slope_for_all_lanes
@@ -54,9 +55,9 @@ class PromptJacobian:
     object: Tensor
 
     def bias(self, layer: Layer) -> Tensor:
-        """Return o - (do/ds) s at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider (Equation 3)."""
+        """Return o - (do/ds) s at `layer`, `(hidden,)`, in float32 or the LM's dtype if that is wider (Equation 2)."""
         wide = torch.promote_types(self.object.dtype, torch.float32)
-        return self.object.to(wide) - self.jacobian[layer].to(wide) @ self.subject[layer].to(wide)
+        return paper.bias(self.object.to(wide), self.jacobian[layer].to(wide) @ self.subject[layer].to(wide))
 
 
 def prompt_jacobian(

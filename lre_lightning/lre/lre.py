@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lre_lightning import paper
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
@@ -89,7 +90,8 @@ class LRE:
             beta W s + b, `(..., hidden)`, in the dtype of W, on the device of `subject`.
         """
         slope = self.beta if beta is None else beta
-        return slope * self.operator.to(subject.device).apply(subject) + self.bias.to(subject.device)
+        product = self.operator.to(subject.device).apply(subject)
+        return paper.lre(product, self.bias.to(subject.device), slope)
 
     def inverse(self, max_rank: int | None = None) -> LowRankInverse:
         """Return the low-rank pseudo-inverse of W for ranks up to `max_rank`, or of all ranks if None.
@@ -135,7 +137,7 @@ class LRE:
             LREError: If the rank is out of range.
         """
         chosen = self.edit_rank if rank is None else rank
-        delta = (target - object).to(self.bias)
+        delta = paper.change(object, target).to(self.bias)
         return self.inverse(chosen).apply(delta, [chosen]).squeeze(-2).to(object.device)
 
     def bind(self, lm: LanguageModel) -> Self:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lre_lightning.errors import LREError, check_choice, check_number
+from lre_lightning.paper import succeeds
 
 KS = (1, 2, 3)
 """The k of table "attribute-lens"."""
@@ -211,7 +212,7 @@ def success_update(
     check_number("num_relations", num_relations, 1)
     _check_indices("relations", relations, num_relations)
     grid, index = predictions.shape[1:], relations.long()
-    success = (predictions == _broadcastable(targets, len(grid))) & _broadcastable(counted, len(grid))
+    success = succeeds(predictions, _broadcastable(targets, len(grid))) & _broadcastable(counted, len(grid))
     correct = torch.zeros(num_relations, *grid, dtype=torch.int64, device=predictions.device)
     total = torch.zeros(num_relations, dtype=torch.int64, device=predictions.device)
     return correct.index_add_(0, index, success.long()), total.index_add_(0, index, counted.long())

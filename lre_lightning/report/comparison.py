@@ -112,7 +112,7 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
 
 
 def dataset(models: Sequence[ModelResults]) -> Section:
-    """Return the relations with their numbers of samples and known facts (tables "dataset", "full-dataset" and "first_token_filter")."""
+    """Return numbers of samples and known facts (tables "dataset", "full-dataset" and "first_token_filter")."""
     *tables, tokens = dataset_tables(models)
     shown = (*tables, *([tokens] if len(tokens.rows) > 1 else []))
     pictures = (picture_of(plot_known, models),) if len(models) <= SIDE_BY_SIDE else ()

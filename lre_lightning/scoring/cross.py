@@ -135,8 +135,7 @@ def counts(states: TrialStates, lre: LRE, index: int) -> tuple[int, int]:
     """Count the faithful predictions and the successful edits of an LRE, whose layer has an index in `states`."""
     s, rank = states.subject[:, index, None], lre.edit_rank
     said = faithfulness_predictions(states.runs.lm, [lre], s[states.known], [lre.beta])
-    difference = states.target_objects - states.object[states.edited]
-    edited = causality_predictions(states.edited_runs, [lre], s[states.edited], difference, [rank])
+    edited = causality_predictions(states.edited_runs, [lre], s[states.edited], states.change, [rank])
     return int(states.count_faithful(said)), int(states.count_causal(edited))
 
 

@@ -60,7 +60,7 @@ def with_jacobian_lens(
     `states` and `examples`, the `example_states`, must have s at the layers of `lres`, in their order.
     """
     *subjects, objects = examples
-    difference = states.target_objects - states.object[states.edited]
+    difference = states.change
     layers = [layer for layer in lres if layer in lens.jacobians]
     said, edited = [], []
     for layer in layers:

@@ -106,7 +106,7 @@ class Measured:
     def _differences(self, lres: Mapping[Layer, LRE]) -> Tensor:
         """Return the sums of the cosines of W (s' - s) and o' - o over edits, `(layers, 1)`."""
         states, found = self.states, []
-        wanted = states.target_objects - states.object[states.edited]
+        wanted = states.change
         for index, lre in enumerate(lres.values()):
             way = states.target_subjects(index) - states.subject[states.edited, index]
             moved = lre.operator.apply(way)

@@ -83,8 +83,8 @@ def with_grid(
     """
     operators = list(lres.values())
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas, read)
-    subject, difference = states.subject[states.edited], states.target_objects - states.object[states.edited]
-    edited = causality_predictions(states.edited_runs, operators, subject, difference, ranks, read_edits)
+    subject = states.subject[states.edited]
+    edited = causality_predictions(states.edited_runs, operators, subject, states.change, ranks, read_edits)
     return replace(
         record,
         layers=tuple(lres),

@@ -45,11 +45,11 @@ def with_choice(
     said = faithfulness_predictions(lm, operators, states.subject[states.known], betas)
     faithful, total = states.count_faithful(said), len(states.all_edited)
     blocks = torch.arange(len(states.edited), device=states.edited.device).tensor_split(max(1, -(-total // EDITS)))
-    difference = states.target_objects - states.object[states.edited]
+    change = states.change
 
     def run(layer: int, columns: Sequence[int], block: int) -> tuple[list[int], int]:
         rows, lre = blocks[block], operators[layer]
-        delta = lre.inverse(max(ranks)).apply(difference[rows].to(lre.bias), [ranks[column] for column in columns])
+        delta = lre.inverse(max(ranks)).apply(change[rows].to(lre.bias), [ranks[column] for column in columns])
         subject = states.subject[states.edited[rows], layer, None].to(delta) + delta
         answers = lm.predict(states.edited_runs.select(rows).patched(lre.layer, subject))
         (ran,) = states.processes.sum(torch.tensor([len(rows)]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lre_lightning import paper
 from lre_lightning.grid import Layer
 from lre_lightning.metrics import Causality, Faithfulness
 from lre_lightning.models.language_model import LanguageModel
@@ -188,6 +189,11 @@ class TrialStates:
     def wanted(self) -> Tensor:
         """First tokens of the objects o' that this process's edits aim at, int64 `(edits,)`."""
         return self.tokens[self.targets]
+
+    @property
+    def change(self) -> Tensor:
+        """O' - o of the prompts that are edited, `(edits, hidden)`."""
+        return paper.change(self.object[self.edited], self.target_objects)
 
     @cached_property
     def edited_runs(self) -> PromptBatch:
