@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -15,21 +15,12 @@ from lre_lightning.callbacks.log import CONSOLE, LOGGER, RelationLog
 from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
 from lre_lightning.callbacks.needs import require
 from lre_lightning.errors import check_choice
-from lre_lightning.records.analysis import (
-    FEW,
-    as_good_betas,
-    best_beta,
-    beta_scores,
-    categories,
-    counted,
-    most_faithful_beta,
-)
+from lre_lightning.records.analysis import FEW, categories, counted
+from lre_lightning.records.choices import BetaCriterion, as_good_betas, best_beta, beta_scores, most_faithful_beta
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.plotting import number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
 from lre_lightning.report.tables import cell_text
-
-Criterion = Literal["correlation", "faithfulness"]
 
 
 class BetaTuning(Callback):
@@ -57,8 +48,8 @@ class BetaTuning(Callback):
         LREError: If the criterion is unknown; in setup, if the module lacks something.
     """
 
-    def __init__(self, criterion: Criterion = "correlation", apply: bool = False) -> None:
-        check_choice("criterion", criterion, get_args(Criterion))
+    def __init__(self, criterion: BetaCriterion = "correlation", apply: bool = False) -> None:
+        check_choice("criterion", criterion, get_args(BetaCriterion))
         self.criterion, self.apply = criterion, apply
         self.beta: float | None = None
         self._tuned = False
@@ -115,7 +106,7 @@ class BetaTuning(Callback):
                 doubt += f"no beta's correlation differs from the best one's, at {best:g}"
             else:
                 doubt = ""
-        by: Criterion = "faithfulness" if doubt or best is None else "correlation"
+        by: BetaCriterion = "faithfulness" if doubt or best is None else "correlation"
         beta = most_faithful_beta(scores) if by == "faithfulness" else best
         assert beta is not None  # there are scores
         (at,) = (score for score in scores if score.beta == beta)

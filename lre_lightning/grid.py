@@ -57,6 +57,17 @@ def place_of(layer: Layer) -> int:
     return -1 if layer == "emb" else layer
 
 
+def spans(layers: Sequence[Layer], among: Sequence[Layer]) -> str:
+    """Return layers as text, neighbours among all that were tried as one span: ``"emb-3, 7"``."""
+    parts: list[list[Layer]] = []
+    for place, layer in enumerate(among):
+        if layer in layers:
+            if not parts or among[place - 1] != parts[-1][-1]:
+                parts.append([])
+            parts[-1].append(layer)
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
 def rank_of(value: object, what: str) -> int:
     """Check a rank."""
     return whole(value, what, 1, WIDEST)

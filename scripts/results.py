@@ -20,7 +20,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.baselines import generic, plot_causality_baselines, plot_faithfulness_baselines
 from lre_lightning.report.findings import findings
 from lre_lightning.report.page import plot
-from lre_lightning.report.relations import plot_categories, plot_relations, plot_scatter
+from lre_lightning.report.relations import chosen_layers, plot_categories, plot_relations, plot_scatter
 from lre_lightning.report.sections import Picture, picture_of
 from lre_lightning.report.sweeps import (
     plot_beta,
@@ -84,6 +84,7 @@ def main() -> None:
     sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
     found = findings(records, model.bare)
     text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
+    text += ["## The choice of layers\n\n" + markdown(table) for table in chosen_layers(records)]
     for title, note, *names in MORE:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):

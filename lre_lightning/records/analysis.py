@@ -19,14 +19,13 @@ import numpy as np
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, MAJORITIES, TrialRecord
 from lre_lightning.relations.relation import SLOT
-from lre_lightning.statistics.correlation import pearson, pearson_difference, spearman
+from lre_lightning.statistics.correlation import pearson, spearman
 from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_over, over_trials
-from lre_lightning.statistics.intervals import Array, bootstrap, mean_difference, median
+from lre_lightning.statistics.intervals import Array, median
 
 ALL = "all relations"
 FEW = 10
 """Number of relations below which nothing is said on a finding, and no beta chosen by its correlation."""
-BetaCriterion = Literal["correlation", "faithfulness"]
 K = TypeVar("K")
 
 Score = Callable[..., float]
@@ -323,65 +322,6 @@ def on_most(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) ->
 def whole_grids(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) -> list[TrialRecord]:
     """Return `on_most` of the records whose edits were scored everywhere, not only as far as the choice took."""
     return on_most((record for record in records if record.whole), axis)
-
-
-@dataclass(frozen=True)
-class BetaScores:
-    """Mean and deviation of the scores over relations at one beta, and Pearson's correlation of them (table "beta").
-
-    Causality is always at beta 1, hence the same for every beta.
-    """
-
-    beta: float
-    faithfulness: Estimate
-    causality: Estimate | None
-    correlation: Estimate | None
-
-
-def beta_scores(records: Iterable[TrialRecord]) -> list[BetaScores]:
-    """Return the scores at every beta that all relations have on their grids, at the chosen layers and ranks."""
-    records = counted(records)
-    shared = set.intersection(*(set(record.betas) for record in records)) if records else set()
-    causal = per_relation(records, causality)
-    scores = []
-    for beta, means in sweep(records, faithfulness, "beta", sorted(shared)).items():
-        faithful = overall(means)
-        if faithful is not None:
-            scores.append(BetaScores(beta, faithful, overall(causal), correlation(means, causal)))
-    return scores
-
-
-def best_beta(scores: Iterable[BetaScores]) -> float | None:
-    """Return the beta of the best correlation, the paper's criterion; None where no correlation is defined."""
-    found = {line.beta: line.correlation.value for line in scores if line.correlation is not None}
-    return max(found, key=lambda beta: found[beta]) if found else None
-
-
-def most_faithful_beta(scores: Sequence[BetaScores]) -> float | None:
-    """Return the beta of the highest mean faithfulness; None without scores."""
-    return max(scores, key=lambda line: line.faithfulness[0]).beta if scores else None
-
-
-def as_good_betas(records: Sequence[TrialRecord], best: float, criterion: BetaCriterion) -> list[float]:
-    """Return the betas, rising, that the data cannot tell from the best one: their interval of differences has 0 in it.
-
-    Differences are of correlations with causality, or of mean faithfulness, over the same relations at both betas. With
-    fewer relations than an interval takes, all betas that have the score are as good.
-    """
-    causal, at_best = per_relation(records, causality), per_relation(records, partial(faithfulness, beta=best))
-    good = []
-    for line in beta_scores(records):
-        at = per_relation(records, partial(faithfulness, beta=line.beta))
-        if criterion == "correlation":
-            values, statistic = joint(at_best, causal, at, causal)[1], pearson_difference
-            if line.correlation is None:
-                continue
-        else:
-            values, statistic = joint(at_best, at)[1], mean_difference
-        interval = bootstrap(values, statistic)
-        if line.beta == best or interval is None or 0 in interval:
-            good.append(line.beta)
-    return good
 
 
 def agreement(records: Sequence[TrialRecord]) -> Estimate | None:

@@ -112,6 +112,34 @@ def reselect(
     return chosen
 
 
+def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -> list[TrialRecord]:
+    """Choose the layer and rank of every trial on the relation's other trials: none is scored where it was best itself.
+
+    Trials draw other examples, but share most of their test samples; so part of what a choice gains by chance is left.
+
+    Args:
+        records: Records of one LM and one kind of prompts.
+        criterion: See `choose`.
+
+    Returns:
+        The scored and reported records of relations with several of them, where the chosen point was measured.
+
+    Raises:
+        LREError: See `choose`.
+    """
+    by_relation: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        if record.scored and record.reported:
+            by_relation.setdefault(record.relation, []).append(record)
+    found = []
+    for group in by_relation.values():
+        for record in group if len(group) > 1 else ():
+            layer, rank = choose([other for other in group if other is not record], criterion, record.beta)
+            if layer in record.layers and rank in record.ranks:
+                found.append(at_point(record, layer, rank, record.beta))
+    return found
+
+
 def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: float) -> TrialRecord:
     """Return the record at another point of its grid, without the counts that exist only for its old point."""
     if layer != record.layer:

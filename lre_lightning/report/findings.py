@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from lre_lightning.records import analysis
-from lre_lightning.records.analysis import FEW, METHODS, SCORES, BetaCriterion, Means
+from lre_lightning.records import analysis, choices
+from lre_lightning.records.analysis import FEW, METHODS, SCORES, Means
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
 from lre_lightning.report.tables import Row, Table, cell_text, interval_text
@@ -177,7 +177,7 @@ def _on_agreement(records: Sequence[TrialRecord]) -> list[Row]:
 
 
 def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
-    scores = analysis.beta_scores(records)
+    scores = choices.beta_scores(records)
     scores = scores if len(scores) > 1 else []
     betas = np.array([line.beta for line in scores])
     faithful = [analysis.per_relation(records, partial(analysis.faithfulness, beta=line.beta)) for line in scores]
@@ -191,9 +191,9 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
         return np.asarray(betas[np.nan_to_num(found, nan=-1).argmax(0)])
 
     def row(
-        finding: str, paper: str, criterion: str, best: float | None, by: BetaCriterion, statistic: Statistic
+        finding: str, paper: str, criterion: str, best: float | None, by: choices.BetaCriterion, statistic: Statistic
     ) -> Row:
-        good = analysis.as_good_betas(records, best, by) if best is not None else []
+        good = choices.as_good_betas(records, best, by) if best is not None else []
         return _row(
             finding,
             paper,
@@ -213,7 +213,7 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
             "β above 1 makes faithfulness agree best with causality",
             "β = 2.25",
             "the β of the highest R, and all that are as good, are above 1",
-            analysis.best_beta(scores),
+            choices.best_beta(scores),
             "correlation",
             most_correlated,
         ),
@@ -221,7 +221,7 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
             "β above 1 is the most faithful",
             "0.59 at β = 2.25, 0.43 at 1",
             "the β of the highest mean faithfulness, and all that are as good, are above 1",
-            analysis.most_faithful_beta(scores),
+            choices.most_faithful_beta(scores),
             "faithfulness",
             most_faithful,
         ),

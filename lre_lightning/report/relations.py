@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from lre_lightning.records import analysis
+from lre_lightning.grid import spans
+from lre_lightning.records import analysis, choices
 from lre_lightning.records.analysis import ALL, SCORES, ModelResults
 from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
-from lre_lightning.records.selection import Criterion, reselect
+from lre_lightning.records.selection import Criterion, nested, reselect
 from lre_lightning.report import plotting
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relation, rows_of
@@ -55,7 +56,35 @@ def relations(records: Sequence[TrialRecord]) -> Section:
     if not scored:
         note = "No relation was scored: the LM knows fewer than n test samples of each."
         return Section("Relations", tables=(table,), note=note)
-    return Section("Relations", (picture_of(plot_relations, records),), (table,))
+    return Section("Relations", (picture_of(plot_relations, records),), (table, *chosen_layers(records)))
+
+
+def chosen_layers(records: Sequence[TrialRecord]) -> tuple[Table, ...]:
+    """Return what the choice of layers rests on; nothing where a relation had one layer, and one trial."""
+    scored = {record.relation: record for record in analysis.counted(records)}
+    good, others = choices.as_good_layers(records), nested(analysis.counted(records))
+    scores = analysis.both_by_relation(records)
+    scores |= {f"{name}, nested": means for name, means in analysis.both_by_relation(others).items() if means}
+    columns: dict[str, Mapping[str, Cell]] = {
+        "layer": {name: str(record.layer) for name, record in scored.items()},
+        "layers as good": {name: spans(layers, analysis.layers_of(records)) for name, layers in good.items()},
+        **scores,
+    }
+    if not others and len(analysis.layers_of(records)) < 2:
+        return ()
+    return (
+        by_relation(
+            "choices",
+            f"What the choice of layers rests on, on {analysis.lm_of(records)}. Layers as good: those whose causality "
+            "at the relation's rank the data can't tell from that of the best (95% interval of the difference). "
+            "Nested: each trial at the layer and rank that the relation's other trials choose by causality, so that "
+            "chance in its own scores is not part of the choice. Means and standard deviations over trials, in the "
+            "last row over relations.",
+            scored,
+            columns,
+            ("mean", None, None, *map(analysis.overall, scores.values())),
+        ),
+    )
 
 
 def plot_relations(records: Sequence[TrialRecord]) -> Figure:

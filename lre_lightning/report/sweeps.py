@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lre_lightning.grid import place_of
-from lre_lightning.records import analysis
-from lre_lightning.records.analysis import SCORES, BetaScores, ModelResults, Score, Sweep
+from lre_lightning.records import analysis, choices
+from lre_lightning.records.analysis import SCORES, ModelResults, Score, Sweep
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, MEAN, STYLES, Style
@@ -211,12 +211,12 @@ def plot_ranks(records: Sequence[TrialRecord]) -> Figure:
 
 def betas(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by beta (table "beta")."""
-    scores = analysis.beta_scores(records)
+    scores = choices.beta_scores(records)
     if len(scores) < 2:
         return missing("Choosing β", "Other values of β were", "several --model.betas")
-    best = {"correlation": analysis.best_beta(scores), "mean faithfulness": analysis.most_faithful_beta(scores)}
+    best = {"correlation": choices.best_beta(scores), "mean faithfulness": choices.most_faithful_beta(scores)}
 
-    def row(line: BetaScores) -> Row:
+    def row(line: choices.BetaScores) -> Row:
         marks = ", ".join(name for name, beta in best.items() if beta == line.beta)
         return (line.beta, line.faithfulness, line.causality, line.correlation, marks or None)
 
@@ -237,7 +237,7 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     The 95% intervals of faithfulness and of the correlation are shaded (bootstrap over relations); stars mark the best
     of each.
     """
-    scores = analysis.beta_scores(records)
+    scores = choices.beta_scores(records)
     figure = plotting.new_figure(8, 4.6)
     axes = figure.subplots()
     faithful = {line.beta: line.faithfulness for line in scores}
@@ -247,8 +247,8 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
     plotting.curve(axes, causal, STYLES[1], "causality, mean over relations")
     plotting.curve(axes, linked, STYLES[2], "correlation R of the two over relations", shade=0.12)
     for label, beta, points, look in (
-        ("best mean faithfulness", analysis.most_faithful_beta(scores), faithful, STYLES[0]),
-        ("best correlation", analysis.best_beta(scores), linked, STYLES[2]),
+        ("best mean faithfulness", choices.most_faithful_beta(scores), faithful, STYLES[0]),
+        ("best correlation", choices.best_beta(scores), linked, STYLES[2]),
     ):
         if beta is not None:
             value = points[beta][0]

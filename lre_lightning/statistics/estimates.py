@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -72,6 +73,18 @@ def over_trials(values: Sequence[float]) -> Estimate:
 def mean_over(values: Sequence[float]) -> Estimate:
     """Return the mean of one value per relation, at least one, with its deviation and bootstrap interval over them."""
     return spread(values, bootstrap(values, mean))
+
+
+def can_be_equal(one: Estimate, other: Estimate) -> bool:
+    """Return whether the difference of two fractions may be 0 by its 95% interval, Newcombe's (1998, method 10).
+
+    It is for fractions of different samples; of the same ones it is wider than it need be. Both need intervals.
+    """
+    high, low = sorted((one, other), key=lambda found: -found.value)
+    assert high.interval is not None
+    assert low.interval is not None
+    width = math.hypot(high.value - high.interval.low, low.interval.high - low.value)
+    return high.value - low.value <= width
 
 
 def estimate(values: npt.ArrayLike, statistic: Statistic) -> Estimate | None:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.selection import choose, choose_after, reselect
+from lre_lightning.records.selection import choose, choose_after, nested, reselect
 from tests.helpers.records import small_record as record
 from tests.helpers.records import unscored_record
 
@@ -168,3 +168,14 @@ def test_counts_of_one_point_do_not_move_to_another():
     assert (moved.layer, moved.faithful_low_rank, moved.line_integrals) == ("emb", (), ())
     (moved,) = reselect([record(**own)], beta=1.0)
     assert (moved.layer, moved.faithful_low_rank) == (0, ())
+
+
+def test_nested_choices_leave_a_trial_out_of_its_own_choice():
+    """Each of two trials is best at another point; of three, two agree."""
+    two = [best_at("emb", 4, 0), best_at(0, 8, 1)]
+    assert [(one.layer, one.rank) for one in nested(two)] == [(0, 8), ("emb", 4)]
+    assert [one.chosen_scores[1] for one in nested(two)] == [0, 0]
+    three = [*two, best_at(0, 8, 2)]
+    assert [(one.layer, one.rank) for one in nested(three)] == [(0, 8), ("emb", 4), ("emb", 4)]  # ties go to the first
+    assert nested(two[:1]) == nested([two[0], unscored_record()]) == []
+    assert nested([two[0], best_at(0, 8, 1, reported=False)]) == []

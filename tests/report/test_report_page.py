@@ -65,7 +65,7 @@ BOTH = {"causality_baselines", "faithfulness_baselines", "baselines_by_relation"
 BOTH |= {"mode_switch", "ranks", "betas", "n_shots", "underestimation", "templates"}
 FIGURES = BASIC | BOTH | {"faithfulness_baselines_zero_shot", "layers_by_relation", "known"}
 TABLES = BOTH | {"findings", "hyperparameters", "categories", "correlations", "dataset", "full_dataset", "first_tokens"}
-TABLES |= {"generations"}
+TABLES |= {"generations", "choices"}
 
 
 @pytest.fixture

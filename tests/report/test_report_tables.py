@@ -475,3 +475,16 @@ def test_latex_escapes_what_it_would_read():
         r"d & $0.125$ & $0.50$ & --- \\",
     } <= set(lines)
     assert lines[lines.index(r"all & --- & $0.75$ & $4$ \\") - 1] == r"\midrule"
+
+
+def test_the_choice_of_layers_says_what_it_rests_on():
+    """At layer 0 the edits of *capital* succeed 8 and 7 times of 8, at layer 1 once or twice."""
+    both = [record("capital", 0, 8, 8), record("capital", 1, 8, 7)]
+    found = rows("choices", both)["capital"]
+    assert found[:2] == ("0", "0")
+    assert found[2:4] == found[4:]  # both trials choose layer 0 and rank 4 by themselves
+    near = replace(both[0], causal=((7, 8), (7, 8), (1, 2)))
+    assert rows("choices", [near])["capital"] == ("0", "emb-0", (0.8, None), (1.0, None))
+    assert table("choices", [near]).columns[-1] == "causality"
+    searched = replace(both[0], causal=((None, None), (7, 8), (None, None)))
+    assert rows("choices", [searched])["capital"][1] is None

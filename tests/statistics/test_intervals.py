@@ -9,7 +9,7 @@ import pytest
 
 from lre_lightning.statistics import intervals
 from lre_lightning.statistics.correlation import pearson, pearson_difference, spearman
-from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_over, over_trials
+from lre_lightning.statistics.estimates import Estimate, Share, can_be_equal, estimate, mean_over, over_trials
 from lre_lightning.statistics.intervals import Interval, bootstrap, expanded, mean, mean_difference, median, wilson
 
 stats = pytest.importorskip("scipy.stats")
@@ -165,3 +165,12 @@ def test_estimates_are_pairs_with_an_interval():
     assert Estimate(0.5) == (0.5, None)
     assert np.isnan(Share(0, 0))
     assert estimate([0.1, nan], partial(mean)) is None
+
+
+def test_the_difference_of_fractions_is_newcombes():
+    """That of 56 of 70 and 48 of 80 begins at 0.0524 (Newcombe, 1998, table II), of 53 at 0.0067, of 52 at -0.0084."""
+    one, other = (over_trials([Share(*pair)]) for pair in ((56, 70), (48, 80)))
+    assert not can_be_equal(one, other)
+    assert not can_be_equal(over_trials([Share(53, 70)]), other)
+    assert can_be_equal(over_trials([Share(52, 70)]), other)
+    assert can_be_equal(other, other)
