@@ -5,7 +5,8 @@ about three hours on two cores; the same call goes on with what was stopped. The
 the page.
 
 The first trial of each relation is scored on the whole grid. The others, the sweep over n, and the Jacobian lens have
-the layers and ranks that it chose; without relation-specific text all layers are scored.
+the layers and ranks that it chose; without relation-specific text all layers are scored. n is swept over every second
+relation by the number of known samples, and every fourth is compared with the Jacobian lens.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lre_lightning import LanguageModel
 from lre_lightning.records.files import read_records
+from lre_lightning.records.record import TrialRecord
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8"]
@@ -37,20 +40,23 @@ def main(folder: str, source: str = "paper") -> None:
         return results
 
     main_fit = fit("main", "--data.trials=1", *(f"--model.fitting.{option}" for option in WHOLE))
-    scored = [record for record in read_records([main_fit]) if record.scored]
-    choices = {record.relation: {"layer": record.layer, "rank": record.rank} for record in scored}
-    chosen = [f"--model.fitting.choices={json.dumps(choices)}", f"--data.relations={json.dumps(list(choices))}"]
-    fit("trials", *chosen, "--data.trials=2", "--data.selection.first_trial=1")
-    for n in (1, 2, 4):
-        fit(f"n{n}", *chosen, "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
+    scored = sorted((one for one in read_records([main_fit]) if one.scored), key=lambda record: record.known)
+
+    def chosen(records: Sequence[TrialRecord]) -> list[str]:
+        choices = {record.relation: {"layer": record.layer, "rank": record.rank} for record in records}
+        return [f"--model.fitting.choices={json.dumps(choices)}", f"--data.relations={json.dumps(list(choices))}"]
+
+    fit("trials", *chosen(scored), "--data.trials=2", "--data.selection.first_trial=1")
     bare = ["--data.prompts.template=bare", "--model.betas=[1]", "--model.fitting.grid=choice"]
-    fit("bare", chosen[1], "--data.trials=1", *bare)
+    fit("bare", chosen(scored)[1], "--data.trials=1", *bare)
+    for n in (4, 1):
+        fit(f"n{n}", *chosen(scored[::2]), "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
     for command in ("distract", "cross"):
         lre(command, root / "main")
         for table in (root / "main" / {"distract": "distraction"}.get(command, command)).glob("*.csv"):
             shutil.copy(table, RESULTS)
     lens(root)
-    fit("jlens", *chosen, "--data.trials=1", f"--model.fitting.jacobian_lens={root / 'lens'}")
+    fit("jlens", *chosen(scored[::4]), "--data.trials=1", f"--model.fitting.jacobian_lens={root / 'lens'}")
 
 
 def lens(root: Path) -> None:

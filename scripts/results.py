@@ -32,7 +32,7 @@ from lre_lightning.report.sweeps import (
 )
 from lre_lightning.report.tables import Table, to_text
 
-FITS = ("main", "trials", "n1", "n2", "n4", "bare")
+FITS = ("main", "trials", "n1", "n4", "bare")
 """The files of records that belong together; that of LREs beside the Jacobian lens repeats the first trial."""
 
 MORE = (
