@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lre_lightning import LanguageModel, LRECollection, read_lenses
 from lre_lightning.lens.plotting import plot_lenses
-from lre_lightning.records.analysis import by_model, causality, faithfulness, per_relation
+from lre_lightning.records.analysis import SCORES, by_model, causality, faithfulness, joint, per_relation
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.baselines import generic, plot_causality_baselines, plot_faithfulness_baselines
@@ -31,6 +31,8 @@ from lre_lightning.report.sweeps import (
     plot_ranks,
 )
 from lre_lightning.report.tables import Table, to_text
+from lre_lightning.statistics.estimates import estimate
+from lre_lightning.statistics.intervals import mean_difference
 
 FITS = ("main", "trials", "n1", "n4", "bare")
 """The files of records that belong together; that of LREs beside the Jacobian lens repeats the first trial."""
@@ -84,7 +86,7 @@ def main() -> None:
     sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
     found = findings(records, model.bare)
     text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
-    text += ["## The choice of layers\n\n" + markdown(table) for table in chosen_layers(records)]
+    text += [f"## The choice of layers\n\n{gained(records)}\n\n{markdown(table)}" for table in chosen_layers(records)]
     for title, note, *names in MORE:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):
@@ -133,6 +135,25 @@ def verdicts(table: Table) -> str:
     holds = {name: [str(row[0]) for row in table.rows if row[1] == name] for name in ("yes", "no", "can't tell")}
     heads = {"yes": "Holds on this LM too", "no": "Does not", "can't tell": "These relations can't tell"}
     return "\n".join(f"- **{heads[name]}:** {'; '.join(some)}." for name, some in holds.items() if some)
+
+
+def gained(records: Sequence[TrialRecord]) -> str:
+    """Say how much better scores look in the trial that chose layer and rank than in the others."""
+    lines = []
+    for name, score in SCORES.items():
+        chose, others = (per_relation([r for r in records if (r.trial > 0) == late], score) for late in (False, True))
+        names, pairs = joint(chose, others)
+        apart = estimate(pairs, mean_difference)
+        assert apart is not None
+        assert apart.interval is not None
+        first, rest = pairs.mean(0)
+        most = max(names, key=lambda name: chose[name].value - others[name].value)
+        lines.append(
+            f"- {name.capitalize()} is {first:.2f} in the trial that chose, and {rest:.2f} in the others, over "
+            f"{len(names)} relations: {apart.value:.2f} [{apart.interval.low:.2f}, {apart.interval.high:.2f}] less. "
+            f"The most is lost in *{most}*: {chose[most].value:.2f} and {others[most].value:.2f}."
+        )
+    return "\n".join(lines)
 
 
 def from_csv(path: Path) -> str:
