@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from lightning.pytorch.cli import LightningArgumentParser
 from rich import box
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +18,7 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import check_number
 from lre_lightning.models.tokenizer import token_text
+from lre_lightning.progress import progress
 from lre_lightning.prompts.prompt import FirstTokenCoverage, Prompt
 from lre_lightning.prompts.trials import test_prompts
 from lre_lightning.relations.json_files import write_relations
@@ -62,10 +62,8 @@ class Data(Command):
 def print_data(data: RelationDataModule, prompts: int, check: bool) -> None:
     """Print the relations with their counts, a number of prompts of each, and the problems of the data."""
     relations = data.candidates()
-    errors = Console(stderr=True)
     found = [
-        (relation, data.coverage(relation), find_problems(relation))
-        for relation in track(relations, "Relations", console=errors, disable=not errors.is_terminal)
+        (relation, data.coverage(relation), find_problems(relation)) for relation in progress(relations, "Relations")
     ]
     table = relations_table(found)
     console = wide_console(table)

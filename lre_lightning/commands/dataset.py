@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.progress import progress
 from lre_lightning.records.analysis import by_model
 from lre_lightning.records.files import read_records, write_records
 from lre_lightning.records.record import TrialRecord
@@ -58,9 +57,7 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path) -> list
     """
     done = {record.key: record for record in read_records([path])} if path.is_file() else {}
     records: list[TrialRecord] = []
-    console = Console(stderr=True)
-    indices = range(len(data.schedule))
-    for index in track(indices, "Known facts", console=console, disable=not console.is_terminal):
+    for index in progress(range(len(data.schedule)), "Known facts"):
         trial = data.trial(index)
         record = replace(new_record(trial, data, len(trial.test_asked), known=0), model=lm.label)
         earlier = done.get(record.key)

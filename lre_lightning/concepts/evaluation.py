@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_f1_score as f1_score
 
@@ -28,6 +26,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.progress import progress
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
@@ -51,9 +50,7 @@ def evaluate_relations(
     """
     done = {record.place: record for record in read_concept_records(folder / RESULTS)}
     prompts, records = few_shot(data.prompts, data.n_shot), []
-    console = Console(stderr=True)
-    indices = range(len(data.schedule))
-    for index in track(indices, "Concepts", console=console, disable=not console.is_terminal):
+    for index in progress(range(len(data.schedule)), "Concepts"):
         trial = widened(data.trial(index), options.train_fraction, data.seed, data.prompts)
         planned = _planned(lm, trial, prompts, options)
         earlier = done.get(planned.place)

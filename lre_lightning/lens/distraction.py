@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from lre_lightning.errors import LREError
@@ -24,6 +22,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics.functional import KS, token_ranks
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
+from lre_lightning.progress import progress
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.scoring.states import knows
@@ -122,12 +121,8 @@ def latent_knowledge(
             f"no LRE has the relation and trial of a prompt: the prompts are of {keys[0]} to {keys[-1]}, and the "
             f"{len(lres)} LREs of {', '.join(map(str, [*lres][:3])) or 'nothing'}"
         )
-    console = Console(stderr=True)
     title = f"Latent knowledge, {data.distraction}"
-    return [
-        _count_trial(lm, data, index, lres, beta, tuple(ks), jacobian_lens)
-        for index in track(scored, title, console=console, disable=not console.is_terminal)
-    ]
+    return [_count_trial(lm, data, index, lres, beta, tuple(ks), jacobian_lens) for index in progress(scored, title)]
 
 
 def _count_trial(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lre_lightning.errors import LREError, first_line
+from lre_lightning.progress import progress
 from lre_lightning.storage.files import failures_named
 
 REPOSITORY = "https://github.com/evandez/relations"
@@ -60,16 +61,13 @@ def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
     import pooch
     import requests
     from huggingface_hub import is_offline_mode
-    from rich.console import Console
-    from rich.progress import track
 
     if files.base_url == ADDRESS and is_offline_mode():
         raise _not_fetched(ADDRESS, "HF_HUB_OFFLINE is set")
     print(f"downloading the paper's relations from {files.base_url} to {files.abspath}", file=sys.stderr)
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(timeout=timeout)
-    console = Console(stderr=True)
-    for name in track(names, "Downloading", console=console, disable=not console.is_terminal):
+    for name in progress(names, "Downloading"):
         try:
             path = Path(files.fetch(name, downloader=downloader))
         except requests.RequestException as error:

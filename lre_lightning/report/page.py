@@ -6,7 +6,6 @@ import io
 import platform
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -14,12 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import track
-
 from lre_lightning.concepts.record import read_concept_records
 from lre_lightning.errors import LREError
 from lre_lightning.lens.page import load_template
+from lre_lightning.progress import progress
 from lre_lightning.records import analysis
 from lre_lightning.records.files import read_records, result_files
 from lre_lightning.report.chapters import anchor, chapters_of
@@ -99,8 +96,7 @@ def write_page(
         LREError: If the folder is not writable.
     """
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    tracked = track(wanted.items(), "Plotting", console=console, transient=True, disable=hidden)
+    tracked = progress(list(wanted.items()), "Plotting", transient=True)
     plotted = {path: plot(picture, path) for path, picture in tracked}
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
     newest = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), tz=timezone.utc)

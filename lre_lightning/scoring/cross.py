@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import place_of
 from lre_lightning.lre.estimator import estimate_trial
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.progress import progress
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Sample
@@ -89,8 +88,7 @@ def cross_scores(
     indices = [index for index, key in enumerate(keys) if key in lres and key[1] in numbers]
     if not indices:
         raise LREError("no relation of the data has an LRE: give the relations and the seed of the fit")
-    console = Console(stderr=True)
-    shown = track(indices, "LREs on other relations", console=console, disable=not console.is_terminal)
+    shown = progress(indices, "LREs on other relations")
     found = derivations(data.relations)
     return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, found, max_known)]
 

@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
+from lre_lightning.progress import progress
 from lre_lightning.records.files import write_records
 from lre_lightning.report.page import versions
 from lre_lightning.runs.checkpoints import read_hyperparameters
@@ -57,8 +55,7 @@ def write_collection(
     _check_folder(folder, collection)
     kept: list[Entry] = []
     done = _written(folder, made)
-    groups, console = form.groups(collection.index.entries), Console(stderr=True)
-    for group in track(groups, "LREs", console=console, transient=True, disable=not console.is_terminal):
+    for group in progress(form.groups(collection.index.entries), "LREs", transient=True):
         entry = _named(replace(group[0], trials=tuple(t for one in group for t in one.trials)), made)
         before = done.get(entry.key)
         if before is None or _source(before) != _source(entry) or not _whole(folder, before):
