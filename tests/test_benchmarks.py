@@ -15,7 +15,7 @@ from benchmarks.common import AIM, Products, aimed
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.products import push
+from lre_lightning.models.products import jvp
 from lre_lightning.prompts.prompt import Prompt
 from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
 
@@ -59,7 +59,7 @@ def test_the_floor_has_the_products_of_the_blocks(lm, monkeypatch):
 def test_lres_without_w_are_compared_and_timed(monkeypatch, wrong):
     case = matrix_free.Case("tiny", 64, rank=2, subjects=3)
     if wrong:
-        monkeypatch.setattr(matrix_free.MatrixFree, "apply", lambda self, states: 1.01 * self._mean(states, push))
+        monkeypatch.setattr(matrix_free.MatrixFree, "apply", lambda self, states: 1.01 * self._mean(states, jvp))
         with pytest.raises(AssertionError, match="not close"):
             matrix_free.measure(case)
         return

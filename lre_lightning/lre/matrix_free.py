@@ -14,7 +14,7 @@ from lre_lightning.lre.operators import Dense, Factors, Operator, wide_dtype
 from lre_lightning.lre.triplets import Accuracy, triplets_of_products
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
-from lre_lightning.models.products import Product, pull, push, push_twice
+from lre_lightning.models.products import Product, double_vjp, jvp, vjp
 from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
@@ -37,7 +37,7 @@ class MatrixFree(Operator):
     Args:
         runs: The prompts.
         layer: The layer of s.
-        pushed: The product for W s; see `forward_product`.
+        forward: The product for W s; see `forward_product`.
         processes: The processes that hold the same prompts.
 
     Attributes:
@@ -47,10 +47,10 @@ class MatrixFree(Operator):
     """
 
     def __init__(
-        self, runs: PromptBatch, layer: Layer, pushed: Product = push, processes: Processes = ONE_PROCESS
+        self, runs: PromptBatch, layer: Layer, forward: Product = jvp, processes: Processes = ONE_PROCESS
     ) -> None:
         lm = runs.lm
-        self.runs, self.layer, self._pushed, self._processes = runs, layer, pushed, processes
+        self.runs, self.layer, self._forward, self._processes = runs, layer, forward, processes
         self.width = self.rank = lm.hidden_size
         self.dtype, self.device = torch.promote_types(lm.dtype, torch.float32), lm.device
         self.products = 0
@@ -63,18 +63,18 @@ class MatrixFree(Operator):
         """Return W s, in forward mode."""
         if self.matrix is not None:
             return self.matrix.apply(states.to(self.device)).to(states.device)
-        return self._mean(states, self._pushed)
+        return self._mean(states, self._forward)
 
     def transposed(self, states: Tensor) -> Tensor:
         """Return W^T o, in reverse mode."""
         if self.matrix is not None:
             return self.matrix.transposed(states.to(self.device)).to(states.device)
-        return self._mean(states, pull)
+        return self._mean(states, vjp)
 
     def bias(self) -> Tensor:
         """Return b, the mean of o - J s over the prompts, `(width,)`."""
         subject, output = self.runs.hidden_states([self.layer], keep=True)
-        (mean,) = self._means(subject, self._pushed)
+        (mean,) = self._means(subject, self._forward)
         bias: Tensor = output.to(mean).mean(0) - mean
         return bias.to(self.dtype)
 
@@ -93,12 +93,12 @@ class MatrixFree(Operator):
         return self._factors
 
     def _factorize(self, count: int) -> None:
-        pushed, pulled = self._split(self.apply), self._split(self.transposed)
+        forward, reverse = self._split(self.apply), self._split(self.transposed)
         nothing = torch.empty(self.width, 0, dtype=self.dtype, device=self.device)
         rounding = torch.finfo(self.runs.lm.dtype).eps
-        found = triplets_of_products(pushed, pulled, nothing, count, rounding, self._all_agree)
+        found = triplets_of_products(forward, reverse, nothing, count, rounding, self._all_agree)
         if found is None:
-            self.matrix = Dense(pulled(torch.eye(self.width, dtype=self.dtype, device=self.device)).T.contiguous())
+            self.matrix = Dense(reverse(torch.eye(self.width, dtype=self.dtype, device=self.device)).T.contiguous())
             return
         *factors, self.accuracy = found
         self._factors, self._factorized = Factors(*factors), count
@@ -155,13 +155,13 @@ def forward_product(runs: PromptBatch) -> Product:
     lm, one = runs.lm, runs.select(torch.tensor([0]))
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, 1, lm.hidden_size, generator=generator).to(one.lm.device, lm.dtype)
-    for product in (push, push_twice):
+    for product in (jvp, double_vjp):
         try:
             found = one.products(lm.layers[0], vector, product).double()
         except RuntimeError:  # of an operation without a derivative, whatever it says
             continue
         unit = torch.nn.functional.normalize(found, dim=-1)
-        back = one.products(lm.layers[0], unit.to(lm.dtype), pull).double()
+        back = one.products(lm.layers[0], unit.to(lm.dtype), vjp).double()
         error = (back * vector.double()).sum() - found.norm()
         if abs(float(error)) <= torch.finfo(lm.dtype).eps ** 0.5 * float(found.norm()):
             return product

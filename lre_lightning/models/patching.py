@@ -20,7 +20,7 @@ from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
 from lre_lightning.models.prefix import Prefix, pieces
-from lre_lightning.models.products import Product, pull
+from lre_lightning.models.products import Product, vjp
 
 NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
 """Numbers (patched prompts times width of the hidden states) that keep a device busy."""
@@ -226,7 +226,7 @@ class PromptBatch:
                 values = subject[rows, variants]
                 u = cotangent[rows.to(cotangent.device), None].expand(values.shape)
                 with slim_graph(self.lm.offloaded):
-                    gradient[rows, variants] = pull(run, values, u)
+                    gradient[rows, variants] = vjp(run, values, u)
             return gradient
 
         return self._run(subject[..., 0].numel(), work)
@@ -238,7 +238,7 @@ class PromptBatch:
         Args:
             layer: The layer of s.
             vectors: Vectors of each prompt, `(batch, variants, hidden)`, in any floating dtype.
-            product: `push` for F'(s) v, or `pull` for F'(s)^T v, of `lre_lightning.models.products`.
+            product: `jvp` for F'(s) v, or `vjp` for F'(s)^T v, of `lre_lightning.models.products`.
 
         Returns:
             The products, `(batch, variants, hidden)`, in the LM's dtype, on its device.

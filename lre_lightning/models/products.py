@@ -15,7 +15,7 @@ Product: TypeAlias = Callable[[Function, Tensor, Tensor], Tensor]
 """Takes F, states x and as many vectors, of one shape; returns F'(x) v or F'(x)^T v for each."""
 
 
-def pull(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
+def vjp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     """Return F'(x)^T v, in reverse mode."""
     with torch.enable_grad():
         given = states.detach().requires_grad_(True)
@@ -24,7 +24,7 @@ def pull(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     return found
 
 
-def push(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
+def jvp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     """Return F'(x) v, in forward mode.
 
     Fused attention has no derivative in this mode, so plain products are used where the model does not ask for them.
@@ -37,7 +37,7 @@ def push(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     return torch.zeros_like(vectors) if found is None else found
 
 
-def push_twice(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
+def double_vjp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     """Return F'(x) v as the gradient of v . F'(x)^T u with respect to u, which takes two passes in reverse mode.
 
     Raises:

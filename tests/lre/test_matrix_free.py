@@ -11,7 +11,7 @@ from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.origin import Origin
 from lre_lightning.lre.triplets import triplets_of_products
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.products import pull, push, push_twice
+from lre_lightning.models.products import double_vjp, jvp, vjp
 from lre_lightning.runs.processes import Processes
 from tests.helpers import tiny_models
 from tests.helpers.tiny_models import SHARED, WIDTH, plain_output, tiny_model, widen_casts
@@ -20,10 +20,10 @@ from tests.lre.test_inverse import STEPS, with_values
 PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 11, 30, 31]]  # two of one shape
 SUBJECTS = [*tiny_models.SUBJECTS, 7]
 PRODUCTS = {
-    "ctrl": push,  # which changes its embeddings in place
-    "olmo": push,  # which changes outputs of linear layers in place
-    "bloom": push_twice,  # whose activation has no derivative in forward mode
-    "lfm2": push,  # whose attention is fused
+    "ctrl": jvp,  # which changes its embeddings in place
+    "olmo": jvp,  # which changes outputs of linear layers in place
+    "bloom": double_vjp,  # whose activation has no derivative in forward mode
+    "lfm2": jvp,  # whose attention is fused
 }
 
 
@@ -74,7 +74,7 @@ def test_16_bits(dtype):
     exact = LanguageModel(tiny_model("llama", torch.float32))
     exact.load_state_dict(lm.state_dict())
     vectors = 1e6 * torch.randn(4, WIDTH)
-    assert forward_product(batch_of(lm)) is push
+    assert forward_product(batch_of(lm)) is jvp
     for name in ("apply", "transposed"):
         expected = getattr(MatrixFree(batch_of(exact), 1), name)(vectors)
         found = getattr(MatrixFree(batch_of(lm), 1), name)(vectors)
@@ -103,10 +103,10 @@ def test_an_lm_without_such_derivatives_is_refused(monkeypatch):
         raise RuntimeError("derivative for aten::x is not implemented")
 
     runs = batch_of(LanguageModel(tiny_model("gpt2")))
-    monkeypatch.setattr(matrix_free, "push", none)
-    assert forward_product(runs) is push_twice
-    monkeypatch.setattr(matrix_free, "push", lambda *arguments: 1.01 * push(*arguments))  # wrong
-    monkeypatch.setattr(matrix_free, "push_twice", none)
+    monkeypatch.setattr(matrix_free, "jvp", none)
+    assert forward_product(runs) is double_vjp
+    monkeypatch.setattr(matrix_free, "jvp", lambda *arguments: 1.01 * jvp(*arguments))  # wrong
+    monkeypatch.setattr(matrix_free, "double_vjp", none)
     with pytest.raises(LREError, match="has no derivatives in forward mode, nor second ones"):
         forward_product(runs)
 
@@ -198,7 +198,7 @@ def test_processes_split_the_products_and_factorize_once():
             whole[list(places)] = mine
             return whole
 
-    operator = MatrixFree(batch_of(lm), 1, push, Two(1, 2))
+    operator = MatrixFree(batch_of(lm), 1, jvp, Two(1, 2))
     operator.triplets(2)
     assert all(places == list(range(1, total, 2)) for places, total in sent)
     assert operator.products == sum(len(places) for places, _ in sent)
@@ -206,4 +206,4 @@ def test_processes_split_the_products_and_factorize_once():
     inverse = LowRankInverse(operator, 1)
     assert len(sent) == before
     assert inverse.max_rank == 1
-    assert pull is matrix_free.pull
+    assert vjp is matrix_free.vjp

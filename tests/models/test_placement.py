@@ -18,7 +18,7 @@ from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
-from lre_lightning.models.products import pull
+from lre_lightning.models.products import vjp
 from lre_lightning.training.module import LREModule
 from tests.helpers.split_devices import CPU, FAR, NEAR, SplitDevices, places, split
 from tests.helpers.tiny_models import FAMILIES, LAYERS, PROMPTS, SUBJECTS, WAYS, WIDTH, batch_of, tiny_model
@@ -40,7 +40,7 @@ def everything(lm, new_device="cpu"):
         found |= {f"J {layer}": around.jacobian[layer], f"s of the prompt {layer}": around.subject[layer]}
         found[f"patched {layer}"] = batch.patched(layer, new)
         found[f"pullback {layer}"] = batch.pullback(layer, new, u)
-        found[f"J^T u {layer}"] = batch.products(layer, u[:, None], pull)
+        found[f"J^T u {layer}"] = batch.products(layer, u[:, None], vjp)
     rows = [2, 0, 0, 1, 2]
     joined = PromptBatch.join([batch.select(torch.tensor(rows[:2], device=new_device)), batch])
     lm.chunk_size = 4
