@@ -12,10 +12,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from typing_extensions import override
 
 from lre_lightning.callbacks.log import CONSOLE, LOGGER, RelationLog
-from lre_lightning.callbacks.loggers import NARROW, log_image, log_scalars, log_text
+from lre_lightning.callbacks.loggers import CARD_WIDTH, log_image, log_scalars, log_text
 from lre_lightning.callbacks.needs import require
 from lre_lightning.errors import check_choice
-from lre_lightning.records.analysis import FEW, categories, counted
+from lre_lightning.records.analysis import FEW_RELATIONS, categories, counted
 from lre_lightning.records.choices import BetaCriterion, as_good_betas, best_beta, beta_scores, most_faithful_beta
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.plotting import number_of, r_of
@@ -37,8 +37,8 @@ class BetaTuning(Callback):
     Args:
         criterion: ``"correlation"``, the paper's choice, takes the beta at which faithfulness and causality (which does
             not depend on beta) correlate best over relations; ``"faithfulness"`` the one of the highest mean
-            faithfulness. That replaces the former where the relations cannot tell: below `FEW` of them, or if no beta's
-            correlation differs from the best one's.
+            faithfulness. That replaces the former where the relations cannot tell: below `FEW_RELATIONS` of them, or
+            if no beta's correlation differs from the best one's.
         apply: Use the best beta instead of the module's.
 
     Attributes:
@@ -100,8 +100,8 @@ class BetaTuning(Callback):
         if self.criterion == "correlation":
             best, doubt = best_beta(scores), "they cannot tell which beta agrees best with causality: "
             defined = [score.beta for score in scores if score.correlation is not None]
-            if best is None or count < FEW:
-                doubt += f"fewer than {FEW} relations, or scores that do not vary"
+            if best is None or count < FEW_RELATIONS:
+                doubt += f"fewer than {FEW_RELATIONS} relations, or scores that do not vary"
             elif as_good_betas(records, best, "correlation") == defined:
                 doubt += f"no beta's correlation differs from the best one's, at {best:g}"
             else:
@@ -126,7 +126,7 @@ class BetaTuning(Callback):
             print(line)
         log_text(trainer, "beta_tuning", line)
         figure = plot_beta(records)
-        figure.set_figwidth(NARROW)
+        figure.set_figwidth(CARD_WIDTH)
         log_image(trainer, "beta_tuning/curve", figure)
         for score in beta_scores(records):
             causality = None if score.causality is None else score.causality[0]

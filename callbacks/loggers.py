@@ -18,7 +18,7 @@ from lre_lightning.storage.files import safe_name
 
 CARD = 2 * 350
 """Width in pixels of pictures for TensorBoard: it shows every second pixel, 350 of them, and all after a click."""
-NARROW = 4.5
+CARD_WIDTH = 4.5
 """Width in inches of figures that can be read there."""
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lre_lightning.callbacks.beta_tuning import BetaTuning
-from lre_lightning.callbacks.loggers import NARROW, log_final, log_image, log_scalars, log_table
+from lre_lightning.callbacks.loggers import CARD_WIDTH, log_final, log_image, log_scalars, log_table
 from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category, whole_grids
@@ -125,7 +125,7 @@ class ResultsFigures(Callback):
         for name, figure in figures.items():
             with written_whole(folder / f"{name}.png") as part:
                 figure.savefig(part, dpi=120, format="png")
-            figure.set_figwidth(NARROW)
+            figure.set_figwidth(CARD_WIDTH)
             log_image(trainer, f"results/{name}", figure)
 
 

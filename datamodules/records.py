@@ -30,7 +30,7 @@ def arguments_of(record: TrialRecord, selection: Any = None) -> dict[str, Any]:
     }
 
 
-def check_relation(record: TrialRecord, relation: Relation, templates: Sequence[str]) -> None:
+def check_repeatable(record: TrialRecord, relation: Relation, templates: Sequence[str]) -> None:
     """Check that a relation and the templates to ask with are those of a record."""
     if relation.digest != record.digest:
         raise LREError(

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules.loaders import Loader, Portion, load, shapes_of, split_test, split_train
-from lre_lightning.datamodules.records import arguments_of, check_relation
+from lre_lightning.datamodules.records import arguments_of, check_repeatable
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, pad_token
@@ -161,7 +161,7 @@ class RelationDataModule(LightningDataModule):
         for name in (self.prompts.train_samples or {}).keys() - self._chosen.keys():
             raise LREError(f"train_samples are given for {name!r}, which is none of the relations")
         if self._expected is not None:
-            check_relation(self._expected, *self._chosen[relations[0].name])
+            check_repeatable(self._expected, *self._chosen[relations[0].name])
         for relation in relations:
             self.draw(relation, self.selection.first_trial)
         problems = [problem for relation in relations for problem in find_problems(relation) if problem.repairable]

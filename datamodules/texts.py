@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules.loaders import load
 from lre_lightning.errors import LREError, check_number
-from lre_lightning.jlens.estimator import digest_of
+from lre_lightning.jlens.estimator import digest_of_texts
 from lre_lightning.models.tokenizer import load_tokenizer, start_token
 from lre_lightning.options import option, options_of
 from lre_lightning.prompts.texts import open_texts
@@ -121,7 +121,7 @@ class TextDataModule(LightningDataModule):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the sequences."""
-        return digest_of(self.sequences)
+        return digest_of_texts(self.sequences)
 
     @property
     def schedule(self) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from lre_lightning.lens.lens import Lens, first_trials, mentioned, print_lenses,
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.texts import Text, read_texts
+from lre_lightning.prompts.texts import Text, read_text_file
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.plain import shown as shown_text
 from lre_lightning.training.bank import LREStore
@@ -169,7 +169,7 @@ def given_texts(options: Any) -> Iterator[Text]:
     Raises:
         LREError: If a text does not contain its subject, or the file cannot be read.
     """
-    file = [] if options.file is None else read_texts(options.file, options.text_column, options.split)
+    file = [] if options.file is None else read_text_file(options.file, options.text_column, options.split)
     for text in chain(map(Text, options.texts), file):
         yield replace(text, subject=text.subject or options.subject)
 

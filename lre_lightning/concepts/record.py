@@ -25,7 +25,7 @@ ObjectTokens: TypeAlias = Literal["first", "mean"]
 """The states that are o: that at the prompt's last token, or the mean over those that predict the object's tokens."""
 
 METHODS = ("concepts", "linear SVM", "difference of means", "logistic probe")
-SCORES = ("accuracy", "macro F1", "causality")
+CONCEPT_SCORES = ("accuracy", "macro F1", "causality")
 RESULTS = "concepts.jsonl"
 """The name of a file of records."""
 
@@ -142,7 +142,7 @@ class ConceptRecord:
         return json.dumps([self.origin, self.options, self.digest], sort_keys=True)
 
     def score(self, name: str, method: str) -> float:
-        """Return one of `SCORES` of one of `METHODS`; NaN where it was not measured."""
+        """Return one of `CONCEPT_SCORES` of one of `METHODS`; NaN where it was not measured."""
         if method not in self.correct:
             return math.nan
         if name == "macro F1":

@@ -117,7 +117,7 @@ class JacobianLensEstimator:
         )
 
 
-def digest_of(texts: Iterable[Sequence[int]]) -> str:
+def digest_of_texts(texts: Iterable[Sequence[int]]) -> str:
     """Return the SHA-256 of the token ids of texts, in their order."""
     digest = hashlib.sha256()
     for ids in texts:
@@ -145,4 +145,4 @@ def estimate_jacobian_lens(
     estimator = JacobianLensEstimator(lm, layers, averaging)
     for ids in texts:
         estimator.update(torch.as_tensor(ids))
-    return estimator.lens(digest_of([list(map(int, ids)) for ids in texts]))
+    return estimator.lens(digest_of_texts([list(map(int, ids)) for ids in texts]))

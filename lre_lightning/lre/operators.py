@@ -12,7 +12,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import check_ranks
 from lre_lightning.lre.triplets import leading_singular_triplets
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+FACTOR_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of factors."""
 
 
@@ -134,9 +134,9 @@ class Factors(Operator):
 
     @classmethod
     def of(cls, operator: Operator, rank: int, dtype: torch.dtype = torch.float32) -> Factors:
-        """Cut an operator down to its leading singular triplets, and round U and V to `dtype`, one of `NARROW`."""
-        if dtype not in NARROW:
-            known = ", ".join(str(one).removeprefix("torch.") for one in NARROW)
+        """Cut an operator down to its leading triplets, and round U and V to `dtype`, one of `FACTOR_DTYPES`."""
+        if dtype not in FACTOR_DTYPES:
+            known = ", ".join(str(one).removeprefix("torch.") for one in FACTOR_DTYPES)
             raise LREError(f"factors cannot be kept in {dtype}: give one of {known}")
         left, values, right = operator.triplets(rank)
         return cls(left.to(dtype), values, right.to(dtype))

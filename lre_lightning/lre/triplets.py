@@ -41,7 +41,7 @@ def leading_singular_triplets(matrix: Tensor, count: int) -> tuple[Tensor, Tenso
     return left[:, :count], values[:count], right_t[:count].T
 
 
-FEW = 8
+PROBES = 8
 """Number of probes, and least number of directions that a step adds where products are dear."""
 
 TOLERANCE = 1e-3
@@ -89,13 +89,17 @@ def triplets_of_products(
         others are those that the space has beside them. None if the space would need more than half of all directions,
         so that all elements of A are cheaper.
     """
-    size, wanted, generator = len(empty), 2 * count + FEW, torch.Generator().manual_seed(0)
+    size, wanted, generator = len(empty), 2 * count + PROBES, torch.Generator().manual_seed(0)
     if wanted > size // 2:
         return None
-    step = min(BLOCK, max(FEW, count // 4))  # small ones take fewer products, and large ones less time for each
-    probes = torch.randn(size, FEW + step, generator=generator, dtype=empty.dtype).to(empty)
+    step = min(BLOCK, max(PROBES, count // 4))  # small ones take fewer products, and large ones less time for each
+    probes = torch.randn(size, PROBES + step, generator=generator, dtype=empty.dtype).to(empty)
     probed = multiply_transposed(probes)
-    space, probes, probed = _Krylov(multiply, multiply_transposed, probed[:, FEW:]), probes[:, :FEW], probed[:, :FEW]
+    space, probes, probed = (
+        _Krylov(multiply, multiply_transposed, probed[:, PROBES:]),
+        probes[:, :PROBES],
+        probed[:, :PROBES],
+    )
     while wanted <= size // 2:
         space.grow(wanted)
         left, values, coefficients = torch.linalg.svd(space.images, full_matrices=False)

@@ -32,7 +32,7 @@ class Text:
             raise LREError(f"the text {shown(self.text)} does not contain the subject {self.subject!r}")
 
 
-def read_texts(source: str | Path, column: str = "text", split: str | None = None) -> Iterator[Text]:
+def read_text_file(source: str | Path, column: str = "text", split: str | None = None) -> Iterator[Text]:
     """Read texts one by one, so that a source of any size does.
 
     Args:

@@ -24,7 +24,7 @@ from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_o
 from lre_lightning.statistics.intervals import Array, median
 
 ALL = "all relations"
-FEW = 10
+FEW_RELATIONS = 10
 """Number of relations below which nothing is said on a finding, and no beta chosen by its correlation."""
 K = TypeVar("K")
 

@@ -52,7 +52,7 @@ GRIDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 """The fields of counts: what they are out of, the axes of their grid, and the methods that each have such a grid."""
 
-FEW = (
+RARE_FIELDS = (
     "generations",
     "generic_layers",
     "generic_faithful",
@@ -287,7 +287,7 @@ class TrialRecord:
 
     def plain(self) -> dict[str, Any]:
         """Return the record as plain data, not copied, without the empty values of what few fits measure."""
-        return {name: value for name, value in vars(self).items() if value or name not in FEW}
+        return {name: value for name, value in vars(self).items() if value or name not in RARE_FIELDS}
 
     @classmethod
     def from_plain(cls, data: object) -> TrialRecord:

@@ -19,7 +19,7 @@ ALIKE = "all of its objects begin with the same token"
 SCORES = ("faithfulness", "causality")
 BLIND = {"b_alone": "b alone", "majority_of_training": "majority of training", "majority_of_data": "majority of data"}
 """Columns of the file, and of the table, for the faithfulness of answers that are the same for all subjects."""
-COLUMNS = [
+CSV_COLUMNS = [
     *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
     *("random_guess", *BLIND, "reported", "layer", "beta", "rank", "edited", *SCORES),
 ]
@@ -41,14 +41,14 @@ def _short(count: float) -> str:
 
 
 def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
-    """Write one row per relation and trial to a CSV file with the columns `COLUMNS`, atomically.
+    """Write one row per relation and trial to a CSV file with the columns `CSV_COLUMNS`, atomically.
 
     Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them. Where
     whole objects were scored, `WHOLE_OBJECTS` are columns too. With `append` the rows are added to those that the file
     has, all or none, with its columns.
     """
     records = list(records)
-    columns = [*COLUMNS, *(WHOLE_OBJECTS if any(record.whole_objects for record in records) else ())]
+    columns = [*CSV_COLUMNS, *(WHOLE_OBJECTS if any(record.whole_objects for record in records) else ())]
     with written_whole(path, append) as part, part.open("a+", newline="", encoding="utf-8") as file:
         if append:
             file.seek(0)
@@ -57,7 +57,7 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
         if not append:
             writer.writeheader()
         for record in records:
-            row = {name: getattr(record, name) for name in COLUMNS if name not in (*SCORES, *BLIND)}
+            row = {name: getattr(record, name) for name in CSV_COLUMNS if name not in (*SCORES, *BLIND)}
             row |= {name: score for name, score in zip(BLIND, _blind(record), strict=True) if not math.isnan(score)}
             row["beta"] = record.beta if record.scored else None
             row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if record.whole_objects}

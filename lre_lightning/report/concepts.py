@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lre_lightning.concepts.record import METHODS, SCORES, ConceptRecord
+from lre_lightning.concepts.record import CONCEPT_SCORES, METHODS, ConceptRecord
 from lre_lightning.records import analysis
 from lre_lightning.report import plotting
 from lre_lightning.report.sections import Section, picture_of
@@ -58,7 +58,7 @@ def concept_tables(records: Sequence[ConceptRecord]) -> tuple[Table, ...]:
             ("all", None, None, None, *map(analysis.overall, found.values())) if relations else (),
         )
 
-    return tuple(map(table, SCORES))
+    return tuple(map(table, CONCEPT_SCORES))
 
 
 def unscored(records: Sequence[ConceptRecord]) -> str:

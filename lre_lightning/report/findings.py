@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from lre_lightning.records import analysis, choices
-from lre_lightning.records.analysis import FEW, METHODS, SCORES, Means
+from lre_lightning.records.analysis import FEW_RELATIONS, METHODS, SCORES, Means
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
 from lre_lightning.report.tables import Row, Table, cell_text, interval_text
@@ -31,7 +31,7 @@ DROP = 0.2
 """Distance of the last layer below the peak from which faithfulness counts as dropping."""
 CLOSE = 0.1
 """Difference of means up to which they match."""
-COLUMNS = (
+FINDING_COLUMNS = (
     *("finding", "holds", "value", "compared with", "95% interval", "relations", "without", "criterion"),
     "in the paper",
 )
@@ -50,9 +50,9 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
         "otherwise, values are means over relations at the layers and ranks of the fit; relations are those that meet "
         "the criterion by themselves. The 95% interval (bootstrap over relations) is of the value where it is compared "
         "with a fixed number, of a β the range of those that are as good, and otherwise of the difference: a finding "
-        f"holds (yes) or does not (no) only if all of its interval says so, and fewer than {FEW} relations are too few "
-        "to tell. Beside it, without the relation that changes it most, is what the interval is of.",
-        COLUMNS,
+        f"holds (yes) or does not (no) only if all of its interval says so, and fewer than {FEW_RELATIONS} relations are "
+        "too few to tell. Beside it, without the relation that changes it most, is what the interval is of.",
+        FINDING_COLUMNS,
         (
             *_on_agreement(records),
             *_on_beta(records),
@@ -83,7 +83,7 @@ def _row(
     """
     if value is None or other is None:
         return (finding, "not measured", None, None, None, None, None, criterion, paper)
-    if count < FEW:
+    if count < FEW_RELATIONS:
         verdict = "too few to tell"
     elif interval is None:
         verdict = UNCERTAIN

@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Run:
+class Source:
     """A file of results or the folder of an evaluation, the path and text of its configuration, and what repeats it."""
 
     results: str
@@ -128,7 +128,7 @@ def write_page(
     return folder / "index.html"
 
 
-def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
+def runs_of(results: Sequence[str | Path]) -> Iterator[Source]:
     """Yield the evaluations and the files of results in the given places, with the newest configuration of each.
 
     Those of validations and predictions are left out: only they have the options `verbose` and `texts`.
@@ -144,9 +144,9 @@ def runs_of(results: Sequence[str | Path]) -> Iterator[Run]:
         fits = [config for config, text in texts.items() if not re.search("^(verbose|texts):", text, re.MULTILINE)]
         newest = max(fits, key=lambda config: config.stat().st_mtime, default=None)
         if newest:
-            yield Run(str(path), str(newest), texts[newest], shlex.join(["lre", job, "--config", str(newest)]))
+            yield Source(str(path), str(newest), texts[newest], shlex.join(["lre", job, "--config", str(newest)]))
         elif job == "fit":
-            yield Run(str(path))
+            yield Source(str(path))
 
 
 def _text(path: Path) -> str:

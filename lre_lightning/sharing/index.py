@@ -92,7 +92,7 @@ class Entry:
             return
         try:
             size = path.stat().st_size if path.is_file() else -1
-            digest = digest_of(path) if size == self.size else ""
+            digest = digest_of_file(path) if size == self.size else ""
         except OSError as error:
             raise LREError(f"{str(path)!r} cannot be read: {first_line(error)}") from error
         if digest != self.sha256:
@@ -102,7 +102,7 @@ class Entry:
             )
 
 
-def digest_of(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

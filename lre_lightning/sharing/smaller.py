@@ -11,7 +11,7 @@ import torch
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks, default_ranks
 from lre_lightning.lre.lre import LRE
-from lre_lightning.lre.operators import NARROW, Factors
+from lre_lightning.lre.operators import FACTOR_DTYPES, Factors
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.records.record import fraction
@@ -23,7 +23,7 @@ from lre_lightning.training.bank import TrialKey
 Trials = Literal["first", "mean", "all"]
 Rank = int | Literal["auto"] | None
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NARROW}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FACTOR_DTYPES}
 TOLERANCE = 0.01
 """The faithfulness and the causality that an LRE in factors of rank ``"auto"`` may lose."""
 

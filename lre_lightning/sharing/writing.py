@@ -19,7 +19,7 @@ from lre_lightning.report.page import versions
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About, write_card
 from lre_lightning.sharing.collection import LRECollection
-from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, digest_of, part_of
+from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, digest_of_file, part_of
 from lre_lightning.sharing.places import Folder, upload
 from lre_lightning.sharing.smaller import Form, Scorer, kept_form, mean_lre, smaller
 from lre_lightning.storage.files import check_writable
@@ -79,7 +79,7 @@ def _write(folder: Path, lre: LRE, entry: Entry) -> Entry:
     (factors, dtype), path = kept_form(lre), folder / entry.file
     named.save(path)
     entry = replace(entry, metadata=named.metadata(), factors=factors, dtype=dtype)
-    return replace(entry, size=path.stat().st_size, sha256=digest_of(path))
+    return replace(entry, size=path.stat().st_size, sha256=digest_of_file(path))
 
 
 def push(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.lre.triplets import FEW
+from lre_lightning.lre.triplets import PROBES
 
 if TYPE_CHECKING:
     from lre_lightning.models.language_model import LanguageModel
@@ -49,8 +49,8 @@ class Products:
         """
         width, depths = lm.hidden_size, [lm.num_layers - 1 - place_of(layer) for layer in layers]
         applied = 1 + fitting.baselines + fitting.measures + fitting.whole_objects
-        directions = DIRECTIONS * rank + FEW
-        triplets = (PUSHED + PULLED) * directions + 2 * FEW * PULLED
+        directions = DIRECTIONS * rank + PROBES
+        triplets = (PUSHED + PULLED) * directions + 2 * PROBES * PULLED
         if directions > width // 2:
             triplets = width * PULLED
         at_a_layer = PUSHED * (applied * len(trial.test_asked) + 1) + triplets

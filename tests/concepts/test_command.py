@@ -7,7 +7,13 @@ import pytest
 
 from lre_lightning.concepts import evaluation, probes
 from lre_lightning.concepts.concepts import Concepts
-from lre_lightning.concepts.record import METHODS, SCORES, ConceptRecord, read_concept_records, write_concept_records
+from lre_lightning.concepts.record import (
+    CONCEPT_SCORES,
+    METHODS,
+    ConceptRecord,
+    read_concept_records,
+    write_concept_records,
+)
 from lre_lightning.errors import LREError
 from lre_lightning.report import page
 from lre_lightning.report.chapters import chapters_of
@@ -95,7 +101,7 @@ RECORDS = [
 
 
 def test_tables():
-    tables = dict(zip(SCORES, concept_tables(RECORDS), strict=True))
+    tables = dict(zip(CONCEPT_SCORES, concept_tables(RECORDS), strict=True))
     accuracy, causality = tables["accuracy"].rows, tables["causality"].rows
     assert accuracy[0] == ("capital", 5, 20, 10, (1.0, None), (0.1, None), (0.0, None), (0.5, None))
     assert accuracy[1][:4] == ("Colour", 5, 20, 10)

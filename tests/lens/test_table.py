@@ -13,7 +13,7 @@ from lre_lightning.lens.lens import most_certain_token, read_lenses
 from lre_lightning.lens.table import AnswerTable, read_answers, write_answers
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
-from lre_lightning.prompts.texts import Text, read_texts
+from lre_lightning.prompts.texts import Text, read_text_file
 from tests.helpers.tiny_models import tiny_model
 from tests.lens.test_lens import random_lre, words
 
@@ -96,8 +96,8 @@ def test_texts_of_files_and_data_sets(tmp_path):
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
     Dataset.from_list(rows).to_parquet(tmp_path / "texts.parquet")
     for name in ("texts.jsonl", "texts.csv", "saved", "texts.parquet"):
-        assert list(read_texts(tmp_path / name)) == expected
-    assert list(read_texts(tmp_path / "texts.csv", "other")) == [Text("1b", "b", "r"), Text("2")]
+        assert list(read_text_file(tmp_path / name)) == expected
+    assert list(read_text_file(tmp_path / "texts.csv", "other")) == [Text("1b", "b", "r"), Text("2")]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_texts_of_files_and_data_sets(tmp_path):
 def test_a_mistake_in_texts_is_one_clear_error(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(LREError, match=message):
-        list(read_texts(tmp_path / name))
+        list(read_text_file(tmp_path / name))
 
 
 def test_mistakes_in_what_is_asked(lm, lres, tmp_path):

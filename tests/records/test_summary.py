@@ -8,7 +8,7 @@ import pytest
 
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import WHOLE_OBJECTS
-from lre_lightning.records.summary import COLUMNS, summarize, write_csv
+from lre_lightning.records.summary import CSV_COLUMNS, summarize, write_csv
 from lre_lightning.report.console import print_results
 from tests.helpers.records import small_record, unscored_record
 
@@ -42,7 +42,7 @@ def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         scored, other = reader
-    assert reader.fieldnames == COLUMNS
+    assert reader.fieldnames == CSV_COLUMNS
     common = {"category": "factual", "trial": "0", "samples": "20", "tested": "12", "reported": "True"}
     place = {"layer": "0", "beta": "2.0", "rank": "4", "edited": "8", "faithfulness": "0.8", "causality": "0.875"}
     prompts = {"model": "demo", "n_shot": "8", "template": "{} is\n"}
@@ -63,13 +63,13 @@ def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         other, row = reader
-    assert reader.fieldnames == [*COLUMNS, *WHOLE_OBJECTS]
+    assert reader.fieldnames == [*CSV_COLUMNS, *WHOLE_OBJECTS]
     assert [row[name] for name in WHOLE_OBJECTS] == ["0.5", "0.75", "0.2", "0.0"]
     assert {other[name] for name in WHOLE_OBJECTS} == {""}
     write_csv([], path)
     write_csv([scored], path, append=True)  # the columns are those of the file
-    assert path.read_text().startswith(",".join(COLUMNS) + "\n")
-    assert len(path.read_text().splitlines()[1].split(",")) == len(COLUMNS)
+    assert path.read_text().startswith(",".join(CSV_COLUMNS) + "\n")
+    assert len(path.read_text().splitlines()[1].split(",")) == len(CSV_COLUMNS)
 
 
 def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsys):

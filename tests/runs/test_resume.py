@@ -17,7 +17,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import read_records
-from lre_lightning.records.summary import COLUMNS
+from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.checkpoints import WholeCheckpointIO, finished_trials
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.storage.locks import FolderLock
@@ -62,8 +62,8 @@ def assert_all_is_complete(root):
         elif path.suffix == ".csv":
             assert path.read_bytes().endswith(b"\r\n")
             header, *rows = csv.reader(path.open(newline=""))
-            assert header == COLUMNS
-            assert {len(row) for row in rows} <= {len(COLUMNS)}
+            assert header == CSV_COLUMNS
+            assert {len(row) for row in rows} <= {len(CSV_COLUMNS)}
             assert len(rows) in (finished, finished + 1)
     return finished
 

@@ -14,7 +14,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.sharing.card import card_of
 from lre_lightning.sharing.collection import LRECollection
-from lre_lightning.sharing.index import Index, digest_of
+from lre_lightning.sharing.index import Index, digest_of_file
 from lre_lightning.sharing.smaller import Form
 from tests.helpers.hostile import PLAIN, changed, little_memory, nested, outcome, recipes, tried
 
@@ -44,7 +44,7 @@ def swap(file, index):
 
 
 def fits_the_index(file, index):
-    entry_of(index).update(size=file.stat().st_size, sha256=digest_of(file))
+    entry_of(index).update(size=file.stat().st_size, sha256=digest_of_file(file))
 
 
 def swap_as_the_index_says(file, index):
