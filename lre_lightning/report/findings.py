@@ -50,8 +50,8 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
         "otherwise, values are means over relations at the layers and ranks of the fit; relations are those that meet "
         "the criterion by themselves. The 95% interval (bootstrap over relations) is of the value where it is compared "
         "with a fixed number, of a β the range of those that are as good, and otherwise of the difference: a finding "
-        f"holds (yes) or does not (no) only if all of its interval says so, and fewer than {FEW_RELATIONS} relations are "
-        "too few to tell. Beside it, without the relation that changes it most, is what the interval is of.",
+        f"holds (yes) or does not (no) only if all of its interval says so, and fewer than {FEW_RELATIONS} relations "
+        "are too few to tell. Beside it, without the relation that changes it most, is what the interval is of.",
         FINDING_COLUMNS,
         (
             *_on_agreement(records),
