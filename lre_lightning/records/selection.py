@@ -122,10 +122,8 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
         criterion: See `choose`.
 
     Returns:
-        The scored and reported records of relations with several of them, where the chosen point was measured.
-
-    Raises:
-        LREError: See `choose`.
+        The scored and reported records of relations with several of them, all on one whole grid: a point that was
+        measured because another trial had chosen it says nothing of that trial.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
@@ -133,10 +131,11 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
             by_relation.setdefault(record.relation, []).append(record)
     found = []
     for group in by_relation.values():
-        for record in group if len(group) > 1 else ():
+        if len(group) == 1 or len({(one.layers, one.ranks, one.whole) for one in group}) > 1 or not group[0].whole:
+            continue
+        for record in group:
             layer, rank = choose([other for other in group if other is not record], criterion, record.beta)
-            if layer in record.layers and rank in record.ranks:
-                found.append(at_point(record, layer, rank, record.beta))
+            found.append(at_point(record, layer, rank, record.beta))
     return found
 
 

@@ -117,11 +117,16 @@ def panel_grid(count: int, columns: int, width: float, height: float, shared: bo
 
 
 def legend(figure: Figure, columns: int = 5) -> None:
-    """Add a legend above the panels, which names each series once and the random guess last."""
+    """Add a legend above the panels, which names each series once and the random guess last.
+
+    It has at most so many columns, and no more than fit into the figure.
+    """
     shown = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     named = {label: handle for handle, label in shown}
     labels = sorted(named, key=GUESS.__eq__)
-    figure.legend([named[label] for label in labels], labels, loc="outside upper center", ncols=columns, frameon=False)
+    inches = 0.55 + 0.072 * max(map(len, labels), default=0)  # of a column
+    fitting = max(1, min(columns, int(figure.get_figwidth() / inches)))
+    figure.legend([named[label] for label in labels], labels, loc="outside upper center", ncols=fitting, frameon=False)
 
 
 def fraction_axis(axes: Axes, axis: str = "x") -> None:

@@ -23,6 +23,10 @@ CONSTANT_TEXT = (
     "Answers that are the same for all subjects: b alone is the LRE without W, the majority the most frequent first "
     "token of the objects of the training samples, or of all samples."
 )
+NESTED = (
+    "Nested: each trial at the layer and rank that the relation's other trials choose by causality, so that chance in "
+    "its own scores is not part of the choice. "
+)
 MANY_KNOWN = 30
 """Number of known test samples from which the paper plots a relation as a filled dot."""
 
@@ -77,9 +81,8 @@ def chosen_layers(records: Sequence[TrialRecord]) -> tuple[Table, ...]:
             "choices",
             f"What the choice of layers rests on, on {analysis.lm_of(records)}. Layers as good: those whose causality "
             "at the relation's rank the data can't tell from that of the best (95% interval of the difference). "
-            "Nested: each trial at the layer and rank that the relation's other trials choose by causality, so that "
-            "chance in its own scores is not part of the choice. Means and standard deviations over trials, in the "
-            "last row over relations.",
+            + (NESTED if others else "")
+            + "Means and standard deviations over trials, in the last row over relations.",
             scored,
             columns,
             ("mean", None, None, *map(analysis.overall, scores.values())),

@@ -179,3 +179,6 @@ def test_nested_choices_leave_a_trial_out_of_its_own_choice():
     assert [(one.layer, one.rank) for one in nested(three)] == [(0, 8), ("emb", 4), ("emb", 4)]  # ties go to the first
     assert nested(two[:1]) == nested([two[0], unscored_record()]) == []
     assert nested([two[0], best_at(0, 8, 1, reported=False)]) == []
+    searched = record(1, layers=(0,), ranks=(8,), causal=((8,),), faithful=((10, 10),))
+    assert nested([two[0], searched]) == []  # that point is the other trial's own choice
+    assert nested([dataclasses.replace(one, causal=((None, 0), (0, 8))) for one in two]) == []
