@@ -6,7 +6,7 @@ the page.
 
 The first trial of each relation is scored on the whole grid. The others, the sweep over n, and the Jacobian lens have
 the layers and ranks that it chose; without relation-specific text all layers are scored. n is swept over every second
-relation by the number of known samples, and every fourth is compared with the Jacobian lens.
+relation by the number of known samples, and every fourth is compared with concepts and the Jacobian lens.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from lre_lightning.records.record import TrialRecord
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8"]
 WHOLE = ["baselines=true", "line_integrals=10", "generations=1", "whole_objects=true"]
+TABLES = (
+    "distraction/attribute_lens.csv",
+    "cross/controls.csv",
+    "concepts/concepts_accuracy.csv",
+    "concepts/concepts_causality.csv",
+)
 LETTERS = "ABCDEFGHIJKLMNOPRSTUVWY"
 
 
 def main(folder: str, source: str = "paper") -> None:
     """Run all measurements in a folder, and copy their records to docs/results as they end."""
-    root, common = Path(folder), [*OPTIONS, f"--data.source={source}"]
+    root, source_of = Path(folder), f"--data.source={source}"
+    common = [*OPTIONS, source_of]
 
     def fit(name: str, *options: str) -> Path:
         results = root / name / "fit_results.jsonl"
@@ -51,10 +58,13 @@ def main(folder: str, source: str = "paper") -> None:
     fit("bare", chosen(scored)[1], "--data.trials=1", *bare)
     for n in (4, 1):
         fit(f"n{n}", *chosen(scored[::2]), "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
-    for command in ("distract", "cross"):
-        lre(command, root / "main")
-        for table in (root / "main" / {"distract": "distraction"}.get(command, command)).glob("*.csv"):
-            shutil.copy(table, RESULTS)
+    lre("distract", root / "main")
+    lre("cross", root / "main")
+    few = "--model.name_or_path=smollm2", source_of, chosen(scored[::4])[1], "--data.trials=1", "--jacobians=8"
+    lre("concepts", root / "main", *few)
+    for table in TABLES:
+        shutil.copy(root / "main" / table, RESULTS)
+    shutil.copy(root / "main" / "cross" / "cross.png", RESULTS.parent / "images" / "results")
     lens(root)
     fit("jlens", *chosen(scored[::4]), "--data.trials=1", f"--model.fitting.jacobian_lens={root / 'lens'}")
 

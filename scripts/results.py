@@ -55,8 +55,10 @@ MORE = (
     (
         "Concepts",
         "Directions of objects, W^+ (o - b) (Chanin et al., 2024), as classifiers of subjects and as edits, beside "
-        "linear probes. `lre concepts` makes the tables.",
-        "concepts",
+        "linear probes: accuracy on subjects that they were not made from, and edits that succeed. Every fourth "
+        "relation by known samples. `lre concepts` makes the tables.",
+        "concepts_accuracy",
+        "concepts_causality",
     ),
 )
 """Tables of other commands: title, what it shows, and files."""
@@ -91,6 +93,9 @@ def main() -> None:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):
             sections.append("\n\n".join([f"## {title}\n\n{note}", *map(from_csv, tables)]))
+    if (IMAGES / "cross.png").is_file():
+        note = "The LRE of each relation (columns) on the facts of each relation (rows), by `lre cross`."
+        sections.append(f"## Relation by relation\n\n![{note}](images/results/cross.png)\n\n*{note}*")
     if (DOCS / "results" / "jlens.jsonl").is_file():
         (section,) = generic(list(read_records([DOCS / "results" / "jlens.jsonl"])))
         sections.append("\n\n".join([f"## {section.title}", *map(shown, section.pictures)]))
