@@ -14,7 +14,7 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, check_options, find_checkpoint
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.runs.checkpoints import finished_trials
+from lre_lightning.runs.checkpoints import finished_trials, read_checkpoint, read_hyperparameters
 from lre_lightning.runs.processes import process_index
 from lre_lightning.storage.files import check_writable
 from lre_lightning.storage.locks import FolderLock
@@ -75,7 +75,8 @@ class Fit(Command):
         if path is not None:
             line.take_options_of(path)
             data = RelationDataModule(**line.options.data.as_dict())
-            check_options(path, line.options.model.as_dict(), data.hparams)
+            fewer = fewer_trials(path, data)
+            check_options(path, line.options.model.as_dict(), fewer.hparams)
         elif config.ckpt_path:
             if process_index() == 0:
                 print(f"No checkpoint in {folder} yet: starting from the first relation.")
@@ -102,12 +103,23 @@ class Fit(Command):
             else:
                 refuse_to_overwrite(last)
         options.overwrite = False  # in the run's config.yaml
+        if resumed is not None and (fewer := fewer_trials(Path(resumed), line.datamodule)) is not line.datamodule:
+            checkpoint = read_checkpoint(resumed)
+            fewer.load_state_dict(checkpoint.get("RelationDataModule", {}))
+            line.model.add_to(checkpoint["state_dict"])
+            options.ckpt_path = None
         line.trainer.fit(
             line.model,
             datamodule=line.datamodule,
             ckpt_path=options.ckpt_path,
             weights_only=options.weights_only,
         )
+
+
+def fewer_trials(checkpoint: Path, data: RelationDataModule) -> RelationDataModule:
+    """Return the datamodule with the trials of a checkpoint's fit if they are fewer, to which the others are added."""
+    trials = read_hyperparameters(checkpoint)["data"].get("trials")
+    return data.changed(trials=trials) if isinstance(trials, int) and trials < data.trials else data
 
 
 def check_trials(line: LRECommandLine) -> None:
@@ -142,7 +154,8 @@ def refuse_to_overwrite(last: Path) -> None:
     if done and done == total:
         raise LREError(
             f"{str(last.parents[1])!r} has a fit of {model!r} whose {done} trials are all finished: replace it with "
-            "--overwrite, or give another --trainer.default_root_dir"
+            "--overwrite, add to it by more --data.trials and --ckpt_path last, or give another "
+            "--trainer.default_root_dir"
         )
     if done:
         trials = f"{done} trials" if total is None else f"{done} of {total} trials"

@@ -96,6 +96,8 @@ class LREModule(FrozenLMModule):
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._expected: float | None = None
+        self._adds = False
+        self._kept: frozenset[TrialKey] = frozenset()  # trials of an earlier part of the fit, which are left alone
         self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
 
     @property
@@ -156,6 +158,17 @@ class LREModule(FrozenLMModule):
             self._expected = forecast(self._run, *epochs, self._trial).seconds
         return self._expected
 
+    def add_to(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the trials of an earlier fit, of the same relations but fewer trials; the next fit leaves them alone.
+
+        `state_dict` is that of the earlier fit's checkpoint.
+
+        Raises:
+            LREError: See `load_state_dict`.
+        """
+        self.load_state_dict(state_dict)
+        self._adds = True
+
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
 
@@ -182,11 +195,16 @@ class LREModule(FrozenLMModule):
     def on_fit_start(self) -> None:
         """Forget the records of an earlier validation, and the time that an earlier fit was to take."""
         self._rescored = self._expected = None
+        self._kept = frozenset(self.bank.records if self._adds or self.trainer.ckpt_path else ())
+        self._adds = False
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""
         drawn = self._data.trial(self.current_epoch)
         name, number = drawn.relation.name, drawn.number
+        self._trial = None
+        if (name, number) in self._kept:
+            return
         earlier = [r for r in self.bank.records.values() if r.relation == name and r.trial != number and r.scored]
         self._trial = trial = FitTrial(self._run, drawn, earlier)
         trial.skip_if_unknown()
@@ -195,15 +213,24 @@ class LREModule(FrozenLMModule):
 
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch."""
-        self._trial.train(batch)
+        if self._trial is not None:
+            self._trial.train(batch)
         self.count_step()
+
+    def on_train_end(self) -> None:
+        """Order the records as those of a fit of all trials, if some were there before others were added."""
+        data, records = self._data, self.bank.records
+        places = {(data.relations[index].name, trial): at for at, (index, trial) in enumerate(data.schedule)}
+        ordered = sorted(records.items(), key=lambda item: places.get(item[0], len(places)))
+        records.clear()
+        records.update(ordered)
 
     # Validation: in fit of the trial's LREs, alone of all saved ones.
 
     def on_validation_start(self) -> None:
         """In fit, make the LREs; alone, forget earlier records, or raise an `LREError` if there is no LRE."""
         if self.trainer.state.fn == "fit":
-            if not self.trainer.sanity_checking:
+            if self._trial is not None:
                 self._trial.estimate()
             return
         if not self.bank.lres:
@@ -214,9 +241,7 @@ class LREModule(FrozenLMModule):
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Run the test prompts of a batch; alone, score the trials before the one that it belongs to as well."""
-        if self.trainer.sanity_checking:
-            return
-        for record in self._trial.test(batch):
+        for record in self._trial.test(batch) if self._trial is not None else ():
             self._keep(record)
 
     def on_validation_epoch_end(self) -> None:
@@ -226,7 +251,7 @@ class LREModule(FrozenLMModule):
         if self.trainer.state.fn != "fit":
             for record in self._trial.finish():
                 self._keep(record)
-        elif self._trial.unscored is None:
+        elif self._trial is not None and self._trial.unscored is None:
             record, lre = self._trial.finish()
             if lre is not None:
                 self._keep_lre(lre)

@@ -168,6 +168,25 @@ def test_a_fit_resumes_with_harmless_options_at_the_beginning_of_the_interrupted
     assert results(tmp_path / "run").keys() == results(whole.root).keys()
 
 
+def test_trials_are_added_to_a_finished_fit_also_if_that_is_killed(launch, whole, tmp_path):
+    """Those that it has are left alone, and all files are those of a fit of all trials at once."""
+    assert launch(tmp_path, "--data.trials=1").status == 0
+    assert len(before := read_records([tmp_path])) == TRIALS / 2
+    assert_one_error(
+        launch(tmp_path, "--data.trials=2"), "trials are all finished", "more --data.trials and --ckpt_path"
+    )
+    add = ["--data.trials=2", "--ckpt_path=last"]
+    assert_one_error(launch(tmp_path, *add, "--data.seed=1"), "data.seed 0, not 1")
+    ended = launch(tmp_path, *add, signum=signal.SIGKILL, where="lre_lightning.training.trial:FitTrial.train", turn=2)
+    assert ended.status == -9
+    kept = {record.key: record for record in read_records([tmp_path])}
+    assert [kept.pop(record.key) for record in before] == before
+    assert 0 < len(kept) < TRIALS / 2
+    ended = launch(tmp_path, *add)
+    assert ended.status == 0, ended.error
+    assert results(tmp_path / "run") == results(whole.root)
+
+
 # No space
 
 
