@@ -28,6 +28,7 @@ OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--da
 WHOLE = ["baselines=true", "line_integrals=10", "generations=1", "whole_objects=true"]
 TABLES = (
     "distraction/attribute_lens.csv",
+    "distraction/attribute_lens_macro.csv",
     "cross/controls.csv",
     "concepts/concepts_accuracy.csv",
     "concepts/concepts_causality.csv",

@@ -45,6 +45,7 @@ MORE = (
         "0.02, 0.33 and 0.41 (the lens 0.54, 0.65 and 0.71) after repetition, and of 0.03, 0.17 and 0.25 (0.63, 0.73 "
         "and 0.78) after an instruction.",
         "attribute_lens",
+        "attribute_lens_macro",
     ),
     (
         "Controls",
@@ -92,6 +93,7 @@ def main() -> None:
     for title, note, *names in MORE:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):
+            note = f"{note} {found_under_distraction(tables[0])}" if names[0] == "attribute_lens" else note
             sections.append("\n\n".join([f"## {title}\n\n{note}", *map(from_csv, tables)]))
     if (IMAGES / "cross.png").is_file():
         note = "The LRE of each relation (columns) on the facts of each relation (rows), by `lre cross`."
@@ -159,6 +161,18 @@ def gained(records: Sequence[TrialRecord]) -> str:
             f"The most is lost in *{most}*: {chose[most].value:.2f} and {others[most].value:.2f}."
         )
     return "\n".join(lines)
+
+
+def found_under_distraction(path: Path) -> str:
+    """Say whether the lens finds more than an answer that ignores the subject."""
+    with path.open(newline="", encoding="utf-8") as file:
+        found = {row["condition"]: float(row["R@1"]) for row in csv.DictReader(file)}
+    lens, most = (found[f"{name} RD prompts"] for name in ("Attribute lens on", "Most frequent objects,"))
+    compared = "more than" if lens > most else "**no more than**"
+    return (
+        f"Over the prompts of this LM the lens finds {lens:.2f} at 1, {compared} the most frequent object of each "
+        f"relation would, {most:.2f}, which the paper does not compare with."
+    )
 
 
 def from_csv(path: Path) -> str:
