@@ -93,7 +93,8 @@ def reselect(
         beta: The beta to report, one of the grid; each record's own if None.
 
     Returns:
-        The scored and reported records, with the new layer, rank and beta.
+        The scored and reported records, with the new layer, rank and beta. Where trials have different grids, as in a
+        search for the choice alone, those of the widest one choose, and those without the chosen point are left out.
 
     Raises:
         LREError: See `choose`.
@@ -107,9 +108,22 @@ def reselect(
         reported = [record for record in group if record.reported]
         at = group[0].beta if beta is None else beta
         choosing = [record for record in group if not record.reported] or reported
-        layer, rank = choose(choosing, criterion, at)
-        chosen += [at_point(record, layer, rank, at) for record in reported]
+        layer, rank = choose(_on_widest_grid(choosing), criterion, at)
+        chosen += [at_point(record, layer, rank, at) for record in reported if _has(record, layer, rank)]
     return chosen
+
+
+def _on_widest_grid(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the records with the most points, of whole grids where there are any."""
+    points = [(record.whole, len(record.layers) * len(record.ranks)) for record in records]
+    return [record for record, size in zip(records, points, strict=True) if size == max(points)]
+
+
+def _has(record: TrialRecord, layer: Layer, rank: int) -> bool:
+    """Return whether edits were scored at a layer and rank."""
+    if layer not in record.layers or rank not in record.ranks:
+        return False
+    return record.causal[record.layers.index(layer)][record.ranks.index(rank)] is not None
 
 
 def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -> list[TrialRecord]:

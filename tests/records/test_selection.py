@@ -81,6 +81,12 @@ def test_points_are_chosen_that_all_trials_have_measured():
     assert choose([record(**best), record(1, layers=(0, 1), ranks=(4, 16))], "causality", 1.0) == (0, 4)
 
 
+def test_trials_that_have_only_the_choice_take_no_part_in_another():
+    """The first trial is the more faithful at "emb", and the second was scored at layer 0 alone."""
+    first, later = record(layer=0, rank=4), record(1, layers=(0,), ranks=(4,), causal=((7,),), faithful=((3, 8),))
+    assert [(one.trial, one.layer, one.rank) for one in reselect([first, later], "faithfulness")] == [(0, "emb", 8)]
+
+
 def test_a_beta_off_the_grid_is_refused():
     with pytest.raises(LREError, match=r"beta 1.5 is not on the grid of 'capital', whose betas are \(1.0, 2.0\)"):
         reselect([record()], beta=1.5)
