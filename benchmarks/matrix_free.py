@@ -109,7 +109,7 @@ def measure(case: Case) -> list[object]:
             return applied, None
         return applied, LowRankInverse(operator, case.rank).apply(difference, [case.rank])[:, 0]
 
-    runs.select(torch.tensor([0])).products(case.layer, subject[:1, None], operator._pushed)  # warm
+    runs.select(torch.tensor([0])).products(case.layer, subject[:1, None], operator._forward)  # warm
     without, (applied, edits) = timed(use)
     seconds, weight = dense(lm, runs, case.layer)
     close = {"rtol": 1e-3, "atol": 1e-4 * float(applied.abs().max())}
