@@ -61,14 +61,13 @@ def main() -> None:
     operators = list(lres.values())
     states = run_trial(lm, data, 0, lm.layers)
     known, edited = states.subject[states.known], states.subject[states.edited]
-    difference = states.target_objects - states.object[states.edited]
 
     def plain() -> Tensor:
         betas = torch.tensor(DEFAULT_BETAS)[:, None]
         return torch.stack([lm.predict(lre(known[:, i, None], betas)) for i, lre in enumerate(operators)], 1)
 
     def edits() -> Tensor:
-        return causality_predictions(states.edited_runs, operators, edited, difference, ranks)
+        return causality_predictions(states.edited_runs, operators, edited, states.change, ranks)
 
     assert torch.equal(faithfulness_predictions(lm, operators, known, DEFAULT_BETAS), plain())
     slow, plainly = row(lm, f"{len(DEFAULT_BETAS)} betas of {states.all_known} samples, unembedded one by one", plain)

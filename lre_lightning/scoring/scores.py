@@ -20,7 +20,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.points import predict_points
-from lre_lightning.records.record import MAJORITIES, Grid, TrialRecord
+from lre_lightning.records.record import MAJORITIES, Grid, PartialGrid, TrialRecord
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
@@ -85,13 +85,27 @@ def with_grid(
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas, read)
     subject = states.subject[states.edited]
     edited = causality_predictions(states.edited_runs, operators, subject, states.change, ranks, read_edits)
+    counts = states.count_faithful(said), grid_of(states.count_causal(edited))
+    return on_grid(record, states, lres, betas, ranks, *counts)
+
+
+def on_grid(
+    record: TrialRecord,
+    states: TrialStates,
+    lres: Mapping[Layer, LRE],
+    betas: Sequence[float],
+    ranks: Sequence[int],
+    faithful: Tensor,
+    causal: PartialGrid,
+) -> TrialRecord:
+    """Return the record with a grid and its counts: `faithful`, `(layers, betas)`, and `causal`, `[layer][rank]`."""
     return replace(
         record,
         layers=tuple(lres),
         betas=tuple(betas),
         ranks=tuple(ranks),
-        faithful=grid_of(states.count_faithful(said)),
-        causal=grid_of(states.count_causal(edited)),
+        faithful=grid_of(faithful),
+        causal=causal,
         edited=len(states.all_edited),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +13,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.record import PartialGrid, TrialRecord
 from lre_lightning.records.selection import Criterion
-from lre_lightning.scoring.scores import faithfulness_predictions, grid_of
+from lre_lightning.scoring.scores import faithfulness_predictions, on_grid
 from lre_lightning.scoring.states import TrialStates
 
 EDITS = 8
@@ -56,15 +55,7 @@ def with_choice(
         return states.count_causal(answers, rows).tolist(), int(ran)
 
     causal = search(faithful[:, betas.index(record.beta)].tolist(), len(ranks), total, criterion, run)
-    return replace(
-        record,
-        layers=tuple(lres),
-        betas=tuple(betas),
-        ranks=tuple(ranks),
-        faithful=grid_of(faithful),
-        causal=causal,
-        edited=total,
-    )
+    return on_grid(record, states, lres, betas, ranks, faithful, causal)
 
 
 def search(faithful: Sequence[int], ranks: int, total: int, criterion: Criterion, run: RunEdits) -> PartialGrid:

