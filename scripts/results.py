@@ -39,9 +39,9 @@ from lre_lightning.report.sweeps import (
     plot_n,
     plot_ranks,
 )
-from lre_lightning.report.tables import Table, by_relation, to_text
-from lre_lightning.statistics.estimates import estimate
-from lre_lightning.statistics.intervals import mean_difference
+from lre_lightning.report.tables import Cell, Table, by_relation, to_text
+from lre_lightning.statistics.estimates import Estimate, estimate
+from lre_lightning.statistics.intervals import Interval, mean_difference
 
 FITS = ("main", "trials", "n1", "n4", "bare")
 """The files of records that belong together; that of LREs beside the Jacobian lens repeats the first trial."""
@@ -184,17 +184,26 @@ def found_under_distraction(path: Path) -> str:
 
 
 def from_csv(path: Path) -> str:
-    """Return a table of a command as Markdown, with numbers as the report shows them."""
+    """Return a table of a command as Markdown, with numbers, deviations and intervals as the report shows them."""
     with path.open(newline="", encoding="utf-8") as file:
-        columns, *rows = csv.reader(file)
+        columns, *lines = csv.reader(file)
+    names = [name for name in columns if name.removesuffix(" std") == name or name.removesuffix(" std") not in columns]
+    names = [name for name in names if not (name.endswith((" low", " high")) and name.rsplit(" ", 1)[0] in names)]
 
-    def cell(text: str) -> str | float | int | None:
+    def cell(row: dict[str, str], name: str) -> Cell:
+        parts = [row.get(f"{name}{part}") for part in ("", " std", " low", " high")]
         try:
-            return int(text) if text.isdecimal() else float(text)
+            value, deviation, *bounds = (float(text) if text else None for text in parts)
         except ValueError:
-            return text or None
+            return row[name]
+        if value is None:
+            return None
+        if deviation is not None or None not in bounds:
+            return Estimate(value, deviation, None if None in bounds else Interval(*bounds))
+        return int(row[name]) if row[name].isdecimal() else value
 
-    return markdown(Table(path.stem, "", tuple(columns), tuple(tuple(map(cell, row)) for row in rows)))
+    rows = [dict(zip(columns, line, strict=True)) for line in lines]
+    return markdown(Table(path.stem, "", tuple(names), tuple(tuple(cell(row, name) for name in names) for row in rows)))
 
 
 def beside_the_jacobian_lens(records: Sequence[TrialRecord]) -> str:
