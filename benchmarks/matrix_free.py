@@ -22,9 +22,9 @@ from benchmarks import common
 from benchmarks.common import CONTEXT, SUFFIX, aimed, random_prompts, table
 from lre_lightning.commands.parser import CONFIGS
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import _fitting_lanes, _suffix_graph, prompt_jacobian
 from lre_lightning.lre.matrix_free import MatrixFree
+from lre_lightning.lre.operators import Dense
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.training.method import PUSHED, Products
@@ -107,7 +107,7 @@ def measure(case: Case) -> list[object]:
         operator.bias()
         if case.rank is None:
             return applied, None
-        return applied, LowRankInverse(operator, case.rank).apply(difference, [case.rank])[:, 0]
+        return applied, operator.edits(difference, [case.rank])[:, 0]
 
     runs.select(torch.tensor([0])).products(case.layer, subject[:1, None], operator._forward)  # warm
     without, (applied, edits) = timed(use)
@@ -118,7 +118,7 @@ def measure(case: Case) -> list[object]:
     if len(weight) == case.width:
         pairs = [(applied, subject @ weight.T)]
         if edits is not None:
-            exact = LowRankInverse(weight, case.rank).apply(difference, [case.rank or 1])[:, 0]
+            exact = Dense(weight).edits(difference, [case.rank or 1])[:, 0]
             assert (edits - exact).norm() < 1e-2 * exact.norm()
             edited = tests.patched(case.layer, torch.stack([subject + edits, subject + exact], 1))
             pairs.append((edited[:, 0], edited[:, 1]))

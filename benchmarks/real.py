@@ -18,9 +18,9 @@ from benchmarks.common import DEMO_RELATION, Products, aimed, table, timed
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.grid import DEFAULT_BETAS, Layer, default_ranks
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
@@ -79,7 +79,7 @@ def main() -> None:
     )
     rows += [(slow, plainly), (fast, seconds)]
     rows.append(
-        row(lm, "factorizations of W", lambda: [LowRankInverse(lre.weight, ranks[-1]) for lre in operators], False)
+        row(lm, "factorizations of W", lambda: [Dense(lre.weight).triplets(ranks[-1]) for lre in operators], False)
     )
     rows.append(row(lm, f"{len(states.all_edited)} edits at all layers and {len(ranks)} ranks", edits))
     grid, record = (lres, DEFAULT_BETAS, ranks), new_record(trial, data, states.all_known, states.all_known)

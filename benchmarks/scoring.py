@@ -20,7 +20,6 @@ from benchmarks.common import CONTEXT, DEMO_RELATION, demo_prompts, gpt2_small, 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.grid import Layer
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
@@ -44,14 +43,15 @@ class Published:
 
     def __init__(self, lm: LanguageModel, states: TrialStates, lres: dict[Layer, LRE]) -> None:
         self.lm, self.states, self.lres, self.targets = lm, states, lres, states.targets.tolist()
-        self.inverses = {layer: LowRankInverse(lre.weight) for layer, lre in lres.items()}
+        for lre in lres.values():
+            lre.operator.triplets(lm.hidden_size)
 
     @torch.no_grad()
     def edited(self, row: int, layer: Layer, rank: int) -> int:
         """Return the LM's answer after an edit of s."""
         prompt, outputs = self.states.prompts[row], self.states.object
         difference = outputs[self.targets[row]] - outputs[row]
-        delta = self.inverses[layer].apply(difference, [rank])[0]
+        delta = self.lres[layer].operator.edits(difference, [rank])[0]
 
         def put(hidden: Tensor) -> Tensor:
             hidden = hidden.clone()

@@ -74,9 +74,14 @@ def edits(change: Tensor, left: Tensor, values: Tensor, right: Tensor, ranks: Se
     Returns:
         An edit for each rank, `(..., ranks, hidden)`.
     """
-    zero = torch.finfo(values.dtype).eps * len(left) * values[:1]
-    coefficients = change @ (left * torch.where(values > zero, 1 / values, torch.zeros_like(values)))
+    coefficients = change @ (left * inverted(values, len(left)))
     return torch.stack([coefficients[..., :rank] @ right[:, :rank].T for rank in ranks], dim=-2)
+
+
+def inverted(values: Tensor, width: int) -> Tensor:
+    """Return the inverses of singular values of W, `(triplets,)`, largest first; zero of those that count as zero."""
+    zero = torch.finfo(values.dtype).eps * width * values[:1]
+    return torch.where(values > zero, 1 / values, torch.zeros_like(values))
 
 
 def low_rank(subject: Tensor, left: Tensor, values: Tensor, right: Tensor, ranks: Sequence[int]) -> Tensor:

@@ -193,13 +193,14 @@ def from_csv(path: Path) -> str:
     def cell(row: dict[str, str], name: str) -> Cell:
         parts = [row.get(f"{name}{part}") for part in ("", " std", " low", " high")]
         try:
-            value, deviation, *bounds = (float(text) if text else None for text in parts)
+            value, deviation, low, high = (float(text) if text else None for text in parts)
         except ValueError:
             return row[name]
         if value is None:
             return None
-        if deviation is not None or None not in bounds:
-            return Estimate(value, deviation, None if None in bounds else Interval(*bounds))
+        interval = None if low is None or high is None else Interval(low, high)
+        if deviation is not None or interval is not None:
+            return Estimate(value, deviation, interval)
         return int(row[name]) if row[name].isdecimal() else value
 
     rows = [dict(zip(columns, line, strict=True)) for line in lines]

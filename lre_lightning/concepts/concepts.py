@@ -25,8 +25,8 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
 from lre_lightning.lre.files import ORIGIN, check_tensor, entries, opened, write_tensors
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.options import options_of
@@ -257,7 +257,7 @@ def make_concepts(lm: LanguageModel, train: KnownStates, origin: Origin, options
         ids, count = with_object(prompt, options.object_tokens)
         estimator.update(prompt_jacobian(lm, ids, prompt.subject_position, [layer], object_layer, count))
     change = train.object_means() - estimator.bias(layer)
-    vectors = LowRankInverse(estimator.weight(layer), rank).apply(change, [rank])[:, 0]
+    vectors = Dense(estimator.weight(layer)).inverse(rank).apply(change)
     vectors = nn.functional.normalize(vectors)
     return Concepts(train.objects, vectors, layer, rank, object_layer, options.object_tokens, origin, lm)
 

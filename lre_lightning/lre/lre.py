@@ -20,7 +20,6 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre, write_tensors
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
@@ -64,6 +63,8 @@ class LRE:
         tensors = {"weight": self.weight} if isinstance(self.weight, Tensor) else self.weight.tensors()
         if tensors:
             check_shapes({name: tensor.shape for name, tensor in [*tensors.items(), ("bias", self.bias)]})
+        elif self.bias.shape != (self.operator.width,):
+            raise LREError(f"an LRE with W of the width {self.operator.width} needs b of it, not {[*self.bias.shape]}")
         if not all(torch.isfinite(tensor).all() for tensor in [*tensors.values(), self.bias]):
             raise LREError(f"the LRE of {self.origin.relation!r} holds values that are not finite")
         if self.rank is not None:
@@ -92,18 +93,6 @@ class LRE:
         slope = self.beta if beta is None else beta
         product = self.operator.to(subject.device).apply(subject)
         return paper.lre(product, self.bias.to(subject.device), slope)
-
-    def inverse(self, max_rank: int | None = None) -> LowRankInverse:
-        """Return the low-rank pseudo-inverse of W for ranks up to `max_rank`, or of all ranks if None.
-
-        W keeps its factorization, which is repeated only for a larger rank.
-
-        Raises:
-            LREError: If the rank is out of range.
-        """
-        wanted = self.operator.rank if max_rank is None else max_rank
-        check_ranks([wanted], self.operator.rank, "the rank of W")
-        return LowRankInverse(self.operator, wanted)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the LRE with its tensors on another device."""
@@ -138,7 +127,7 @@ class LRE:
         """
         chosen = self.edit_rank if rank is None else rank
         delta = paper.change(object, target).to(self.bias)
-        return self.inverse(chosen).apply(delta, [chosen]).squeeze(-2).to(object.device)
+        return self.operator.edits(delta, [chosen]).squeeze(-2).to(object.device)
 
     def bind(self, lm: LanguageModel) -> Self:
         """Return the LRE with the LM that it was estimated from, for `predict` and `edit_prompt`.

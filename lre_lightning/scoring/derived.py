@@ -107,12 +107,12 @@ def derive(derivation: Derivation, lres: Mapping[str, LRE], subjects: Mapping[La
     """
     own, first, last = (lres[name] for name in (derivation.relation, derivation.sources[0], derivation.sources[-1]))
     if len(derivation.sources) > 1:
-        weight, layer, rank = last.operator.dense() @ first.operator.dense(), first.layer, own.edit_rank
+        product, layer, rank = last.operator @ first.operator, first.layer, own.edit_rank
     else:
         layer, rank = own.layer, first.edit_rank
-        weight = first.inverse(rank).apply(torch.eye(len(first.bias)).to(first.bias), [rank])[:, 0].T
-    mapped, wanted = subjects[layer].to(weight) @ weight.T, objects.to(weight)
+        product = first.operator.inverse(rank)
+    mapped, wanted = product.apply(subjects[layer]), objects.to(product.dtype)
     varied = mapped - mapped.mean(0)
-    factor = (varied * wanted).sum() / varied.square().sum().clamp(min=torch.finfo(weight.dtype).tiny)
+    factor = float((varied * wanted).sum() / varied.square().sum().clamp(min=torch.finfo(product.dtype).tiny))
     bias = (wanted - factor * mapped).mean(0)
-    return replace(own, weight=factor * weight, bias=bias, layer=layer, beta=1.0, rank=rank)
+    return replace(own, weight=factor * product, bias=bias, layer=layer, beta=1.0, rank=rank)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.operators import Dense, Operator
 from lre_lightning.lre.triplets import leading_singular_triplets
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, grid_of
@@ -27,15 +28,14 @@ def generic_lres(lre: LRE, jacobian: Tensor, subjects: Tensor, objects: Tensor) 
     estimated from, `subjects` and `objects` `(examples, hidden)`; and both mixed, (n W + J) / (n + 1) with its b, in
     which J counts as one more example.
     """
-    weight, count = lre.operator.dense(), len(objects)
-    jacobian = jacobian.to(weight)
-    mixed = (count * weight + jacobian) / (count + 1)
+    generic, count = Dense(jacobian.to(lre.bias)), len(objects)
+    mixed = (1 / (count + 1)) * (count * lre.operator + generic)
 
-    def with_bias(weight: Tensor) -> LRE:
-        return replace(lre, weight=weight, bias=(objects - subjects @ weight.T).mean(0).to(weight))
+    def with_bias(weight: Operator) -> LRE:
+        return replace(lre, weight=weight, bias=(objects - weight.apply(subjects)).mean(0).to(lre.bias))
 
-    plain = replace(lre, weight=jacobian, bias=torch.zeros_like(lre.bias))
-    return dict(zip(GENERIC, (plain, with_bias(jacobian), with_bias(mixed)), strict=True))
+    plain = replace(lre, weight=generic, bias=torch.zeros_like(lre.bias))
+    return dict(zip(GENERIC, (plain, with_bias(generic), with_bias(mixed)), strict=True))
 
 
 def likeness(weight: Tensor, jacobian: Tensor) -> tuple[float, float, float]:

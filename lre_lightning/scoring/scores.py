@@ -113,7 +113,7 @@ def on_grid(
 def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
     """Return the record with faithfulness of its chosen LRE by rank of W (figure "rank-sweep")."""
     subject = states.subject[states.known, record.layers.index(lre.layer)].to(lre.bias)
-    low_rank = lre.inverse(max(record.ranks)).forward(subject, record.ranks)
+    low_rank = lre.operator.low_rank(subject, record.ranks)
     counts = states.count_faithful(states.runs.lm.predict(record.beta * low_rank + lre.bias))
     return replace(record, faithful_low_rank=tuple(counts.tolist()))
 
@@ -155,7 +155,7 @@ def causality_predictions(
     """
     columns = []
     for index, lre in enumerate(lres):
-        delta = lre.inverse(max(ranks)).apply(difference.to(lre.bias), ranks)
+        delta = lre.operator.edits(difference.to(lre.bias), ranks)
         edited = subject[:, index, None].to(delta) + delta
         columns.append((read or runs.lm.predict)(runs.patched(lre.layer, edited)))
     return torch.stack(columns, dim=1)

@@ -48,7 +48,7 @@ def with_choice(
 
     def run(layer: int, columns: Sequence[int], block: int) -> tuple[list[int], int]:
         rows, lre = blocks[block], operators[layer]
-        delta = lre.inverse(max(ranks)).apply(change[rows].to(lre.bias), [ranks[column] for column in columns])
+        delta = lre.operator.edits(change[rows].to(lre.bias), ranks)[:, columns]
         subject = states.subject[states.edited[rows], layer, None].to(delta) + delta
         answers = lm.predict(states.edited_runs.select(rows).patched(lre.layer, subject))
         (ran,) = states.processes.sum(torch.tensor([len(rows)]))

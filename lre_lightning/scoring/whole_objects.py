@@ -149,7 +149,7 @@ def _faithful(states: TrialStates, whole: TrialStates, runs: ObjectRuns, predict
 def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: Tensor) -> list[int]:
     """Count edits of s after which the LM says the whole object o', and after which o' is its closed-set answer."""
     difference = whole.change.to(lre.bias)
-    edited = subject.to(difference) + lre.inverse(rank).apply(difference, [rank])[:, 0]
+    edited = subject.to(difference) + lre.operator.edits(difference, [rank])[:, 0]
     output = whole.edited_runs.patched(lre.layer, edited[:, None])[:, 0]
     runs = ObjectRuns(whole.edited_runs, lre.layer, edited, objects)
     edits = torch.arange(len(edited), device=output.device)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.matrix_free import prompts_to_run
-from lre_lightning.lre.operators import wide_dtype
+from lre_lightning.lre.operators import Dense, wide_dtype
 from lre_lightning.models.memory import free_memory
 from lre_lightning.models.points import predict_points
 from lre_lightning.prompts.trials import test_prompts, train_prompts
@@ -256,7 +255,7 @@ def measure(trial: FitTrial, asked: list[Prompt]) -> Work:
     ids = torch.tensor([one.input_ids for one in alike[: run.data.together]])
     sweeping, examples = _timed(lm, lambda: trial.sweep_once(ids, subject_at))
     weight = examples[0].jacobian[layer].to(wide_dtype(lm.dtype, lm.device))
-    factorizing, _ = _timed(lm, lambda: LowRankInverse(weight, ranks[-1]))
+    factorizing, _ = _timed(lm, lambda: Dense(weight).triplets(ranks[-1]))
     blocks = _tokens(lm, prompts[:1]) * max(1, *(_blocks_above(lm, layer) for layer in trial.layers))
     return replace(pace, swept=sweeping / (len(ids) * lm.hidden_size * blocks), factorized=factorizing)
 

@@ -5,7 +5,6 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre import matrix_free
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.origin import Origin
@@ -15,7 +14,7 @@ from lre_lightning.models.products import double_vjp, jvp, vjp
 from lre_lightning.runs.processes import Processes
 from tests.helpers import tiny_models
 from tests.helpers.tiny_models import SHARED, WIDTH, plain_output, tiny_model, widen_casts
-from tests.lre.test_inverse import STEPS, with_values
+from tests.lre.test_triplets import STEPS, with_values
 
 PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 11, 30, 31]]  # two of one shape
 SUBJECTS = [*tiny_models.SUBJECTS, 7]
@@ -203,7 +202,6 @@ def test_processes_split_the_products_and_factorize_once():
     assert all(places == list(range(1, total, 2)) for places, total in sent)
     assert operator.products == sum(len(places) for places, _ in sent)
     before = len(sent)
-    inverse = LowRankInverse(operator, 1)
+    operator.triplets(1)
     assert len(sent) == before
-    assert inverse.max_rank == 1
     assert vjp is matrix_free.vjp

@@ -50,6 +50,38 @@ def test_factors_do_what_the_matrix_of_their_rank_does(lre, cut):
     torch.testing.assert_close(lre.operator.transposed(states), states @ lre.weight)
 
 
+def test_what_is_made_of_operators_is_what_is_made_of_their_matrices(lre):
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    one, other = Dense(a), Dense(b)
+    cut = Factors.of(other, RANK, torch.float32)
+    states = torch.randn(3, WIDTH, generator=generator, dtype=torch.float64)
+    for made, matrix in (
+        (one @ other, a @ b),
+        (one + other, a + b),
+        (-2.5 * one, -2.5 * a),
+        (one.T, a.T),
+        (0.5 * (one @ other.inverse(WIDTH)).T + one @ one, 0.5 * (a @ b.inverse()).T + a @ a),
+        (cut.inverse(RANK) @ other, torch.linalg.pinv(cut.dense()) @ b),
+    ):
+        moved = made.to("cpu")
+        assert moved.dtype == torch.float64
+        close = {"rtol": 1e-6, "atol": 1e-6} if made.operands[0] is not one else {}
+        torch.testing.assert_close(moved.dense(), matrix, **close)
+        torch.testing.assert_close(moved.apply(states), states @ matrix.T, **close)
+        torch.testing.assert_close(moved.transposed(states), states @ matrix, **close)
+        torch.testing.assert_close(moved.triplets(3)[1], torch.linalg.svdvals(matrix)[:3], **close)
+    product = replace(lre, weight=lre.operator @ lre.low_rank(RANK).operator)
+    edit = product.edit(torch.zeros(WIDTH), states[0])
+    torch.testing.assert_close(edit, replace(lre, weight=product.operator.dense()).edit(torch.zeros(WIDTH), states[0]))
+    with pytest.raises(LREError, match="has no elements to keep: take factors"):
+        product.tensors()
+    with pytest.raises(LREError, match=r"operators of the widths \[24, 2\] cannot be combined"):
+        one @ Dense(torch.eye(2))
+    with pytest.raises(LREError, match=r"W of the width 24 needs b of it, not \[2\]"):
+        replace(product, bias=torch.ones(2))
+
+
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 0.0), (torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
 def test_a_file_of_factors_gives_the_same_lre(tmp_path, lre, dtype, error):
     low, path = lre.low_rank(RANK, dtype), tmp_path / "lre.safetensors"
@@ -90,7 +122,12 @@ def test_files_of_such_factors_are_refused(tmp_path, change, message):
 
 def test_ranks_and_dtypes_that_factors_do_not_have_are_refused(lre):
     low = lre.low_rank(RANK)
-    for rank, use in ((RANK + 1, low.inverse), (0, low.inverse), (RANK + 1, low.low_rank), (WIDTH + 1, lre.low_rank)):
+    for rank, use in (
+        (RANK + 1, low.operator.inverse),
+        (0, low.operator.inverse),
+        (RANK + 1, low.low_rank),
+        (WIDTH + 1, lre.low_rank),
+    ):
         with pytest.raises(LREError, match=f"rank {rank} is out of range: it must be 1 to .*, the rank of W"):
             use(rank)
     with pytest.raises(LREError, match="rank 7 is out of range: it must be 1 to 6"):

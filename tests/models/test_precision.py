@@ -7,7 +7,6 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import LREEstimator
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
@@ -90,7 +89,7 @@ def test_lre_arithmetic_on_half_precision_states_is_float32(dtype):
     for found, expected in (
         (lre(subject), wide(subject.double())),
         (lre(subject, beta=torch.tensor(0.7)), wide(subject.double(), beta=0.7)),
-        (lre.inverse(5).apply(subject.float(), [2, 5]), LowRankInverse(wide.weight).apply(subject.double(), [2, 5])),
+        (lre.operator.edits(subject, [2, 5]), wide.operator.edits(subject.double(), [2, 5])),
     ):
         assert found.dtype == torch.float32
         assert relative_error(found, expected) < 1e-5

@@ -98,7 +98,7 @@ def test_the_factor_and_b_are_those_of_least_squares(exact):
         mapped = states[layer] @ weight.T
         columns = np.concatenate([mapped.reshape(-1, 1), np.tile(np.eye(WIDTH), (8, 1))], 1)  # the factor, and b
         factor, *bias = np.linalg.lstsq(columns, objects.reshape(-1), rcond=None)[0]
-        np.testing.assert_allclose(found.weight, (3 if exact else factor) * weight, atol=1e-9)
+        np.testing.assert_allclose(found.operator.dense(), (3 if exact else factor) * weight, atol=1e-9)
         np.testing.assert_allclose(found.bias, shift if exact else bias, atol=1e-9)
         assert (found.layer, found.rank, found.beta) == (layer, own_rank, 1.0)
 

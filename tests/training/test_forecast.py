@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.lre.inverse import LowRankInverse
+from lre_lightning.lre.operators import Operator
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.scoring import scores
@@ -37,7 +37,7 @@ def trial_of(module, data, index):
 def test_work_is_what_a_fit_computes(fit, monkeypatch):  # noqa: F811
     found = {"swept": 0, "patched": 0, "scored": 0, "factorized": 0}
     sweep, run_from, points = trial_module.sweep, LanguageModel.run_from, scores.predict_points
-    inverse = LowRankInverse.apply
+    edits = Operator.edits
 
     def swept(lm, ids, sources, targets, layers):
         found["swept"] += len(ids) * WIDTH * (ids.shape[1] - sources.start) * lm.num_layers
@@ -53,12 +53,12 @@ def test_work_is_what_a_fit_computes(fit, monkeypatch):  # noqa: F811
 
     def factorized(self, *arguments):
         found["factorized"] += 1
-        return inverse(self, *arguments)
+        return edits(self, *arguments)
 
     monkeypatch.setattr(trial_module, "sweep", swept)
     monkeypatch.setattr(LanguageModel, "run_from", patched)
     monkeypatch.setattr(scores, "predict_points", scored)
-    monkeypatch.setattr(LowRankInverse, "apply", factorized)
+    monkeypatch.setattr(Operator, "edits", factorized)
     module, _, data = fit({})
     (record,) = module.records.values()
     trial, asked = trial_of(module, data, 0)

@@ -6,8 +6,8 @@ import torch
 from lre_lightning.errors import LREError
 from lre_lightning.lre import operators
 from lre_lightning.lre import triplets as engine
-from lre_lightning.lre.inverse import LowRankInverse
 from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin
 from lre_lightning.lre.triplets import leading_singular_triplets
 
@@ -66,7 +66,7 @@ def test_triplets_and_inverses_are_those_of_a_full_decomposition(decomposed, nam
     left, values, right_t = torch.linalg.svd(matrix.double())
     decomposed.clear()
     found_left, found_values, found_right = leading_singular_triplets(matrix, COUNT)
-    inverse = LowRankInverse(matrix, COUNT)
+    operator = Dense(matrix)
     assert decomposed  # the Krylov space sufficed
     assert all(min(shape) <= SIZE // 2 + engine.BLOCK < SIZE for shape in decomposed)
     assert found_left.dtype == found_values.dtype == found_right.dtype == matrix.dtype
@@ -85,11 +85,11 @@ def test_triplets_and_inverses_are_those_of_a_full_decomposition(decomposed, nam
                 assert (projection - right[:, :count] @ right[:, :count].T).norm() < 200 * eps / gap, count
     tolerance = 1e-8 if matrix.dtype == torch.float64 else 1e-3
     vectors, ranks = matrix[:3].double(), (4, 1, COUNT)
-    applied, forward = inverse.apply(matrix[:3], ranks).double(), inverse.forward(matrix[:3], ranks).double()
+    applied, forward = operator.edits(matrix[:3], ranks).double(), operator.low_rank(matrix[:3], ranks).double()
     for column, rank in enumerate(ranks):
         kept = min(rank, int((values > 1e-5 * values[0]).sum()))
         expected = (right_t[:kept].T / values[:kept]) @ left[:, :kept].T
-        matrix_of_inverse = inverse.apply(torch.eye(SIZE).to(matrix), [rank])[:, 0].T
+        matrix_of_inverse = operator.inverse(rank).dense()
         assert (matrix_of_inverse.double() - expected).norm() < tolerance * expected.norm(), rank
         wanted = vectors @ expected.T
         assert (applied[:, column] - wanted).norm() < 2 * tolerance * wanted.norm()
@@ -100,8 +100,8 @@ def test_triplets_and_inverses_are_those_of_a_full_decomposition(decomposed, nam
 def test_a_matrix_of_full_rank_is_itself():
     matrix = torch.randn(12, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     subject = torch.arange(12.0).double()
-    torch.testing.assert_close(LowRankInverse(matrix).forward(subject, [12])[0], matrix @ subject)
-    there_and_back = LowRankInverse(matrix, 5).apply(LowRankInverse(matrix, 5).forward(subject, [5]), [5])[0, 0]
+    torch.testing.assert_close(Dense(matrix).low_rank(subject, [12])[0], matrix @ subject)
+    there_and_back = Dense(matrix).edits(Dense(matrix).low_rank(subject, [5]), [5])[0, 0]
     right = torch.linalg.svd(matrix).Vh[:5]
     torch.testing.assert_close(there_and_back, right.T @ right @ subject)
 
@@ -137,9 +137,10 @@ def test_zero_has_inverse_zero(count):
     assert not values.any()
     assert orthonormal(left)
     assert orthonormal(right) or count < 60  # of the full decomposition
-    inverse = LowRankInverse(torch.zeros(SIZE, SIZE), count)
-    for use in (inverse.apply, inverse.forward):
+    zero = Dense(torch.zeros(SIZE, SIZE))
+    for use in (zero.edits, zero.low_rank):
         assert not use(torch.ones(2, SIZE), [1, count]).any()
+    assert not zero.inverse(count).apply(torch.ones(2, SIZE)).any()
 
 
 def test_a_matrix_of_few_rows_has_no_value_twice():
@@ -159,17 +160,6 @@ def test_a_decomposition_is_the_same_every_time_and_leaves_the_random_state_alon
     assert all(map(torch.equal, first, leading_singular_triplets(matrix, COUNT)))
 
 
-def test_ranks_above_the_largest_are_refused():
-    inverse = LowRankInverse(torch.eye(64), 4)
-    assert inverse.apply(torch.ones(64), [4, 1]).shape == (2, 64)
-    for call in (inverse.apply, inverse.forward):
-        with pytest.raises(LREError, match="rank 5 is out of range: it must be 1 to 4, the largest rank that W was"):
-            call(torch.ones(64), [1, 5])
-    for rank in (0, 65):
-        with pytest.raises(LREError, match=f"rank {rank} is out of range: it must be 1 to 64"):
-            LowRankInverse(torch.eye(64), rank)
-
-
 def test_w_keeps_its_factorization_and_makes_another_for_a_larger_rank(monkeypatch):
     made = []
 
@@ -179,15 +169,16 @@ def test_w_keeps_its_factorization_and_makes_another_for_a_larger_rank(monkeypat
 
     monkeypatch.setattr(operators, "leading_singular_triplets", noted)
     lre = LRE(with_values(1 / (1 + torch.arange(64.0).double())), torch.zeros(64), 0, Origin("toy", "", "r"), rank=4)
-    first = lre.inverse(4)
-    lre.inverse(2)
+    first = lre.operator.edits(torch.eye(64), [4, 1])
+    assert first.shape == (64, 2, 64)
+    lre.operator.inverse(2)
     lre.edit(torch.zeros(64), torch.ones(64))
     assert made == [4]
     lre.edit(torch.zeros(64), torch.ones(64), rank=6)
-    whole = lre.inverse()
-    lre.inverse(64)
+    whole = lre.operator.edits(torch.eye(64), [64, 4])
+    lre.operator.inverse(64)
     assert made == [4, 6, 64]
-    torch.testing.assert_close(whole.apply(torch.eye(64), [4]), first.apply(torch.eye(64), [4]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(whole[:, 1], first[:, 0], rtol=1e-4, atol=1e-4)
     for rank in (0, 65):
         with pytest.raises(LREError, match=f"rank {rank} is out of range"):
-            lre.inverse(rank)
+            lre.operator.inverse(rank)
