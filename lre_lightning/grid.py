@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from lre_lightning.errors import LREError
 from lre_lightning.storage.plain import whole
+from lre_lightning.storage.typed import Checked
 
 Layer: TypeAlias = int | Literal["emb"]
 """``"emb"``, the output of the token embedding, or the index of a decoder block, 0 to layers - 1."""
@@ -52,6 +53,15 @@ def layer_of(value: object, what: str) -> Layer:
     return "emb" if value == "emb" and isinstance(value, str) else whole(value, what, most=MOST_LAYERS)
 
 
+def rank_of(value: object, what: str) -> int:
+    """Check a rank."""
+    return whole(value, what, 1, WIDEST)
+
+
+CheckedLayer = Annotated[Layer, Checked(layer_of)]
+CheckedRank = Annotated[int, Checked(rank_of)]
+
+
 def place_of(layer: Layer) -> int:
     """Return the place of a layer in the order of an LM's layers: the embedding, -1, comes before block 0."""
     return -1 if layer == "emb" else layer
@@ -66,8 +76,3 @@ def spans(layers: Sequence[Layer], among: Sequence[Layer]) -> str:
                 parts.append([])
             parts[-1].append(layer)
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
-
-
-def rank_of(value: object, what: str) -> int:
-    """Check a rank."""
-    return whole(value, what, 1, WIDEST)

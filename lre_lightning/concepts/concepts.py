@@ -7,24 +7,22 @@ Language Models", NAACL 2024).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, TypedDict
 
 from lre_lightning.concepts.record import ConceptOptions, ObjectTokens
 from lre_lightning.concepts.states import KnownStates, known_states, with_object
-from lre_lightning.errors import LREError, check_choice
-from lre_lightning.grid import WIDEST, Layer, layer_of, rank_of
+from lre_lightning.errors import LREError
+from lre_lightning.grid import WIDEST, CheckedLayer, CheckedRank, Layer
 from lre_lightning.html import html_table
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
-from lre_lightning.lre.files import ORIGIN, check_tensor, entries, opened, write_tensors
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin, check_origin
@@ -33,28 +31,21 @@ from lre_lightning.options import options_of
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.trials import Trial, by_turns, draw, train_prompts
 from lre_lightning.relations.relation import Relation
-from lre_lightning.storage.plain import listing, text
+from lre_lightning.storage.tensors import check_tensor, opened, write_tensors
+from lre_lightning.storage.typed import Text, typed
 
 Indices: TypeAlias = int | Sequence[int] | Tensor
 
 
-def _texts(value: object, what: str) -> tuple[str, ...]:
-    return tuple(text(one, what) for one in listing(value, what))
+class Metadata(TypedDict):
+    """All of some concepts but their vectors."""
 
-
-def _object_tokens(value: object, what: str) -> object:
-    check_choice(what, value, get_args(ObjectTokens))
-    return value
-
-
-_METADATA: dict[str, Callable[[Any, str], Any]] = {
-    "objects": _texts,
-    "layer": layer_of,
-    "rank": rank_of,
-    "object_layer": layer_of,
-    "object_tokens": _object_tokens,
-    "origin": partial(entries, ORIGIN),
-}
+    objects: tuple[Text, ...]
+    layer: CheckedLayer
+    rank: CheckedRank
+    object_layer: CheckedLayer
+    object_tokens: ObjectTokens
+    origin: Origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +194,7 @@ class Concepts:
         Raises:
             LREError: If the file cannot be written.
         """
-        metadata = {name: getattr(self, name) for name in _METADATA} | {"origin": asdict(self.origin)}
+        metadata = {name: getattr(self, name) for name in Metadata.__annotations__} | {"origin": asdict(self.origin)}
         write_tensors(path, {"vectors": self.vectors}, "concepts", metadata)
 
     @classmethod
@@ -221,8 +212,7 @@ class Concepts:
             if [*file.keys()] != ["vectors"]:
                 raise LREError(f"it has the tensors {', '.join(file.keys())}, and should have vectors alone")
             vectors = check_tensor(file.get_tensor("vectors"), "vectors")
-            found: dict[str, Any] = entries(_METADATA, metadata, "it")
-            concepts = cls(vectors=vectors, **found | {"origin": Origin(**found["origin"])})
+            concepts = cls(vectors=vectors, **typed(Metadata, metadata))
         return concepts if lm is None else concepts.bind(lm)
 
     def _repr_html_(self) -> str:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -15,10 +14,9 @@ from lre_lightning.errors import LREError, check_choice, check_number, first_lin
 from lre_lightning.grid import Layer, check_ranks, layer_of, place_of, rank_of, usual_rank
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import check_plain, number, text, whole
+from lre_lightning.storage.typed import from_json
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from lre_lightning.models.language_model import LanguageModel
 
 ObjectTokens: TypeAlias = Literal["first", "mean"]
@@ -166,18 +164,11 @@ def read_concept_records(path: Path) -> list[ConceptRecord]:
     return [_record(file, line) for file in files for line in file.read_bytes().splitlines()]
 
 
-@cache
-def _adapter() -> TypeAdapter[ConceptRecord]:
-    from pydantic import TypeAdapter  # takes longer to import than all else that needs no LM
-
-    return TypeAdapter(ConceptRecord)
-
-
 def _record(path: Path, line: bytes) -> ConceptRecord:
     try:
         given = json.loads(line)
         check_plain(given, "it", 1_000_000)
-        record = _adapter().validate_json(json.dumps(given), strict=True)
+        record = from_json(ConceptRecord, json.dumps(given))
         for name in ("model", "relation", "category"):
             text(record.origin[name], name)
         whole(record.origin["trial"], "trial")

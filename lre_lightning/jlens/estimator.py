@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,13 +12,14 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.averaging import Averaging
-from lre_lightning.jlens.lens import JacobianLens, LensOrigin, standard_error
-from lre_lightning.lre.files import check_tensor
+from lre_lightning.jlens.files import LensOrigin
+from lre_lightning.jlens.lens import JacobianLens, standard_error
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.lre.operators import wide_dtype
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.processes import Processes
 from lre_lightning.storage.plain import whole
+from lre_lightning.storage.tensors import check_tensor
 
 
 def text_jacobian(
@@ -113,7 +113,7 @@ class JacobianLensEstimator:
             {layer: (total / self.count).to(dtype) for layer, total in zip(self.layers, self.sums, strict=True)},
             self.count,
             dict(zip(self.layers, self.squares.tolist(), strict=True)),
-            LensOrigin(lm.name, lm.fingerprint, lm.revision, asdict(self.averaging), (texts,)),
+            LensOrigin(lm.name, lm.fingerprint, lm.revision, self.averaging, (texts,)),
         )
 
 

@@ -7,60 +7,59 @@ The published format is a dictionary written by `torch.save`: ``J`` {block: `(hi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from lre_lightning.errors import LREError, check_choice, first_line
+from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
-from lre_lightning.jlens.averaging import Targets
-from lre_lightning.lre.files import FLOATS, check_tensor, entries, opened, or_none
+from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.storage.files import write_whole
-from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, number, text, whole
+from lre_lightning.storage.plain import listing, number, whole
+from lre_lightning.storage.tensors import FLOATS, check_tensor, opened
+from lre_lightning.storage.typed import Checked, Name, Text, typed
 
 OWN, PUBLISHED = "jacobian_lens.safetensors", "lens.pt"
 """Names of files in folders."""
 
 HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>.+))?")
 
-_name = partial(text, longest=LONGEST_NAME)
+
+@dataclass(frozen=True)
+class LensOrigin:
+    """Provenance of a Jacobian lens.
+
+    Attributes:
+        model: Name or folder of the LM.
+        fingerprint: `LanguageModel.fingerprint` of the LM.
+        revision: The LM's revision on the hub; None for a local LM.
+        averaging: The estimator's options, `lre_lightning.Averaging`.
+        texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
+    """
+
+    model: Text
+    fingerprint: Name
+    revision: Name | None = None
+    averaging: Averaging = Averaging()
+    texts: tuple[Name, ...] = ()
 
 
-def _targets(value: object, what: str) -> object:
-    check_choice(what, value, get_args(Targets))
-    return value
+class Metadata(TypedDict):
+    """All of a lens but its Jacobians."""
+
+    n_prompts: Annotated[int, Checked(whole, least=1)]
+    squares: dict[str, Annotated[float, Checked(number, largest=1e300)]]
+    origin: LensOrigin | None
 
 
-def _texts(value: object, what: str) -> tuple[str, ...]:
-    return tuple(_name(digest, "a digest of texts") for digest in listing(value, what))
-
-
-def _squares(value: object, what: str) -> dict[Layer, float]:
-    return {_layer(name): number(square, what, 1e300) for name, square in mapping(value, what).items()}
-
-
-_AVERAGING: dict[str, Callable[[Any, str], Any]] = {"targets": _targets, "skip": whole, "positions": or_none(whole)}
-_ORIGIN: dict[str, Callable[[Any, str], Any]] = {
-    "model": text,
-    "fingerprint": _name,
-    "revision": or_none(_name),
-    "averaging": partial(entries, _AVERAGING),
-    "texts": _texts,
-}
-_METADATA: dict[str, Callable[[Any, str], Any]] = {
-    "n_prompts": partial(whole, least=1),
-    "squares": _squares,
-    "origin": or_none(partial(entries, _ORIGIN)),
-}
-
-
-def _layer(name: str) -> Layer:
+def layer_named(name: str) -> Layer:
     """Return the layer that a name in a file stands for."""
     return layer_of(int(name) if name.isdecimal() and len(name) < 6 else name, "a layer of a Jacobian lens")
 
@@ -73,13 +72,13 @@ def check_jacobians(shapes: Sequence[Sequence[int]]) -> None:
         raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {found}")
 
 
-def read_lens(path: Path) -> tuple[dict[str, Any], dict[Layer, Tensor]]:
+def read_lens(path: Path) -> tuple[Metadata, dict[Layer, Tensor]]:
     """Read our own file of a lens: its metadata, checked, and its Jacobians by layer."""
     with opened(path, "the file of a Jacobian lens", "jacobian_lens") as (file, metadata):
         names = file.keys()
         check_jacobians([file.get_slice(name).get_shape() for name in names])
-        checked = entries(_METADATA, metadata, "it")
-        return checked, {_layer(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in names}
+        checked = typed(Metadata, metadata)
+        return checked, {layer_named(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in names}
 
 
 def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: int) -> None:

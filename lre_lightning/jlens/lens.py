@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,29 +14,18 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.html import html_table
-from lre_lightning.jlens.files import check_jacobians, find_lens, read_lens, read_published, write_published
-from lre_lightning.lre.files import write_tensors
+from lre_lightning.jlens.files import (
+    LensOrigin,
+    check_jacobians,
+    find_lens,
+    layer_named,
+    read_lens,
+    read_published,
+    write_published,
+)
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class LensOrigin:
-    """Provenance of a Jacobian lens.
-
-    Attributes:
-        model: Name or folder of the LM.
-        fingerprint: `LanguageModel.fingerprint` of the LM.
-        revision: The LM's revision on the hub; None for a local LM.
-        averaging: The estimator's options, the fields of `lre_lightning.jlens.estimator.Averaging`.
-        texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
-    """
-
-    model: str
-    fingerprint: str
-    revision: str | None = None
-    averaging: Mapping[str, Any] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
+from lre_lightning.storage.tensors import write_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +180,8 @@ class JacobianLens:
         path = find_lens(str(source), revision)
         if path.suffix == ".safetensors":
             metadata, jacobians = read_lens(path)
-            origin = metadata["origin"]
-            lens = cls(jacobians, metadata["n_prompts"], metadata["squares"], origin and LensOrigin(**origin))
+            squares = {layer_named(name): value for name, value in metadata["squares"].items()}
+            lens = cls(jacobians, metadata["n_prompts"], squares, metadata["origin"])
         else:
             lens = cls(*read_published(path))
         if lm is not None:

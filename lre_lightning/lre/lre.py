@@ -19,10 +19,11 @@ from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
-from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre, write_tensors
+from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre
 from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.storage.tensors import write_tensors
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Prompts
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Form, Prompts
 from lre_lightning.prompts.prompt import Prompt, make_prompt, make_prompts
 from lre_lightning.relations.relation import SLOT, Sample
+from lre_lightning.storage.typed import Count, Name, Text
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.trials import Trial
@@ -35,15 +36,15 @@ class Origin:
         form: The form of the prompts, `Prompts.form`.
     """
 
-    model: str
-    fingerprint: str
-    relation: str
-    revision: str | None = None
-    category: str = ""
-    trial: int = 0
-    template: str = ""
-    train: tuple[tuple[str, str], ...] = ()
-    form: Mapping[str, Any] = field(default_factory=lambda: LINES.form)
+    model: Text
+    fingerprint: Name
+    relation: Name
+    revision: Name | None = None
+    category: Name = ""
+    trial: Count = 0
+    template: Text = ""
+    train: tuple[tuple[Text, Text], ...] = ()
+    form: Form = field(default_factory=lambda: LINES.form)
 
     @classmethod
     def of(cls, lm: LanguageModel, trial: Trial, prompts: Prompts = LINES) -> Self:

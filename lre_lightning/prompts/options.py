@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from typing_extensions import TypedDict
+
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.options import option
 from lre_lightning.relations.relation import SLOT, Relation, check_template
+from lre_lightning.storage.typed import Count, Text, Truth
 
 Sampling: TypeAlias = Literal["random", "balanced"]
 """Ways to draw training samples: each with the same chance, or as evenly as possible over the objects."""
@@ -21,6 +24,15 @@ TEMPLATES = ("few-shot", "zero-shot", "all", "bare")
 
 BETWEEN_TEMPLATES = " | "
 """What joins the templates of a trial where there are several."""
+
+
+class Form(TypedDict):
+    """The options of `Prompts` that the form of a prompt depends on."""
+
+    shots: Count | None
+    separator: Text
+    chat: Truth
+    system: Text | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ class Prompts:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
 
     @property
-    def form(self) -> dict[str, Any]:
+    def form(self) -> Form:
         """The options that the form of a prompt depends on, as plain data."""
         return {"shots": self.shots, "separator": self.separator, "chat": self.chat, "system": self.system}
 

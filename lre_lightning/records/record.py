@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +18,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, layer_of, place_of, rank_of
 from lre_lightning.statistics.estimates import Share
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, mapping, number, shown, text, whole
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from lre_lightning.storage.typed import from_json
 
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
@@ -158,8 +155,6 @@ class TrialRecord:
         prompts: The options by which samples were drawn and prompts made, `Prompts.recorded`. With `train`, `seed` and
             `digest` they are what `RelationDataModule.of_record` repeats the trial from.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True}
 
     relation: str
     category: str
@@ -298,27 +293,14 @@ class TrialRecord:
         Raises:
             LREError: A field is missing or of the wrong type, or contradicts the others.
         """
-        from pydantic import ValidationError
-
         try:
             given = mapping(data, "it")
             check_plain(given, "the record", MOST_ENTRIES)
-            record = _adapter().validate_json(json.dumps(given))
+            record = from_json(cls, json.dumps(given))
             _check(record)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise LREError(f"this is not a record: {where}: {first['msg']}, got {shown(first['input'])}") from error
         except LREError as error:
             raise LREError(f"this is not a record: {error}") from error
         return record
-
-
-@cache
-def _adapter() -> TypeAdapter[TrialRecord]:
-    from pydantic import TypeAdapter  # takes longer to import than all else that needs no LM
-
-    return TypeAdapter(TrialRecord)
 
 
 def _check(record: TrialRecord) -> None:

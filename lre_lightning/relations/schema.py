@@ -13,20 +13,21 @@ The schema is that of the relations published by Hernandez et al. (ICLR 2024, se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Annotated
+
+from annotated_types import Len
+from typing_extensions import NotRequired, TypedDict
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.relation import LONGEST, Relation, Sample, check_template
-from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, printable, shown, text, truth
+from lre_lightning.relations.relation import LONGEST, SLOT, Relation, Sample, check_template
+from lre_lightning.storage.plain import LONGEST_NAME, printable, shown, text
+from lre_lightning.storage.typed import Checked, Invalid, Name, Truth, typed
 
 MOST_SAMPLES = 10_000_000
 """Samples that a relation or a table may have."""
 MOST_SHOWN = 20
 """Problems listed in a message."""
-
-_T = TypeVar("_T")
 
 
 class Problems:
@@ -74,6 +75,30 @@ def filled(value: object, what: str, longest: int = LONGEST) -> str:
     return found
 
 
+Filled = Annotated[str, Checked(filled)]
+Template = Annotated[str, Checked(check_template)]
+
+
+class _Sample(TypedDict):
+    subject: Filled
+    object: Filled
+
+
+class _Properties(TypedDict, total=False):
+    relation_type: Name
+    domain_name: Name
+    range_name: Name
+    symmetric: Truth
+
+
+class _Relation(TypedDict):
+    name: Annotated[str, Checked(filled, longest=LONGEST_NAME)]
+    properties: NotRequired[_Properties]
+    prompt_templates: Annotated[list[Template], Len(1, MOST_SAMPLES)]
+    prompt_templates_zs: NotRequired[list[Template]]
+    samples: Annotated[list[_Sample], Len(1, MOST_SAMPLES)]
+
+
 def check_relation(
     data: object, at: str, problems: Problems, *, category: str = "", templates_required: bool = True
 ) -> Relation | None:
@@ -86,46 +111,22 @@ def check_relation(
         with problems:
             raise LREError(f"{at} must hold an object with name, prompt_templates and samples, not {shown(data)}")
         return None
-    before = problems.count
-    with problems:
-        name = filled(_entry(data, "name", at), f"{at}: name", LONGEST_NAME)
-    with problems:
-        properties = {"relation_type": category} | mapping(data.get("properties", {}), f"{at}: properties")
-        texts = ("relation_type", "domain_name", "range_name")
-        labels = [text(properties.get(key, ""), f"{at}: properties.{key}", LONGEST_NAME) for key in texts]
-        symmetric = truth(properties.get("symmetric", False), f"{at}: properties.symmetric")
-    few_shot = _entries(data, "prompt_templates", at, templates_required, check_template, problems)
-    zero_shot = _entries(data, "prompt_templates_zs", at, False, check_template, problems)
-    samples = _entries(data, "samples", at, True, _check_sample, problems)
-    if problems.count > before:
+    without = not templates_required and not data.get("prompt_templates", ())
+    try:
+        found = typed(_Relation, data | {"prompt_templates": [SLOT]} if without else data, at)
+    except Invalid as error:
+        for problem in error.problems:
+            with problems:
+                raise LREError(problem) from error
         return None
-    category, domain, range_ = labels
-    return Relation(name, category, few_shot, zero_shot, domain, range_, symmetric, samples)
-
-
-def _entry(data: Mapping[str, Any], key: str, at: str) -> Any:
-    if key not in data:
-        raise LREError(f"{at} lacks the key {key!r}")
-    return data[key]
-
-
-def _entries(
-    data: Mapping[str, Any], key: str, at: str, required: bool, check: Callable[[Any, str], _T], problems: Problems
-) -> tuple[_T, ...]:
-    """Check the entries of a list."""
-    entries: list[Any] | tuple[Any, ...] = ()
-    with problems:
-        entries = listing(_entry(data, key, at) if required else data.get(key, []), f"{at}: {key}", MOST_SAMPLES)
-        if required and not entries:
-            raise LREError(f"{at}: {key} is empty; it must hold at least one entry")
-    found = []
-    for number, entry in enumerate(entries):
-        with problems:
-            found.append(check(entry, f"{at}: {key}[{number}]"))
-    return tuple(found)
-
-
-def _check_sample(data: object, at: str) -> Sample:
-    if not isinstance(data, dict):
-        raise LREError(f"{at} must be an object with subject and object, not {shown(data)}")
-    return Sample(*(filled(_entry(data, key, at), f"{at}.{key}") for key in ("subject", "object")))
+    properties = found.get("properties", {})
+    return Relation(
+        found["name"],
+        properties.get("relation_type", category),
+        () if without else tuple(found["prompt_templates"]),
+        tuple(found.get("prompt_templates_zs", ())),
+        properties.get("domain_name", ""),
+        properties.get("range_name", ""),
+        properties.get("symmetric", False),
+        tuple(Sample(**sample) for sample in found["samples"]),
+    )

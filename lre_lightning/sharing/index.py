@@ -6,19 +6,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.grid import Layer, rank_of
-from lre_lightning.lre.files import checked_metadata, entries, or_none
+from lre_lightning.grid import CheckedRank, Layer
+from lre_lightning.lre.files import checked_metadata
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import read_records
 from lre_lightning.storage.files import write_whole
-from lre_lightning.storage.plain import LONGEST_NAME, check_plain, listing, mapping, number, shown, text, whole
+from lre_lightning.storage.plain import check_plain, listing, mapping, number, shown, text
+from lre_lightning.storage.typed import Checked, Count, typed
 from lre_lightning.training.bank import TrialKey, file_of
 
 INDEX, CARD, RECORDS, FIGURE, LRES = "index.json", "README.md", "fit_results.jsonl", "relations.png", "lres"
@@ -27,7 +27,16 @@ INDEX, CARD, RECORDS, FIGURE, LRES = "index.json", "README.md", "fit_results.jso
 FORMAT = "lre-lightning collection 1"
 LARGEST_INDEX, MOST_LRES = 2**26, 100_000
 
-Scores: TypeAlias = tuple[float | None, float | None]
+
+def _score(value: object, what: str) -> float:
+    found = number(value, what, 1)
+    if found < 0:
+        raise LREError(f"{what} must be a number of 0 to 1, not {found}")
+    return found
+
+
+_Score = Annotated[float, Checked(_score)]
+Scores: TypeAlias = tuple[_Score | None, _Score | None]
 """Faithfulness and causality; None where there was nothing to count."""
 
 
@@ -46,14 +55,14 @@ class Entry:
         sha256: The digest of its file; empty for a file of a run, which is not checked against one.
     """
 
-    metadata: Mapping[str, Any]
-    trials: tuple[int, ...] = ()
-    factors: int | None = None
-    dtype: str = "float32"
+    metadata: Annotated[Mapping[str, Any], Checked(lambda value, _: checked_metadata(value))]
+    trials: tuple[Count, ...] = ()
+    factors: CheckedRank | None = None
+    dtype: Annotated[str, Checked(text, longest=20)] = "float32"
     scores: Scores = (None, None)
     full: Scores = (None, None)
-    size: int = 0
-    sha256: str = ""
+    size: Count = 0
+    sha256: Annotated[str, Checked(text, longest=64)] = ""
 
     @property
     def key(self) -> TrialKey:
@@ -109,33 +118,6 @@ def digest_of_file(path: Path) -> str:
         while part := file.read(2**20):
             digest.update(part)
     return digest.hexdigest()
-
-
-def _score(value: object, what: str) -> float:
-    found = number(value, what, 1)
-    if found < 0:
-        raise LREError(f"{what} must be a number of 0 to 1, not {found}")
-    return found
-
-
-def _scores(value: object, what: str) -> Scores:
-    found = listing(value, what, 2)
-    if len(found) != 2:
-        raise LREError(f"{what} must be a faithfulness and a causality")
-    faithfulness, causality = (or_none(_score)(one, what) for one in found)
-    return faithfulness, causality
-
-
-_ENTRY: dict[str, Any] = {
-    "metadata": lambda value, _: checked_metadata(value),
-    "trials": lambda value, what: tuple(whole(trial, what) for trial in listing(value, what, 10_000)),
-    "factors": or_none(rank_of),
-    "dtype": partial(text, longest=20),
-    "scores": _scores,
-    "full": _scores,
-    "size": whole,
-    "sha256": partial(text, longest=64),
-}
 
 
 @dataclass(frozen=True)
@@ -207,10 +189,9 @@ class Index:
 
 def _entry(plain: object) -> Entry:
     given = mapping(plain, "an LRE")
-    entry = Entry(**entries(_ENTRY, given, "an LRE"))
-    text(given["file"], "file", LONGEST_NAME)
-    if given["file"] != entry.file or len(entry.sha256) != 64:
-        raise LREError(f"the file of an LRE is {shown(given['file'])} with its SHA-256, and must be {entry.file!r}")
+    entry = typed(Entry, given, "an LRE")
+    if given.get("file") != entry.file or len(entry.sha256) != 64:
+        raise LREError(f"the file of an LRE is {shown(given.get('file'))} with its SHA-256, and must be {entry.file!r}")
     return entry
 
 

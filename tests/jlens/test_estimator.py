@@ -60,7 +60,7 @@ def test_the_mean_over_texts_and_its_standard_error():
     error = each.flatten(1).std(0).norm() / len(TEXTS) ** 0.5 / each.mean(0).norm()
     assert lens.standard_error(1) == pytest.approx(float(error), rel=1e-9)
     assert lens.standard_error(2) < 1e-6  # of identities
-    assert (lens.n_prompts, lens.origin.texts, lens.origin.averaging["skip"]) == (4, (digest_of_texts(TEXTS),), 4)
+    assert (lens.n_prompts, lens.origin.texts, lens.origin.averaging.skip) == (4, (digest_of_texts(TEXTS),), 4)
     assert estimate_jacobian_lens(lm, TEXTS[:1], averaging=averaging).standard_error(1) is None
 
 

@@ -1,7 +1,7 @@
 """The frozen lens, its merge and its files, also those of strangers."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from lre_lightning.errors import LREError
-from lre_lightning.jlens.lens import JacobianLens, LensOrigin
+from lre_lightning.jlens.averaging import Averaging
+from lre_lightning.jlens.files import LensOrigin
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.hostile import PLAIN, SPOILS, changed, little_memory, outcome, recipes, spoiled, tried
 from tests.helpers.toy import WIDTH, toy_model
 
 TOY = LanguageModel(toy_model(), name="toy")
-AVERAGING = {"targets": "later", "skip": 16, "positions": None}
+AVERAGING = Averaging()
 
 
 def a_lens(seed=0, count=3, texts=("a",), layers=TOY.layers):
@@ -142,7 +144,7 @@ def test_any_file_is_a_lens_or_an_error(tmp_path, kind, recipe, plain, spoil):
         torch.save(changed(PUBLISHED, recipe), path)
     elif kind == "metadata":
         path = path.with_suffix(".safetensors")
-        metadata = {"n_prompts": 3, "squares": {"0": 3.0}, "origin": json.loads(json.dumps(vars(lens.origin)))}
+        metadata = {"n_prompts": 3, "squares": {"0": 3.0}, "origin": asdict(lens.origin)}
         save_file({"0": torch.eye(WIDTH)}, path, {"jacobian_lens": json.dumps(changed(metadata, plain))})
     else:
         (lens.save if path.suffix == ".safetensors" else lens.save_published)(path)

@@ -77,7 +77,7 @@ def test_any_header_metadata_and_bytes_are_an_lre_or_an_error(tmp_path, part, he
         ({"__metadata__": {"lre": json.dumps({**METADATA, "beta": float("nan")})}}, "beta must be a number"),
         ({"__metadata__": {"lre": json.dumps({**METADATA, "layer": True})}}, "layer must be a whole number"),
         ({"__metadata__": {"lre": json.dumps({**METADATA, "rank": WIDTH + 1})}}, "rank 17 is out of range"),
-        ({"__metadata__": {"lre": json.dumps({"layer": 1})}}, "not the metadata of an LRE: it lacks 'origin'"),
+        ({"__metadata__": {"lre": json.dumps({"layer": 1})}}, "not the metadata of an LRE: it lacks the key 'beta'"),
     ],
 )
 def test_such_an_lre_file_is_an_error(tmp_path, change, message):

@@ -77,7 +77,7 @@ def test_optional_keys_have_defaults():
         ({"properties": {"symmetric": 1}}, "properties.symmetric must be true or false, not 1"),
         ({"properties": {"relation_type": None}}, "properties.relation_type must be a string, not None"),
         ({"samples": []}, "samples is empty; it must hold at least one entry"),
-        ({"samples": ["c"]}, "samples[0] must be an object with subject and object, not 'c'"),
+        ({"samples": ["c"]}, "samples[0] must be an object with names for keys, not 'c'"),
         ({"samples": [{"subject": "a", "object": "b"}, {"subject": "a"}]}, "samples[1] lacks the key 'object'"),
         ({"samples": [{"subject": "a", "object": 1924}]}, "samples[0].object must be a string, not 1924"),
         ({"samples": [{"subject": "\ud83d", "object": "b"}]}, "samples[0].subject is '\\ud83d', which contains an u"),
@@ -93,14 +93,16 @@ def test_all_problems_are_in_one_message():
     samples = [{"subject": 1, "object": ""}, {"subject": "s", "object": "o"}, 7, {}]
     data = {"prompt_templates": ["{", "{}", 3], "properties": {"symmetric": 0}, "samples": samples}
     assert message(data).split("\n") == [
-        "the relations have 7 problems:",
+        "the relations have 9 problems:",
         "  x.json lacks the key 'name'",
         "  x.json: properties.symmetric must be true or false, not 0",
         "  x.json: prompt_templates[0] is '{'; it must have exactly one {} for the subject, and no other brace",
         "  x.json: prompt_templates[2] must be a string, not 3",
         "  x.json: samples[0].subject must be a string, not 1",
-        "  x.json: samples[2] must be an object with subject and object, not 7",
+        "  x.json: samples[0].object is ''; it must not be empty",
+        "  x.json: samples[2] must be an object with names for keys, not 7",
         "  x.json: samples[3] lacks the key 'subject'",
+        "  x.json: samples[3] lacks the key 'object'",
     ]
     for data, kind in (([], "a list"), (None, "None"), ("x", "'x'")):
         assert message(data) == f"x.json must hold an object with name, prompt_templates and samples, not {kind}"
@@ -119,7 +121,7 @@ def test_a_message_does_not_list_all_of_many_problems(count, last):
 def test_a_message_is_printable():
     data = CAPITALS | {"name": "\n\x1b[31m", "samples": [{"subject": "\u202e\n", "object": "\r"}, {"subject": " \n"}]}
     lines = message(data, at="a\nb\x1b.json").split("\n")
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.files import write_tensors
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.sharing.card import card_of
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.index import Index, digest_of_file
 from lre_lightning.sharing.smaller import Form
+from lre_lightning.storage.tensors import write_tensors
 from tests.helpers.hostile import PLAIN, changed, little_memory, nested, outcome, recipes, tried
 
 COLOUR = "thing colour"
@@ -104,9 +104,9 @@ HARMED = {
     "a name that is a path": (set_origin(relation="../../x"), "must be 'lres/x"),
     "no digest": (set_entry(sha256=""), "with its SHA-256, and must be"),
     "a digest of another kind": (set_entry(sha256=[]), "sha256 must be a string"),
-    "scores above 1": (set_entry(scores=[2, 0]), "scores must be a number of -1 to 1, not 2"),
-    "scores below 0": (set_entry(scores=[-1, 0]), "scores must be a number of 0 to 1, not -1"),
-    "one score": (set_entry(scores=[1]), "scores must be a faithfulness and a causality"),
+    "scores above 1": (set_entry(scores=[2, 0]), "scores.0. must be a number of -1 to 1, not 2"),
+    "scores below 0": (set_entry(scores=[-1, 0]), "scores.0. must be a number of 0 to 1, not -1"),
+    "one score": (set_entry(scores=[1]), "scores has 1 entries, too few"),
     "two LMs": (set_origin(fingerprint="0" * 64), "its LREs are of several LMs"),
     "a later format": (set_index(format="lre-lightning collection 2"), "its format is 'lre-lightning collection 2'"),
     "no LRE": (set_index(lres=[]), "there is no LRE in it"),
