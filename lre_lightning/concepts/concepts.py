@@ -24,8 +24,9 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
 from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.operators import Dense
-from lre_lightning.lre.origin import Origin, check_origin
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.options import options_of
 from lre_lightning.prompts.options import LINES, Prompts
@@ -49,7 +50,7 @@ class Metadata(TypedDict):
 
 
 @dataclass(frozen=True, eq=False)
-class Concepts:
+class Concepts(Lens):
     """A direction for every object of a relation, which classifies and steers the hidden states of subjects.
 
     Attributes:
@@ -86,8 +87,26 @@ class Concepts:
         shape = tuple(self.vectors.shape)
         if len(shape) != 2 or shape[0] != len(self.objects) or not 1 <= shape[1] <= WIDEST:
             raise LREError(f"concepts of {len(self.objects)} objects need vectors (objects, hidden), not {shape}")
-        if not torch.isfinite(self.vectors).all():
-            raise LREError(f"the concepts of {self.origin.relation!r} hold values that are not finite")
+        self._check_finite([self.vectors])
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """What messages call what they were made of."""
+        return f"LRE behind the concepts of {self.origin.relation!r}"
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override]
+        """The layer of s."""
+        return (self.layer,)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """The width of the hidden states."""
+        return self.vectors.shape[1]
+
+    def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return the scores of hidden states at any layers, `(layers, ..., objects)`."""
+        return self(states)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return the scores of hidden states at `layer`, `(..., hidden)`: their products with the vectors.
@@ -125,7 +144,7 @@ class Concepts:
         """
         if isinstance(subjects, str):
             raise LREError(f"subjects must be a list, such as [{subjects!r}]")
-        lm = self._bound()
+        lm = self.bound
         prompts = [self.origin.prompt(lm, subject) for subject in subjects]
         states = [hidden_at(lm, prompt, self.layer, prompt.subject_position) for prompt in prompts]
         return self.classify(torch.stack(states)) if states else []
@@ -160,33 +179,13 @@ class Concepts:
             LREError: If the concepts are not bound to an LM, an object has no concept, a layer is out of range, or the
                 subject is not in the prompt.
         """
-        lm = self._bound()
+        lm = self.bound
         template, subject = self.origin.template_of(prompt, subject)
         (asked,) = self.origin.asked(lm, template, subject)
         state = hidden_at(lm, asked, self.layer, asked.subject_position)
         removed = self.classify(state[None])[0] if source is None else source
         delta = steering(self.vectors.to(state.device), state, self.index(removed), self.index(target), magnitude)
         return PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm).answered(top_k)
-
-    def _bound(self) -> LanguageModel:
-        if self.lm is None:
-            raise LREError(f"the concepts of {self.origin.relation!r} have no LM to run: give them one, .bind(lm)")
-        return self.lm
-
-    def bind(self, lm: LanguageModel) -> Self:
-        """Return the concepts with the LM that they were estimated from, for `predict` and `steer`.
-
-        Raises:
-            LREError: If they were estimated from another LM.
-        """
-        check_origin(asdict(self.origin), lm, "LRE behind the concepts")
-        lm.check_layers([self.layer])
-        width = self.vectors.shape[1]
-        if width != lm.hidden_size:
-            raise LREError(
-                f"the concepts of {self.origin.relation!r} have the width {width}, and {lm.name!r} {lm.hidden_size}"
-            )
-        return replace(self, lm=lm)
 
     def save(self, path: str | Path) -> None:
         """Write the vectors, the objects and the origin to one safetensors file, atomically.

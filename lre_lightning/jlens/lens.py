@@ -23,13 +23,13 @@ from lre_lightning.jlens.files import (
     read_published,
     write_published,
 )
-from lre_lightning.lre.origin import check_origin
+from lre_lightning.lre.lens import Lens
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.storage.tensors import write_tensors
 
 
 @dataclass(frozen=True, eq=False)
-class JacobianLens:
+class JacobianLens(Lens):
     """The mean Jacobians of an LM over ordinary text: lens_l(h) = D(J_l h), J_l = E[do/dh_l] (Gurnee et al., 2026).
 
     It is an LRE without a relation and without a bias, at every layer.
@@ -40,6 +40,7 @@ class JacobianLens:
         squares: The sum over the sequences of the squared Frobenius norms of their Jacobians, by layer: with it the
             lens knows its standard error. Empty if unknown, as in published files.
         origin: The LM and texts that it was estimated from; None if unknown, as in published files.
+        lm: The LM that it belongs to; see `bind`. It is not part of the file.
 
     Raises:
         LREError: If there is no layer, shapes differ, a value is not finite, or `n_prompts` is not positive.
@@ -55,22 +56,23 @@ class JacobianLens:
     n_prompts: int
     squares: Mapping[Layer, float] = field(default_factory=dict, repr=False)
     origin: LensOrigin | None = None
+    lm: LanguageModel | None = field(default=None, repr=False)
+
+    title = "Jacobian lens"
 
     def __post_init__(self) -> None:
         check_jacobians([jacobian.shape for jacobian in self.jacobians.values()])
-        for layer, jacobian in self.jacobians.items():
-            if not torch.isfinite(jacobian).all():
-                raise LREError(f"the Jacobian lens holds values that are not finite at layer {layer}")
+        self._check_finite(self.jacobians.values())
         if self.n_prompts < 1:
             raise LREError(f"a Jacobian lens needs at least one text, not {self.n_prompts}")
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override]
         """The layers, from the embedding up."""
         return tuple(sorted(self.jacobians, key=place_of))
 
     @property
-    def width(self) -> int:
+    def width(self) -> int:  # type: ignore[override]
         """Width of the hidden states."""
         return len(next(iter(self.jacobians.values()), ()))
 
@@ -78,6 +80,10 @@ class JacobianLens:
         """Return J h for hidden states at a layer, `(..., hidden)`, in the dtype of J, on their device; see `at`."""
         jacobian = self.at(layer).to(hidden.device)
         return hidden.to(jacobian.dtype) @ jacobian.T
+
+    def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return J h for hidden states at layers of the lens; errors are those of `at`."""
+        return torch.stack([self(hidden, layer) for hidden, layer in zip(states, layers, strict=True)])
 
     def at(self, layer: Layer) -> Tensor:
         """Return J at a layer, `(hidden, hidden)`.
@@ -103,18 +109,6 @@ class JacobianLens:
             return None
         norm = float(torch.linalg.vector_norm(self.jacobians[layer].double()))
         return standard_error(self.n_prompts, self.squares[layer], norm)
-
-    def check_model(self, lm: LanguageModel) -> None:
-        """Check that the lens was estimated from an LM, as far as the lens knows its LM.
-
-        Raises:
-            LREError: If the fingerprint of the unembedding differs, or the LM has another width or lacks a layer.
-        """
-        if self.origin:
-            check_origin(asdict(self.origin), lm, "Jacobian lens")
-        if self.width != lm.hidden_size:
-            raise LREError(f"the Jacobian lens has the width {self.width}, and {lm.name!r} {lm.hidden_size}")
-        lm.check_layers(self.layers)
 
     @classmethod
     def merge(cls, lenses: Sequence[Self]) -> Self:

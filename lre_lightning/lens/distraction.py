@@ -18,6 +18,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics.functional import KS, token_ranks
 from lre_lightning.models.language_model import LanguageModel
@@ -141,14 +142,16 @@ def _count_trial(
     other = min(others, key=lambda name: hashlib.sha256((seed + name).encode()).digest(), default=None)
     lenses = {LENS: lres[relation.name, trial.number]} | ({OTHER_LENS: lres[other, trial.number]} if other else {})
     _check_lenses(lm, trial, lenses)
+    own = lenses[LENS] if beta is None else replace(lenses[LENS], beta=beta)
+    readers: dict[str, tuple[Lens, Layer]] = {
+        reader: (replace(lre, beta=lre.beta if beta is None else beta).to(lm.device), lre.layer)
+        for reader, lre in lenses.items()
+    }
     if jacobian_lens is not None:
-        own = lenses[LENS]
-        weight = jacobian_lens.at(own.layer)
-        lenses[GENERIC_LENS] = replace(own, weight=weight, bias=torch.zeros_like(weight[0]), beta=1.0)
-    lenses = {reader: lre.to(lm.device) for reader, lre in lenses.items()}
+        readers[GENERIC_LENS] = jacobian_lens, own.layer
 
     objects: list[int] = []  # first tokens of the true objects
-    ranks = {reader: [torch.empty(0, 2, dtype=torch.long)] for reader in (LM, *lenses)}  # of true and false objects
+    ranks = {reader: [torch.empty(0, 2, dtype=torch.long)] for reader in (LM, *readers)}  # of true and false objects
     for batch in data.val_dataloader([index]):
         batch = batch.padded("right")
         known = knows(lm, batch.undistracted).to(batch.input_ids.device)
@@ -156,10 +159,10 @@ def _count_trial(
             tokens = torch.stack([batch.object_token, batch.false_token], 1)[known]
             objects += tokens[:, 0].tolist()
             runs = PromptBatch(lm, batch.input_ids[known], batch.subject_position[known], batch.last_position[known])
-            states, output = runs.hidden_states([lre.layer for lre in lenses.values()])
+            states, output = runs.hidden_states([layer for _, layer in readers.values()])
             ranks[LM].append(_ranks(lm, output, tokens))
-            for i, (reader, lre) in enumerate(lenses.items()):
-                ranks[reader].append(_ranks(lm, lre(states[:, i], beta), tokens))
+            for i, (reader, (lens, layer)) in enumerate(readers.items()):
+                ranks[reader].append(_ranks(lm, lens.read(states[None, :, i], [layer])[0], tokens))
     counts = {reader: [(torch.cat(found) < k).sum(0).tolist() for k in ks] for reader, found in ranks.items()}
     return LatentKnowledge(
         model=lm.label,
@@ -170,8 +173,8 @@ def _count_trial(
         range_size=len(relation.objects),
         tested=len(trial.test),
         known=len(objects),
-        layer=lenses[LENS].layer,
-        beta=lenses[LENS].beta if beta is None else beta,
+        layer=own.layer,
+        beta=own.beta,
         other_relation=other,
         ks=ks,
         found={reader: tuple(true for true, _ in rows) for reader, rows in counts.items()},

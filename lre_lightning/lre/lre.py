@@ -20,14 +20,15 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre
+from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.operators import Dense, Factors, Operator
-from lre_lightning.lre.origin import Origin, check_origin
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.storage.tensors import write_tensors
 
 
 @dataclass(frozen=True, eq=False)
-class LRE:
+class LRE(Lens):
     """A linear relational embedding, LRE(s) = beta W s + b (Equation 4 of the paper).
 
     Attributes:
@@ -66,10 +67,24 @@ class LRE:
             check_shapes({name: tensor.shape for name, tensor in [*tensors.items(), ("bias", self.bias)]})
         elif self.bias.shape != (self.operator.width,):
             raise LREError(f"an LRE with W of the width {self.operator.width} needs b of it, not {[*self.bias.shape]}")
-        if not all(torch.isfinite(tensor).all() for tensor in [*tensors.values(), self.bias]):
-            raise LREError(f"the LRE of {self.origin.relation!r} holds values that are not finite")
+        self._check_finite([*tensors.values(), self.bias])
         if self.rank is not None:
             check_ranks([self.rank], self.operator.rank)
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """What messages call it."""
+        return f"LRE of {self.origin.relation!r}"
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override]
+        """Its layer."""
+        return (self.layer,)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """The width of the hidden states."""
+        return len(self.bias)
 
     @cached_property
     def operator(self) -> Operator:
@@ -94,6 +109,10 @@ class LRE:
         slope = self.beta if beta is None else beta
         product = self.operator.to(subject.device).apply(subject)
         return paper.lre(product, self.bias.to(subject.device), slope)
+
+    def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return beta W h + b for hidden states at any layers, whatever layer it was estimated at."""
+        return self(states)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the LRE with its tensors on another device."""
@@ -130,15 +149,6 @@ class LRE:
         delta = paper.change(object, target).to(self.bias)
         return self.operator.edits(delta, [chosen]).squeeze(-2).to(object.device)
 
-    def bind(self, lm: LanguageModel) -> Self:
-        """Return the LRE with the LM that it was estimated from, for `predict` and `edit_prompt`.
-
-        Raises:
-            LREError: If it was estimated from another LM.
-        """
-        self.check_model(lm)
-        return replace(self, lm=lm)
-
     @torch.no_grad()
     def predict(self, subject: str, top_k: int = 5) -> Answers:
         """Predict the object of a subject, D(LRE(s)), with s from a prompt like those of the estimate.
@@ -151,7 +161,7 @@ class LRE:
             LREError: If the LRE is not bound to an LM, does not say which prompts it was estimated from, or `top_k`
                 is out of range.
         """
-        lm = self._bound()
+        lm = self.bound
         prompt = self.origin.prompt(lm, subject)
         return Answers.of(lm, self(hidden_at(lm, prompt, self.layer, prompt.subject_position)), top_k)
 
@@ -184,7 +194,7 @@ class LRE:
         Raises:
             LREError: If the LRE is not bound to an LM, a layer is out of range, or the subject is not in the prompt.
         """
-        lm = self._bound()
+        lm = self.bound
         template, subject = self.origin.template_of(prompt, subject)
         asked, wanted = self.origin.asked(lm, template, subject, target)
         output, other = (hidden_at(lm, one, lm.num_layers - 1, -1) for one in (asked, wanted))
@@ -204,11 +214,6 @@ class LRE:
         with edit.active():
             yield edit
 
-    def _bound(self) -> LanguageModel:
-        if self.lm is None:
-            raise LREError(f"the LRE of {self.origin.relation!r} has no LM to run: give it one, lre.bind(lm)")
-        return self.lm
-
     def decode(self, lm: LanguageModel, subject: Tensor) -> Tensor:
         """Decode D(LRE(s)) into logits `(..., vocab)` in the LM's dtype.
 
@@ -217,19 +222,6 @@ class LRE:
         """
         self.check_model(lm)
         return lm.decode(self(subject))
-
-    def check_model(self, lm: LanguageModel) -> None:
-        """Check that an LM is the one that the LRE was estimated from.
-
-        Raises:
-            LREError: If the fingerprint of the unembedding differs, or the LM has another width or no such layer.
-        """
-        check_origin(asdict(self.origin), lm)
-        lm.check_layers([self.layer])
-        if len(self.bias) != lm.hidden_size:
-            raise LREError(
-                f"the LRE of {self.origin.relation!r} has the width {len(self.bias)}, and {lm.name!r} {lm.hidden_size}"
-            )
 
     def metadata(self) -> dict[str, Any]:
         """Return everything but the tensors as plain data."""

@@ -109,12 +109,11 @@ class Origin:
         return f"{before}{SLOT}{after}", subject
 
 
-def check_origin(origin: Mapping[str, Any], lm: LanguageModel, what: str = "LRE") -> None:
-    """Check that an LM has the fingerprint in the origin of something, given as plain data."""
+def check_origin(origin: Mapping[str, Any], lm: LanguageModel, title: str | None = None) -> None:
+    """Check that an LM has the fingerprint in the origin of a lens, an LRE if it has no other title, as plain data."""
     if origin["fingerprint"] != lm.fingerprint:
-        name = f"{what} of {origin['relation']!r}" if "relation" in origin else what
         raise LREError(
-            f"the {name} was estimated from {origin['model']!r} "
+            f"the {title or 'LRE of ' + repr(origin['relation'])} was estimated from {origin['model']!r} "
             f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
             f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
         )

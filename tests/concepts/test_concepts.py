@@ -265,11 +265,11 @@ def test_mistakes():
     narrow = replace(TOY, origin=replace(TOY.origin, fingerprint=lm.fingerprint))
     for call, message in (
         (lambda: TOY["c"], "there is no concept of 'c' in 'letters'; there are those of 'a', 'b'"),
-        (lambda: TOY.predict(["x"]), "have no LM to run"),
+        (lambda: TOY.predict(["x"]), "has no LM to run"),
         (lambda: TOY.predict("x"), r"subjects must be a list, such as \['x'\]"),
         (lambda: replace(TOY, vectors=torch.eye(3)), r"need vectors \(objects, hidden\), not \(3, 3\)"),
         (lambda: replace(TOY, vectors=torch.full((2, 2), torch.nan)), "not finite"),
-        (lambda: narrow.bind(lm), "have the width 2, and 'GPT2LMHeadModel' 16"),
+        (lambda: narrow.bind(lm), "has the width 2, and 'GPT2LMHeadModel' 16"),
     ):
         with pytest.raises(LREError, match=message):
             call()

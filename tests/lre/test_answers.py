@@ -105,7 +105,7 @@ def test_an_lre_needs_its_lm_and_its_prompts(lm, lre, tmp_path):
     lre.save(tmp_path / "lre.safetensors")
     unbound, loaded = LRE.load(tmp_path / "lre.safetensors"), LRE.load(tmp_path / "lre.safetensors", lm)
     assert [answer for answer, _ in loaded.predict("Canada")] == [answer for answer, _ in lre.predict("Canada")]
-    with pytest.raises(LREError, match=r"'country capital city' has no LM to run: give it one, lre\.bind\(lm\)"):
+    with pytest.raises(LREError, match=r"'country capital city' has no LM to run: give it one, \.bind\(lm\)"):
         unbound.predict("Canada")
     with pytest.raises(LREError, match="does not say which prompts"):
         replace(lre, origin=Origin("demo", lm.fingerprint, "r")).predict("Canada")

@@ -1,0 +1,90 @@
+"""Lenses: the maps of an LM's hidden states that LREs, Jacobian lenses, concepts and the logit lens are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lre_lightning.errors import LREError
+from lre_lightning.grid import Layer
+from lre_lightning.lre.origin import check_origin
+from lre_lightning.models.language_model import LanguageModel
+
+
+class Lens(ABC):
+    """A map of the hidden states of one LM.
+
+    Attributes:
+        title: What messages call it.
+        origin: The LM and the data that it was estimated from; None if that is not known.
+        layers: The layers that it was estimated at, from the embedding up.
+        width: The width of the hidden states; 0 for any.
+        lm: The LM that it runs; see `bind`. It is not part of the file.
+    """
+
+    title: str
+    origin: Any
+    layers: tuple[Layer, ...]
+    width: int
+    lm: LanguageModel | None
+
+    @abstractmethod
+    def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Map hidden states at several layers, `(layers, ..., hidden)`, which `layers` names.
+
+        Returns:
+            `(layers, ..., hidden)`, outputs of the last block, or scores in place of `hidden`, in the lens's dtype, on
+            the device of `states`.
+        """
+
+    def check_model(self, lm: LanguageModel) -> None:
+        """Check that an LM is the one that the lens was estimated from, as far as the lens knows its LM.
+
+        Raises:
+            LREError: If the fingerprint of the unembedding differs, or the LM has another width or lacks a layer.
+        """
+        if self.origin is not None:
+            check_origin(asdict(self.origin), lm, self.title)
+        if self.width not in (0, lm.hidden_size):
+            raise LREError(f"the {self.title} has the width {self.width}, and {lm.name!r} {lm.hidden_size}")
+        lm.check_layers(self.layers)
+
+    def bind(self, lm: LanguageModel) -> Self:
+        """Return the lens with the LM that it was estimated from, which it runs from then on.
+
+        Raises:
+            LREError: If it was estimated from another LM.
+        """
+        self.check_model(lm)
+        return replace(self, lm=lm)  # type: ignore[type-var]
+
+    @property
+    def bound(self) -> LanguageModel:
+        """The LM that the lens runs.
+
+        Raises:
+            LREError: If it has none.
+        """
+        if self.lm is None:
+            raise LREError(f"the {self.title} has no LM to run: give it one, .bind(lm)")
+        return self.lm
+
+    def _check_finite(self, tensors: Iterable[Tensor]) -> None:
+        if not all(torch.isfinite(tensor).all() for tensor in tensors):
+            raise LREError(f"the {self.title} holds values that are not finite")
+
+
+class LogitLens(Lens):
+    """The identity: hidden states are decoded as if they were outputs of the last block."""
+
+    title, origin, layers, width, lm = "logit lens", None, (), 0, None
+
+    def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return the hidden states as they are."""
+        return states
