@@ -6,12 +6,14 @@ The published format is a dictionary written by `torch.save`: ``J`` {block: `(hi
 
 from __future__ import annotations
 
+import pickletools
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -20,14 +22,16 @@ from typing_extensions import TypedDict
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Averaging
-from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.storage.files import write_whole
-from lre_lightning.storage.plain import listing, number, whole
+from lre_lightning.storage.plain import listing, mapping, number, printable, shown, whole
 from lre_lightning.storage.tensors import FLOATS, check_tensor, opened
 from lre_lightning.storage.typed import Checked, Name, Text, typed
 
 OWN, PUBLISHED = "jacobian_lens.safetensors", "lens.pt"
 """Names of files in folders."""
+
+GLOBALS = re.compile(r"collections OrderedDict|builtins set|torch._utils _rebuild_tensor_v2|torch [A-Z]\w+Storage")
+"""Names that the pickle of a lens may refer to: others that ``weights_only`` permits allocate arrays of any size."""
 
 HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>.+))?")
 
@@ -97,9 +101,8 @@ def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: in
 
 def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
     """Read the published format: its Jacobians by layer, in float32 or float64, and the number of texts."""
-    what = "Jacobian lens"
-    given = read_checkpoint(path, what=what)
     try:
+        given = _read_archive(path)
         found = given.get("J")
         if not isinstance(found, dict):
             raise LREError(f"it has no entry J of Jacobians by layer, but {sorted(map(str, given))[:10]}")
@@ -112,9 +115,31 @@ def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
             raise LREError("its d_model and source_layers are not those of its Jacobians")
         count = whole(given.get("n_prompts"), "n_prompts", 1)
     except LREError as error:
-        raise LREError(f"{what} {str(path)!r} is invalid: {first_line(error)}") from error
+        raise LREError(f"Jacobian lens {str(path)!r} is invalid: {first_line(error)}") from error
     wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)).contiguous() for tensor in tensors]
     return dict(zip(names, wide, strict=True)), count
+
+
+def _read_archive(path: Path) -> dict[str, Any]:
+    """Read a dictionary that `torch.save` wrote, and that is no larger in memory than as a file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
+                raise LREError("it is compressed, which files of torch.save never are")
+            pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]
+            if len(pickles) != 1:
+                raise LREError(f"it contains {len(pickles)} pickles instead of one")
+            for operation, argument, _ in pickletools.genops(archive.read(pickles[0])):
+                if operation.name == "GLOBAL" and not GLOBALS.fullmatch(str(argument)):
+                    more = shown(str(argument).replace(" ", "."))
+                    raise LREError(f"it holds more than tensors and plain data: {more}")
+        given = torch.load(path, map_location="cpu", weights_only=True)
+    except LREError:
+        raise
+    except Exception as error:  # readers of archives and pickles raise anything on broken bytes
+        raise LREError(f"it cannot be read; is it truncated? ({printable(first_line(error))})") from error
+    return mapping(given, "it")
 
 
 def find_lens(source: str, revision: str | None = None) -> Path:

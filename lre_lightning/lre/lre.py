@@ -19,7 +19,7 @@ from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
-from lre_lightning.lre.files import check_shapes, check_tensors, checked_metadata, read_lre
+from lre_lightning.lre.files import check_shapes, read_lre
 from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin
@@ -240,16 +240,11 @@ class LRE(Lens):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> Self:
-        """Rebuild an LRE from the results of `tensors` and `metadata`, in which tuples may have become lists.
-
-        Raises:
-            LREError: If the metadata is not that of an LRE, or a tensor is of another kind.
-        """
-        checked = check_tensors(tensors)
-        found = checked_metadata(metadata)
-        bias = checked.pop("bias")
-        weight = checked["weight"] if "weight" in checked else Factors(**checked)
-        return cls(weight, bias, **found | {"origin": Origin(**found["origin"])})
+        """Rebuild an LRE from the results of `tensors` and `metadata`."""
+        parts = dict(tensors)
+        bias = parts.pop("bias")
+        weight = parts["weight"] if "weight" in parts else Factors(**parts)
+        return cls(weight, bias, **{**metadata, "origin": Origin(**metadata["origin"])})
 
     def save(self, path: str | Path) -> None:
         """Write W or its factors, b and the origin to one safetensors file, atomically.

@@ -16,7 +16,6 @@ from lre_lightning.options import options_of
 from lre_lightning.runs.checkpoints import restrict
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import ONE_PROCESS, Processes, check_alike, check_strategy, without_wrapper
-from lre_lightning.storage.plain import mapping
 
 if TYPE_CHECKING:
     NameOrModel = str | LanguageModel
@@ -103,14 +102,12 @@ class FrozenLMModule(L.LightningModule):
         """Load a state from `state_dict`. Weights of an LM in it are never loaded.
 
         Raises:
-            LREError: If the state is invalid.
             RuntimeError: If a key is missing or unknown.
         """
-        given = mapping(state_dict, "the state of a module")
-        own = {name: value for name, value in given.items() if not name.startswith(LM_PREFIX)}
+        own = {name: value for name, value in state_dict.items() if not name.startswith(LM_PREFIX)}
         keys = super().load_state_dict(own, strict=False, assign=assign)
         missing = [name for name in keys.missing_keys if not name.startswith(LM_PREFIX)]
-        unknown = [*keys.unexpected_keys, *(name for name in given if name not in own)]
+        unknown = [*keys.unexpected_keys, *(name for name in state_dict if name not in own)]
         if strict and (missing or unknown):
             raise RuntimeError(f"the checkpoint does not fit: missing {missing}, unknown {unknown}")
         return keys

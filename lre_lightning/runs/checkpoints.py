@@ -1,15 +1,12 @@
-"""Checkpoints: written atomically, and checked when they are read, before anything is built from them.
+"""Checkpoints: written atomically, and read as tensors and plain data.
 
-A checkpoint may come from a stranger. Only tensors and plain data are read, and anything that is not in the form in
-which this project writes it is an error that says so.
+A checkpoint is a run's own file, so its form is not checked. Reading one lets no code run all the same, and its options
+neither let code run nor say where to write. What strangers share are collections, whose files are checked.
 """
 
 from __future__ import annotations
 
 import os
-import pickletools
-import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -23,19 +20,13 @@ from typing_extensions import override
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.runs.processes import share_error
 from lre_lightning.storage.files import written_whole
-from lre_lightning.storage.plain import check_plain, mapping, printable, shown, text, truth, whole
+from lre_lightning.storage.plain import mapping, printable, shown
 
 STATE = "bank._extra_state"
 """The only entry of a checkpoint's ``state_dict``."""
 
 TRIALS_KEY = "lre_trials"
 """The entry of a checkpoint with the number of trials of its fit."""
-
-GLOBALS = re.compile(r"collections OrderedDict|builtins set|torch._utils _rebuild_tensor_v2|torch [A-Z]\w+Storage")
-"""Names that a checkpoint's pickle may refer to: others that ``weights_only`` permits allocate arrays of any size."""
-
-VERSION = re.compile(r"2\.([6-9]|[1-9]\d{1,3})(\.\d{1,4})?((a|b|rc|\.post|\.?dev)\d{1,8})?")
-"""Versions of Lightning that have written checkpoints of this project."""
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -96,38 +87,21 @@ class LRETrainer(Trainer):
         share_error(self, error)
 
 
-def read_checkpoint(path: str | Path, mapped: bool = False, what: str = "checkpoint") -> dict[str, Any]:
-    """Read a checkpoint of tensors and plain data; anything else is an `LREError`, in which `what` names the file.
+def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
+    """Read a checkpoint of tensors and plain data; anything else is an `LREError`.
 
     With `mapped` tensors are mapped into memory instead of read, and the file must not change while they are used.
     """
     if not os.path.isfile(path):
-        raise LREError(f"{what} {str(path)!r} does not exist, or is not a file")
+        raise LREError(f"checkpoint {str(path)!r} does not exist, or is not a file")
     try:
-        with zipfile.ZipFile(path) as archive:
-            _check_archive(archive)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except LREError as error:
-        raise LREError(f"{what} {str(path)!r} {error}") from error
     except Exception as error:  # readers of archives and pickles raise anything on broken bytes
         reason = printable(first_line(error))
-        raise LREError(f"{what} {str(path)!r} cannot be read; is it truncated? ({reason})") from error
+        raise LREError(f"checkpoint {str(path)!r} cannot be read; is it truncated? ({reason})") from error
     if not isinstance(checkpoint, dict):
-        raise LREError(f"{what} {str(path)!r} holds {shown(checkpoint)} instead of a run")
+        raise LREError(f"checkpoint {str(path)!r} holds {shown(checkpoint)} instead of a run")
     return checkpoint
-
-
-def _check_archive(archive: zipfile.ZipFile) -> None:
-    """Refuse an archive that expands when it is read, and a pickle that does more than list tensors and plain data."""
-    entries = archive.infolist()
-    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        raise LREError("is compressed, which files of torch.save never are")
-    pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]
-    if len(pickles) != 1:
-        raise LREError(f"contains {len(pickles)} pickles instead of one")
-    for operation, argument, _ in pickletools.genops(archive.read(pickles[0])):
-        if operation.name == "GLOBAL" and not GLOBALS.fullmatch(str(argument)):
-            raise LREError(f"holds more than tensors and plain data: {shown(str(argument).replace(' ', '.'))}")
 
 
 def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
@@ -146,7 +120,6 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
     if not isinstance(state, dict) or list(state) != [STATE]:
         raise LREError(f"{str(path)!r} is not a checkpoint of a fit of linear relational embeddings")
     try:
-        _check_progress(checkpoint)
         keys = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
         options: dict[str, Any] = {section: _options(checkpoint, key) for section, key in keys.items()}
         for name in explicit:
@@ -166,29 +139,9 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
 def _options(checkpoint: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = mapping(checkpoint.get(key, {}), key)
     for name, value in found.items():
-        if not name.isidentifier():
-            raise LREError(f"{shown(name)} in {key} is not the name of an option")
         if isinstance(value, dict) and "class_path" in value:  # which the command line would import
             raise LREError(f"{name} in {key} names a class_path")
-    check_plain(found, key)
     return found
-
-
-def _check_progress(checkpoint: Mapping[str, Any]) -> None:
-    """Check the entries that Lightning reads before any code of this project, and the progress of the fit."""
-    version = text(checkpoint.get("pytorch-lightning_version"), "the version of Lightning", 40)
-    if not VERSION.fullmatch(version):
-        raise LREError(f"it was written by Lightning {version!r}, and this project needs 2.6 or later")
-    for name in ("epoch", "global_step"):
-        whole(checkpoint.get(name), name)
-    whole(checkpoint.get(TRIALS_KEY, 0), TRIALS_KEY)
-    for name in ("callbacks", "loops", "RelationDataModule"):
-        mapping(checkpoint.get(name, {}), name)
-    place: Any = checkpoint.get("loops", {})
-    for name in ("fit_loop", "epoch_progress", "current"):
-        place = mapping(place, "loops").get(name)
-    for name in ("ready", "started", "processed", "completed"):
-        whole(mapping(place, "the progress of the fit").get(name), f"the number of trials {name}")
 
 
 def finished_trials(path: Path) -> tuple[int, int | None, str]:
@@ -205,29 +158,17 @@ def restrict(checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None
     The state of a `ModelCheckpoint` is removed because it names files that are deleted later; a resumed fit starts
     without it. So are the states of loops other than that of fit, and of optimizers, which this project never has.
 
-    A state that the Trainer would write in another form, or of more trials than it is to run, is an `LREError`.
+    A state of more trials than the Trainer is to run is an `LREError`.
     """
     checkpoint["optimizer_states"], checkpoint["lr_schedulers"] = [], []
-    loops = mapping(checkpoint.pop("loops", {}), "loops")
+    loops = checkpoint.pop("loops", {})
     if trainer is None:
         return
     dropped = {callback.state_key for callback in trainer.checkpoint_callbacks}
-    callbacks = mapping(checkpoint.get("callbacks", {}), "callbacks")
-    checkpoint["callbacks"] = {k: v for k, v in callbacks.items() if k not in dropped and k.isprintable()}
+    checkpoint["callbacks"] = {k: v for k, v in checkpoint.get("callbacks", {}).items() if k not in dropped}
     if trainer.state.fn != "fit":
         return
-    progress = _alike(loops.get("fit_loop"), trainer.fit_loop.state_dict(), "loops.fit_loop")
-    checkpoint["loops"] = {"fit_loop": progress}
-    finished, last = progress["epoch_progress"]["current"]["completed"], trainer.max_epochs
+    checkpoint["loops"] = {"fit_loop": loops["fit_loop"]}
+    finished, last = loops["fit_loop"]["epoch_progress"]["current"]["completed"], trainer.max_epochs
     if last is not None and 0 <= last < finished:
         raise LREError(f"the checkpoint's fit has finished {finished} trials, and this one is to end after {last}")
-
-
-def _alike(given: object, own: Any, what: str) -> Any:
-    """Return the state of a loop if it has the same structure as `own`, down to the counts in it."""
-    if isinstance(own, dict):
-        found = mapping(given, what)
-        if found.keys() != own.keys():
-            raise LREError(f"{what} of the checkpoint must have the entries {', '.join(sorted(own)) or 'none'}")
-        return {key: _alike(found[key], value, f"{what}.{key}") for key, value in own.items()}
-    return truth(given, what) if isinstance(own, bool) else whole(given, what)

@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.files import checked_metadata
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import at_point
 from lre_lightning.storage.files import safe_name
-from lre_lightning.storage.plain import listing, mapping, number, text, whole
+from lre_lightning.storage.plain import whole
 
 TrialKey: TypeAlias = tuple[str, int]
 """Name of a relation and number of a trial."""
@@ -84,18 +83,16 @@ class LREStore(Mapping[TrialKey, LRE]):
         """Replace the LREs by those of `plain`; their files are searched in `folders`, then where they were written.
 
         Raises:
-            LREError: If an entry is not that of an LRE, or its file is in none of the folders.
+            LREError: If the file of an LRE is in none of the folders.
         """
         self._kept, self.metadata = {}, {}
-        for given in listing(entries, "the LREs of a checkpoint"):
-            entry = mapping(given, "the entry of an LRE")
-            metadata = checked_metadata(entry.get("metadata"))
+        for entry in entries:
+            metadata = entry["metadata"]
             key = metadata["origin"]["relation"], metadata["origin"]["trial"]
             if "tensors" in entry:
-                self._kept[key] = LRE.from_tensors(mapping(entry["tensors"], "the tensors of an LRE"), metadata)
+                self._kept[key] = LRE.from_tensors(entry["tensors"], metadata)
             else:
-                written = text(entry.get("folder", ""), "the folder of an LRE")
-                self._kept[key] = _find(key, metadata, [*folders, *([Path(written)] if written else [])])
+                self._kept[key] = _find(key, metadata, [*folders, Path(entry["folder"])])
             self.metadata[key] = metadata
 
 
@@ -125,17 +122,11 @@ class LREBank(nn.Module):
         return {"lres": self.lres.plain(), "records": records, "tuned": self.tuned}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Rebuild the bank from `get_extra_state`; an `LREError` if it is invalid, or the file of an LRE is missing."""
-        given = mapping(state, "the state of LREs")
-        records = [TrialRecord.from_plain(entry) for entry in listing(given.get("records"), "the records")]
-        self.lres.fill(listing(given.get("lres"), "the LREs"), self.searched)
+        """Rebuild the bank from `get_extra_state`; an `LREError` if the file of an LRE is missing."""
+        records = [TrialRecord.from_plain(entry) for entry in state["records"]]
+        self.lres.fill(state["lres"], self.searched)
         self.records = {(record.relation, record.trial): record for record in records}
-        self.tuned = None
-        if given.get("tuned") is not None:
-            tuned = listing(given["tuned"], "the tuning of a checkpoint", 2)
-            if len(tuned) != 2:
-                raise LREError("the tuning of a checkpoint must be the beta before it and the one after it")
-            self.tuned = number(tuned[0], "the beta before tuning"), number(tuned[1], "the tuned beta")
+        self.tuned = state["tuned"]
 
     def tune(self, begun_with: float, beta: float) -> None:
         """Change beta in the records of scored trials and in the LREs."""

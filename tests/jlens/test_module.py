@@ -73,10 +73,6 @@ def test_a_fit_is_the_plain_estimate_and_resumes_after_any_epoch(texts, tmp_path
         ({"averaging": Averaging(skip=4)}, "other averaging"),
         ({"layers": [0]}, "other layers"),
         ({"seed": 1}, "other fingerprint"),
-        ({"sums": torch.zeros(1)}, "the sums of a Jacobian lens must be finite and of shape"),
-        ({"squares": [1.0]}, "the squares of a Jacobian lens must be a plain tensor"),
-        ({"count": -1}, "the number of texts must be a whole number"),
-        ({"texts": torch.zeros(2)}, "must be plain data"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(texts, tmp_path, changes, message):
@@ -84,10 +80,6 @@ def test_a_checkpoint_of_something_else_is_refused(texts, tmp_path, changes, mes
     trainer = trainer_of(tmp_path, max_epochs=1)
     trainer.fit(JacobianLensModule(lm, averaging=SHORT), datamodule=data_of(texts))
     trainer.save_checkpoint(tmp_path / "some.ckpt")
-    state = torch.load(tmp_path / "some.ckpt", weights_only=True)
-    for name in changes.keys() & state["state_dict"]["_extra_state"].keys() - {"averaging", "layers"}:
-        state["state_dict"]["_extra_state"][name] = changes[name]
-    torch.save(state, tmp_path / "some.ckpt")
     if "seed" in changes:
         lm = LanguageModel(tiny_model("gpt2", torch.float32, seed=1))
     module = JacobianLensModule(lm, changes.get("layers"), changes.get("averaging", SHORT))

@@ -1,46 +1,17 @@
-"""Checkpoints from strangers: they run no code, delete and overwrite nothing, and are a run or one clear error."""
+"""Checkpoints: they run no code, delete and overwrite nothing, and are a run or one clear error."""
 
 import copy
 import json
 import os
-import random
 import shutil
-import zipfile
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from lre_lightning.commands.resuming import explicit_options
 from lre_lightning.errors import LREError
 from lre_lightning.runs.checkpoints import read_checkpoint, read_hyperparameters
 from lre_lightning.training.module import LREModule
 from tests.helpers.command import QUIET
-from tests.helpers.hostile import (
-    EXAMPLES,
-    PLAIN,
-    SPECIAL,
-    SPOILS,
-    Named,
-    changed,
-    changed_at,
-    everything_in,
-    little_memory,
-    nodes,
-    outcome,
-    recipes,
-    spoiled,
-    tried,
-)
-
-TENSORS = {
-    "tensor": torch.zeros(2),
-    "sparse": torch.eye(4).to_sparse(),
-    "stride 0": torch.zeros(1).expand(2**16, 2**16),
-}
-ANY = st.one_of(PLAIN, st.sampled_from([Named(name) for name in (*SPECIAL, *TENSORS)]))
 
 
 @pytest.fixture(scope="module")
@@ -71,33 +42,6 @@ def run(launch, tmp_path, job, checkpoint):
     return ended
 
 
-def saved(data, path):
-    try:
-        torch.save(data, path)
-    except (RuntimeError, NotImplementedError, RecursionError):
-        assume(False)
-    return path
-
-
-@given(recipe=recipes(ANY))
-@tried(100)
-def test_any_checkpoint_has_options_or_is_an_error(checkpoint, tmp_path, recipe):
-    path = saved(changed(checkpoint, recipe, SPECIAL | TENSORS), tmp_path / "x.ckpt")
-    found = outcome(read_hyperparameters, path, explicit_options())
-    if found:
-        text = json.dumps(found)
-        assert len(text) < 10**6
-        assert not any(f'"{name}"' in text for name in ("trust_remote_code", "lre_dir", "offload_folder"))
-
-
-@given(spoil=SPOILS)
-@tried(100)
-def test_any_bytes_are_a_checkpoint_or_an_error(last, tmp_path, spoil):
-    path = tmp_path / "x.ckpt"
-    path.write_bytes(spoiled(last.read_bytes(), *spoil))
-    outcome(read_hyperparameters, path)
-
-
 @pytest.mark.parametrize("kind", ["directory", "pipe", "link to itself"])
 def test_what_is_not_a_file_is_an_error_and_is_not_waited_for(tmp_path, kind):
     path = tmp_path / "x.ckpt"
@@ -118,62 +62,24 @@ class Made:
         return self.call
 
 
-MADE = {
-    "a command": Made(os.system, "touch pwned"),
-    "much memory": Made(bytearray, 2**40),
-    "a large tensor": Made(torch.Tensor, 2**20, 2**20),
-    "a sparse tensor": torch.eye(4).to_sparse(),
-    "a parameter": torch.nn.Parameter(torch.zeros(2)),
-    "a tensor without memory": torch.zeros(2**20, 2**20, device="meta"),
-    "a path": Path("x"),
-}
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_a_checkpoint_that_makes_something_when_it_is_read_is_refused(checkpoint, tmp_path, monkeypatch, kind):
+def test_a_checkpoint_runs_no_code_when_it_is_read(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({**checkpoint, "more": MADE[kind]}, "x.ckpt")
-    with little_memory(), pytest.raises(LREError, match=r"'x\.ckpt' holds more than tensors and plain data: '"):
+    torch.save({**checkpoint, "more": Made(os.system, "touch pwned")}, "x.ckpt")
+    with pytest.raises(LREError, match=r"'x\.ckpt' cannot be read"):
         read_checkpoint("x.ckpt")
     assert os.listdir() == ["x.ckpt"]
 
 
-def deflated(path):
-    """Write an archive anew, with a pickle in it that takes a thousand times the room of the file."""
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
-
-
-def two_pickles(path):
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("archive/DATA.PKL", b"\x80\x02N.")
-
-
-def legacy(path):
-    torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [(deflated, "is compressed"), (two_pickles, "contains 2 pickles"), (legacy, "cannot be read")],
-)
-def test_another_kind_of_archive_is_no_checkpoint(checkpoint, tmp_path, change, message):
-    path = tmp_path / "x.ckpt"
-    torch.save({**checkpoint, "more": "x" * 10**6}, path)
-    change(path)
-    with little_memory(), pytest.raises(LREError, match=message):
-        read_checkpoint(path)
+def test_a_checkpoint_that_is_cut_off_is_an_error(last, tmp_path):
+    for share in (0.0, 0.5, 0.99):
+        content = last.read_bytes()
+        (tmp_path / "x.ckpt").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(LREError, match=r"cannot be read; is it truncated\?"):
+            read_hyperparameters(tmp_path / "x.ckpt")
 
 
 def with_options(section, **options):
     return lambda checkpoint: {**checkpoint, section: {**checkpoint[section], **options}}
-
-
-def with_entry(name, value):
-    return lambda checkpoint: {**checkpoint, name: value}
 
 
 CHECKPOINTS = {
@@ -183,17 +89,6 @@ CHECKPOINTS = {
         lambda c: {**c, "state_dict": {**c["state_dict"], "lm.model.lm_head.weight": torch.zeros(2)}},
         "is not a checkpoint of a fit",
     ),
-    "an old version": (with_entry("pytorch-lightning_version", "1.4.0"), "was written by Lightning '1.4.0'"),
-    "no version": (with_entry("pytorch-lightning_version", None), "the version of Lightning must be a string"),
-    "an endless number": (with_entry("epoch", 1 << 2000), "epoch must be a whole number .* not a number of 2001 bits"),
-    "loops": (with_entry("loops", {"fit_loop": 3}), "loops must be an object"),
-    "another section": (with_options("hyper_parameters", **{"x.y": 1}), "'x.y' in hyper_parameters is not the name"),
-    "a tensor": (with_options("hyper_parameters", beta=torch.ones(())), "contains a Tensor"),
-    "a huge number": (with_options("hyper_parameters", beta=10**400), "a number of 1329 bits"),
-    "a terminal's language": (with_options("hyper_parameters", name_or_path="\x1b[31m"), "control character"),
-    "deep": (with_options("datamodule_hyper_parameters", selection=[[[[[[[["x"]]]]]]]]), "nested more than 8 deep"),
-    "endless": (with_options("hyper_parameters", choices=SPECIAL["small, and endless to walk through"]), "nested more"),
-    "long": (with_options("hyper_parameters", betas=[1.0] * 200_000), "more than 100000 entries"),
 }
 
 
@@ -201,7 +96,7 @@ CHECKPOINTS = {
 def test_such_a_checkpoint_is_an_error(checkpoint, tmp_path, kind):
     change, message = CHECKPOINTS[kind]
     torch.save(change(checkpoint), tmp_path / "x.ckpt")
-    with little_memory(), pytest.raises(LREError, match=message) as caught:
+    with pytest.raises(LREError, match=message) as caught:
         read_hyperparameters(tmp_path / "x.ckpt")
     assert len(str(caught.value)) < 1000
 
@@ -264,18 +159,3 @@ def test_a_checkpoint_deletes_no_file(launch, checkpoint, tmp_path):
     assert ended.status == 0, ended.error
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
     assert (tmp_path / "victim" / "precious").read_text() == "x"
-
-
-def test_any_checkpoint_on_the_command_line_is_a_run_or_one_clear_error(launch, last, checkpoint, tmp_path):
-    """Changes to every part of a checkpoint, to few of them in each run of the tests, but to the same."""
-    chance = random.Random(0)
-    paths = list(nodes(checkpoint))
-    values = [None, -1, 10**30, True, float("nan"), "x", "\x1b[2J", [], {}, {"a": 1}, [[]], torch.zeros(2), checkpoint]
-    before = everything_in(last.parents[2])
-    for _ in range(EXAMPLES or 6):
-        path, value = chance.choice(paths), chance.choice(values)
-        hostile = changed_at(checkpoint, path, chance.choice(["replace", "leave out"]), value)
-        run(launch, tmp_path, chance.choice(["fit", "validate", "predict"]), hostile)
-        assert everything_in(last.parents[2]) == before
-        assert {entry.name for entry in tmp_path.iterdir()} <= {"x.ckpt", "run"}
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
