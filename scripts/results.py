@@ -102,7 +102,7 @@ def main() -> None:
     for title, note, *names in MORE:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):
-            note = f"{note} {found_under_distraction(tables[0])}" if names[0] == "attribute_lens" else note
+            note = f"{note} {FOUND[names[0]](tables[0])}" if names[0] in FOUND else note
             sections.append("\n\n".join([f"## {title}\n\n{note}", *map(from_csv, tables)]))
     if (IMAGES / "cross.png").is_file():
         note = "The LRE of each relation (columns) on the facts of each relation (rows), by `lre cross`."
@@ -181,6 +181,21 @@ def found_under_distraction(path: Path) -> str:
         f"Over the prompts of this LM the lens finds {lens:.2f} at 1, {compared} the most frequent object of each "
         f"relation would, {most:.2f}, which the paper does not compare with."
     )
+
+
+def found_of_others(path: Path) -> str:
+    """Say how much the LREs of other relations do."""
+    with path.open(newline="", encoding="utf-8") as file:
+        own, *others = (row for row in csv.DictReader(file) if row["LRE"] == "its own LRE" or "other rel" in row["LRE"])
+    said = (
+        f"{' and '.join(f'{float(row[metric]):.2f}' for row in others)} of {metric} ({float(own[metric]):.2f})"
+        for metric in SCORES
+    )
+    return f"LREs of other relations, of the same and of other categories, keep {', and '.join(said)}."
+
+
+FOUND = {"attribute_lens": found_under_distraction, "controls": found_of_others}
+"""What the first table of a section says in words."""
 
 
 def from_csv(path: Path) -> str:

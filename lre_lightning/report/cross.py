@@ -113,7 +113,7 @@ def plot_cross(scores: Sequence[CrossScore]) -> Figure:
     """
     names, faithful = matrix(scores, "faithfulness")
     order = similar_first(faithful)
-    figure = plotting.new_figure(11, 3.5 + 0.115 * len(names))
+    figure = plotting.new_figure(11, min(6.7, 3.5 + 0.115 * len(names)))  # cells are square, and the width is given
     panels = figure.subplots(1, 2, sharey=True)
     size = max(4, min(8, 260 / len(names)))
     labels = [plotting.text(names[i], 30) for i in order]
