@@ -29,7 +29,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.baselines import plot_causality_baselines, plot_faithfulness_baselines
 from lre_lightning.report.findings import findings
 from lre_lightning.report.page import plot
-from lre_lightning.report.relations import chosen_layers, plot_categories, plot_relations, plot_scatter
+from lre_lightning.report.relations import chosen_layers, plot_categories, plot_relations, plot_scatter, whole_objects
 from lre_lightning.report.sections import Picture, picture_of
 from lre_lightning.report.sweeps import (
     plot_beta,
@@ -99,6 +99,8 @@ def main() -> None:
     found = findings(records, model.bare)
     text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
     text += [f"## The choice of layers\n\n{gained(records)}\n\n{markdown(table)}" for table in chosen_layers(records)]
+    for part in whole_objects(records):
+        sections += [f"## {part.title}\n\n" + "\n\n".join(map(markdown, part.tables))]
     for title, note, *names in MORE:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):
