@@ -122,6 +122,8 @@ class TrialRecord:
         causal: Successful edits out of `edited`, `[layer][rank]`; None at a point that a search for the choice alone
             left out.
         edited: Number of known samples for which there was a target with another object.
+        identity_layers: Layers of the grid at which s is o, as prompts end with their subjects, so that W is the
+            identity (`prompts.prompt.identity_layers`). Choices leave them out. None in records of earlier versions.
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
@@ -174,6 +176,7 @@ class TrialRecord:
     faithful: Grid = ()
     causal: PartialGrid = ()
     edited: int = 0
+    identity_layers: tuple[Layer, ...] | None = None
     layer: Layer | None = None
     beta: float = 1.0
     rank: int | None = None
@@ -343,6 +346,9 @@ def _check(record: TrialRecord) -> None:
             if methods and method not in methods:
                 raise LREError(f"{name} has {shown(method)}, and the baselines are {', '.join(methods)}")
             _check_counts(name, counts, getattr(record, total), *(sizes[axis] for axis in axes))
+    for layer in record.identity_layers or ():
+        if layer not in record.layers:
+            raise LREError(f"identity_layers has {shown(layer)}, which is not on the grid")
     if len(record.likeness) != sizes["generic_layers"]:
         raise LREError(f"likeness must have {sizes['generic_layers']} entries, one per generic layer")
     for name, sums in record.measures.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.estimator import IDENTITY, LREEstimator, identity_layers
 from lre_lightning.lre.jacobian import PromptJacobian, sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
@@ -111,7 +111,13 @@ class TestedTrial:
         record = self._record(int(tested), states.all_known)
         if record.known < len(self.trial.train):
             return states, record
+        record = replace(record, identity_layers=identity_layers(run.lm, self._train_prompts, self.layers))
         return states, with_majority(record, states, run.data.coverage(self.trial.relation).tokens)
+
+    @cached_property
+    def _train_prompts(self) -> list[Prompt]:
+        """All training prompts, not only those that this process is served."""
+        return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
 
     def _record(self, tested: int, known: int) -> TrialRecord:
         record = new_record(self.trial, self.run.data, tested, known)
@@ -200,11 +206,6 @@ class FitTrial(TestedTrial):
         """Return the Jacobians of prompts of one shape, `(prompts, positions)`, and keep them for `train`."""
         self._swept = {_key(ids): self._sweep(ids, subject)}
         return self._swept[_key(ids)]
-
-    @cached_property
-    def _train_prompts(self) -> list[Prompt]:
-        """All training prompts, not only those that this process is served."""
-        return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
 
     @cached_property
     def _operators(self) -> dict[Layer, MatrixFree]:
@@ -310,8 +311,16 @@ class FitTrial(TestedTrial):
 
     def _choose(self, record: TrialRecord) -> tuple[Layer, int]:
         if self.choice is not None:
-            return self.choice["layer"], self.choice["rank"]
-        return choose_after(record, self.earlier, self.run.fitting.select_by)
+            layer, rank = self.choice["layer"], self.choice["rank"]
+        else:
+            layer, rank = choose_after(record, self.earlier, self.run.fitting.select_by)
+        if self.run.processes.index == 0 and not self.earlier:
+            name = self.trial.relation.name
+            if layer in (record.identity_layers or ()):
+                LOGGER.warning("%s: " + IDENTITY, name, layer)
+            elif record.identity_layers:
+                LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
+        return layer, rank
 
 
 def _key(ids: Tensor) -> Key:

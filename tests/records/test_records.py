@@ -126,6 +126,7 @@ def test_a_missing_field_is_refused():
         ),
         ({"measures": {"luck": []}}, "measures has 'luck', and the measures are probability, token rank, "),
         ({"measures": {"KL": [[1.0, 2.0]]}}, "the measure 'KL' must have 3 x 2 sums"),
+        ({"identity_layers": [1]}, "identity_layers has 1, which is not on the grid"),
         ({"line_integrals": [[1.0]]}, "line_integrals.0.1"),
         ({"reported": 1}, "reported: Input should be a valid boolean, got 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
@@ -269,6 +270,8 @@ def test_rows_hold_every_count_once_with_its_score():
     for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 4, 5), (9, 9, 7, 7), strict=True):
         axis, point = ("beta", 2.25) if total == 9 else ("rank", 4)
         expected[name, "LRE", "few-shot", 3, axis, point] = count, total, count / total
+    for name, count in (("training", 3), ("data", 6)):
+        expected["faithfulness", f"majority of {name}", "few-shot", None, None, None] = count, 10, count / 10
     found = rows([record, BARE])
     assert len(found) == len(expected)
     for row in found:
@@ -276,6 +279,7 @@ def test_rows_hold_every_count_once_with_its_score():
         axis = next((axis for axis in ("beta", "rank") if row[axis] is not None), None)
         place = *(row[name] for name in ("metric", "method", "prompt", "layer")), axis, axis and row[axis]
         assert expected[place] == (row["count"], row["total"], row["score"])
+        assert row["identity"] == (None if row["layer"] is None else row["layer"] == 0)
         assert row["chosen"] == all(row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
         common = ("relation", "trial", "model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
@@ -287,11 +291,15 @@ def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):
     assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == len(rows(records))
     kept = ("generations", "faithful_low_rank", "line_integrals", "whole_objects", "measures", "train", "prompts")
-    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness", "majority")
+    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness")
     blank = {name: getattr(BARE, name) for name in (*kept, "seed", "digest")}
     for table in (frame, frame.assign(mine=1.5), frame[frame.metric != "KL"], records.to_dataset().to_pandas()):
         assert Records.from_pandas(table) == [replace(record, **blank) for record in records[:2]]
-    layers = frame[frame.layer != "emb"]
+    earlier = Records.from_pandas(frame.drop(columns="identity"))
+    assert [record.identity_layers for record in earlier] == [None, None]
+    searched = full_record(causal=((0, None, 2, 3), (4, 5, 6, 7), (8, 1, 0, None)))
+    assert Records.from_pandas(Records([searched]).to_pandas())[0].causal == searched.causal
+    layers = frame[frame.layer.isin([0, 3])]
     assert Records.from_pandas(layers)[0].layers == (0, 3)
     with pytest.raises(LREError, match="the rows of 'capital', trial 0, do not fill a grid"):
         Records.from_pandas(frame.drop(index=0))

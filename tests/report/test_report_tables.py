@@ -197,6 +197,17 @@ def test_faithfulness_with_and_without_relation_specific_text():
     assert "over 2 relations" in table("mode_switch", found).caption
 
 
+def test_layers_at_which_s_is_o_are_named_and_no_part_of_a_finding():
+    """The last layer of the grid is informative unless the records say that it is not."""
+    late = "Without relation-specific text it doesn't drop"
+    for identity, last in (((), 1), ((1,), 0), (None, 0)):
+        bare = [replace(r, identity_layers=identity) for r in bare_of(MAIN)]
+        found = many([*MAIN, *bare], 5)
+        assert rows("findings", found)[late][6].startswith(f"layer {last}, the last at which s is not o itself")
+        caption = table("mode_switch", found).caption
+        assert ("At layer 1 prompts end with their subjects" in caption) == (identity == (1,))
+
+
 def test_scores_by_beta_with_the_best_marked():
     uneven = [replace(MAIN[0], faithful=((1, 2), (2, 8), (2, 3))), *MAIN[1:]]
     low = {"capital": [0.2, 0.3], "antonym": [0.6, 0.6], "Colour": [0.2, 0.1]}
