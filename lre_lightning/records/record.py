@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
 WHOLE_OBJECTS = {
-    "whole-object faithfulness": "known",
+    "first-token faithfulness": "known",
     "closed-set faithfulness": "known",
+    "closed-set faithfulness, b alone": "known",
+    "closed-set faithfulness, another s": "edited",
     "whole-object causality": "edited",
     "closed-set causality": "edited",
 }
 """The scores on whole objects, and the number that the count of each is out of."""
+
+CLOSED_SET_CONTROLS = ("closed-set faithfulness, b alone", "closed-set faithfulness, another s")
+"""Those of `WHOLE_OBJECTS` that say what the LM adds by itself; records of earlier versions lack them."""
+
+_RENAMED = {"whole-object faithfulness": "first-token faithfulness"}
+"""Names of `WHOLE_OBJECTS` in records of earlier versions."""
 
 MAJORITIES = ("training", "data")
 """The samples whose most frequent first token of objects is an answer that knows nothing of the subject."""
@@ -260,7 +268,9 @@ class TrialRecord:
         return Share(counts, getattr(self, total))
 
     def on_whole_objects(self, name: str) -> float:
-        """Return one of the scores of `WHOLE_OBJECTS`; NaN if there is nothing that it counts."""
+        """Return one of the scores of `WHOLE_OBJECTS`; NaN if it counts nothing, or was not counted."""
+        if name not in self.whole_objects:
+            return float("nan")
         return Share(self.whole_objects[name], self.whole_objects[WHOLE_OBJECTS[name]])
 
     @property
@@ -306,6 +316,9 @@ class TrialRecord:
         try:
             given = mapping(data, "it")
             check_plain(given, "the record", MOST_ENTRIES)
+            counts = given.get("whole_objects")
+            if isinstance(counts, dict):
+                given = {**given, "whole_objects": {_RENAMED.get(name, name): counts[name] for name in counts}}
             record = _adapter().validate_json(json.dumps(given))
             _check(record)
         except ValidationError as error:
@@ -377,10 +390,10 @@ def _check(record: TrialRecord) -> None:
 def _check_whole_objects(counts: Mapping[str, int], known: int) -> None:
     out_of = {"known": known, "edited": counts.get("known", 0)}
     out_of |= {name: counts.get(total, 0) for name, total in WHOLE_OBJECTS.items()}
-    if counts.keys() != out_of.keys():
+    if not out_of.keys() - set(CLOSED_SET_CONTROLS) <= counts.keys() <= out_of.keys():
         raise LREError(f"whole_objects must count {', '.join(out_of)}, not {shown(list(counts))}")
-    for name, most in out_of.items():
-        whole(counts[name], f"{name} of whole_objects", most=most)
+    for name, count in counts.items():
+        whole(count, f"{name} of whole_objects", most=out_of[name])
 
 
 def _axis(name: str, values: Sequence[Any], check: Callable[..., Any], place: Callable[[Any], float]) -> int:

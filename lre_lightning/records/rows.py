@@ -63,8 +63,8 @@ def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
         if name in record.majority:
             counts = record.majority[name], record.known, record.of_majority(name)
             yield "faithfulness", method, "few-shot", None, None, None, *counts
-    for metric, of in WHOLE_OBJECTS.items() if record.whole_objects else ():
-        axis, total = "beta" if of == "known" else "rank", record.whole_objects[of]
+    for metric in (name for name in WHOLE_OBJECTS if name in record.whole_objects):
+        axis, total = "beta" if "faithfulness" in metric else "rank", record.whole_objects[WHOLE_OBJECTS[metric]]
         count = record.whole_objects[metric]
         place = record.layer, axis, getattr(record, axis)
         yield metric, "LRE", "few-shot", *place, count, total, fraction(count, total)

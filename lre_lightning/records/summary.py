@@ -60,7 +60,7 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
             row = {name: getattr(record, name) for name in CSV_COLUMNS if name not in (*SCORES, *BLIND)}
             row |= {name: score for name, score in zip(BLIND, _blind(record), strict=True) if not math.isnan(score)}
             row["beta"] = record.beta if record.scored else None
-            row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if record.whole_objects}
+            row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if name in record.whole_objects}
             writer.writerow(row | dict(zip(SCORES, record.chosen_scores or (None, None), strict=True)))
 
 

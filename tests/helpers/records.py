@@ -41,8 +41,10 @@ def full_record(trial=0, relation="capital", **changes):
         "whole_objects": {
             "known": 9,
             "edited": 7,
-            "whole-object faithfulness": 6,
+            "first-token faithfulness": 6,
             "closed-set faithfulness": 8,
+            "closed-set faithfulness, b alone": 3,
+            "closed-set faithfulness, another s": 2,
             "whole-object causality": 4,
             "closed-set causality": 5,
         },

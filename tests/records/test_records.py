@@ -11,7 +11,7 @@ from hypothesis import given
 
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import Records, read_records, write_records
-from lre_lightning.records.record import MEASURES, WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.record import CLOSED_SET_CONTROLS, MEASURES, WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
@@ -117,7 +117,7 @@ def test_a_missing_field_is_refused():
         ({"causal_baselines": {"magic": [1, 2, 3]}}, "causal_baselines has 'magic', and the baselines are oracle"),
         ({"likeness": []}, "likeness must have 2 entries, one per generic layer"),
         ({"generic_causal": {"mixed": [[1, 2, 3, 4]]}}, "generic_causal must have 2 x 4 counts"),
-        ({"whole_objects": {"known": 9}}, "whole_objects must count known, edited, whole-object faithfulness, .*, not"),
+        ({"whole_objects": {"known": 9}}, "whole_objects must count known, edited, first-token faithfulness, .*, not"),
         ({"whole_objects": {**LINE["whole_objects"], "known": 11}}, "known of whole_objects must be .* of 0 to 10"),
         ({"whole_objects": {**LINE["whole_objects"], "edited": 10}}, "edited of whole_objects must be .* of 0 to 9"),
         (
@@ -150,6 +150,16 @@ def test_any_line_is_a_record_that_tables_are_made_of_or_an_error(tmp_path, reci
         write_csv(records, tmp_path / "x.csv")
         (table,) = relations(records).tables
         to_csv(table), to_latex(table), to_text(table)
+
+
+def test_whole_objects_of_earlier_versions_have_no_controls_and_another_name():
+    now = full_record()
+    earlier = {name: count for name, count in now.whole_objects.items() if name not in CLOSED_SET_CONTROLS}
+    line = {**LINE, "whole_objects": {name.replace("first-token", "whole-object"): n for name, n in earlier.items()}}
+    found = TrialRecord.from_plain(line)
+    assert found == replace(now, whole_objects=earlier)
+    assert found.on_whole_objects("first-token faithfulness") == 6 / 9
+    assert all(math.isnan(found.on_whole_objects(name)) for name in CLOSED_SET_CONTROLS)
 
 
 # Files
@@ -267,8 +277,8 @@ def test_rows_hold_every_count_once_with_its_score():
             for point, total in zip(getattr(record, axes) if axes else [None], sums, strict=True):
                 score = total / getattr(record, over)
                 expected[name, "LRE", "few-shot", layer, axes[:-1] or None, point] = None, getattr(record, over), score
-    for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 4, 5), (9, 9, 7, 7), strict=True):
-        axis, point = ("beta", 2.25) if total == 9 else ("rank", 4)
+    for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 3, 2, 4, 5), (9, 9, 9, 7, 7, 7), strict=True):
+        axis, point = ("beta", 2.25) if "faithfulness" in name else ("rank", 4)
         expected[name, "LRE", "few-shot", 3, axis, point] = count, total, count / total
     for name, count in (("training", 3), ("data", 6)):
         expected["faithfulness", f"majority of {name}", "few-shot", None, None, None] = count, 10, count / 10

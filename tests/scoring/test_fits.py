@@ -165,10 +165,13 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
 
     # Objects are single tokens: as a whole they are what first tokens are, and in a closed set nothing else is said.
     lre, chosen = hand.lre(record.layer, 0.8), (record.layer, record.rank)
-    closed = sum(hand.says(lre(hand.state(s, record.layer)), OBJECTS) == hand.objects[n] for n, s in hand.test.items())
+    answers = {name: hand.says(lre(hand.state(s, record.layer)), OBJECTS) for name, s in hand.test.items()}
+    closed = [sum(answers[name] == hand.objects[name] for name in hand.test)]
+    closed.append(sum(hand.says(lre(0 * s), OBJECTS) == hand.objects[name] for name, s in hand.test.items()))
+    closed.append(sum(answers[target] == hand.objects[name] for name, target in edits))
     aims = [(hand.output(hand.edited(*pair, *chosen), record.layer), hand.objects[pair[1]]) for pair in edits]
     assert tuple(record.whole_objects.values()) == (
-        *(record.known, record.edited, record.faithful[LAYERS.index(record.layer)][1], closed),
+        *(record.known, record.edited, record.faithful[LAYERS.index(record.layer)][1], *closed),
         *(
             causal[LAYERS.index(record.layer)][RANKS.index(record.rank)],
             sum(hand.says(o, OBJECTS) == t for o, t in aims),
