@@ -12,6 +12,7 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import estimate, identity_layers
+from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.records.analysis import says_more
 from lre_lightning.records.choices import as_good_layers
@@ -27,7 +28,7 @@ from lre_lightning.training.module import LREModule
 from lre_lightning.training.options import Fitting
 from tests.helpers import toy
 from tests.helpers.records import small_record
-from tests.helpers.toy import WIDTH
+from tests.helpers.toy import SUBJECTS, WIDTH
 from tests.training.test_module import trainer_of
 
 LAYERS, RANKS = ("emb", 0, 1), (2, 5, WIDTH)
@@ -40,9 +41,9 @@ GIVEN = {"thing colour": {"layer": 1, "rank": 3}}
 def fit(random_toy, toy_relations, tmp_path):
     """Fit trials of some relations and return the module and its trainer."""
 
-    def run(fitting, trials=1, names="thing colour", ckpt_path=None, max_epochs=-1, **options):
+    def run(fitting, trials=1, names="thing colour", ckpt_path=None, max_epochs=-1, prompts=Prompts(), **options):
         module = LREModule(random_toy, **{**GRID, **options}, fitting=fitting)
-        data = RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=4, trials=trials)
+        data = RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=4, trials=trials, prompts=prompts)
         trainer = trainer_of(tmp_path, [ResultsTable()], max_epochs=max_epochs)
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
         return module, trainer, data
@@ -93,6 +94,27 @@ def test_without_selection_trials_the_first_chooses_and_is_reported(fit, monkeyp
     assert choices_of(module) == dict.fromkeys((0, 1), (0, 5))
     assert all(record.reported for record in module.records.values())
     assert len(module.bank.lres) == 2
+
+
+def test_trials_that_choose_can_test_other_subjects_than_those_that_are_reported(fit, toy_relations):
+    module, _, data = fit({"selection_trials": 1}, trials=3, prompts=Prompts(choosing_trials=1))
+    choosing, *reported = module.records.values()
+    tested = [{sample.subject for sample in data.trial(index).test} for index in range(3)]
+    assert not tested[0] & (tested[1] | tested[2])
+    assert tested[0] | {s for s, _ in choosing.train} | tested[1] | {s for s, _ in reported[0].train} == set(SUBJECTS)
+    assert [record.tested for record in module.records.values()] == list(map(len, tested))
+    assert {(record.layer, record.rank) for record in reported} == {(choosing.layer, choosing.rank)}
+    plain, _, whole = fit({"selection_trials": 1}, trials=3)
+    assert [record.train for record in plain.records.values()] == [record.train for record in module.records.values()]
+    assert [set(record.prompts) - set(plain.records["thing colour", 0].prompts) for record in reported] == [
+        {"choosing_trials"}
+    ] * 2
+    again = RelationDataModule.of_record(reported[1], toy.toy_tokenizer(), source=toy_relations)
+    assert again.trial(0).test == data.trial(2).test
+    shared = {sample.subject for sample in whole.trial(0).test} & {sample.subject for sample in whole.trial(1).test}
+    assert len(shared) > 10  # without it, trials test mostly the same
+    with pytest.raises(LREError, match=r"the 1 choosing_trials of the prompts, .* selection_trials, which are 2"):
+        fit({"selection_trials": 2}, trials=3, prompts=Prompts(choosing_trials=1))
 
 
 def test_several_selection_trials_choose_by_their_mean_also_when_resumed(fit, tmp_path, monkeypatch):
