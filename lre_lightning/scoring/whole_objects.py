@@ -46,7 +46,8 @@ class ObjectRuns:
         self.runs, self.layer, self.subject, self.objects = runs, layer, subject, objects
         shape, one_token = (len(runs), len(objects)), (objects[:, 1:] < 0).all(1)
         self._says = one_token.expand(shape).clone()
-        self._rest = torch.where(one_token, 0.0, torch.nan).expand(shape).clone()
+        rest = torch.where(one_token, 0.0, torch.nan).to(torch.promote_types(runs.lm.dtype, torch.float32))
+        self._rest = rest.expand(shape).clone()
 
     def continued(self, prompts: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether the LM, given an object's first token, says the others, `(pairs,)`, and their log-probability.
@@ -89,10 +90,11 @@ class ObjectRuns:
 
 def log_probabilities(lm: LanguageModel, output: Tensor, tokens: Tensor) -> Tensor:
     """Return the log-probabilities of `tokens` `(k,)` as the next one, for outputs `(rows, hidden)`: `(rows, k)`."""
-    found = [output.new_zeros(0, len(tokens), dtype=torch.float32)]
+    wide = torch.promote_types(lm.dtype, torch.float32)
+    found = [output.new_zeros(0, len(tokens), dtype=wide)]
     for states in output.split(max(1, lm.logit_rows(len(output)))) if len(output) else ():
-        logits = lm.decode(states).float()
-        found.append(logits.log_softmax(-1)[:, tokens.to(logits.device)].to(output.device))
+        logits = lm.decode(states)
+        found.append(logits.log_softmax(-1, dtype=wide)[:, tokens.to(logits.device)].to(output.device))
     return torch.cat(found)
 
 
@@ -100,20 +102,21 @@ def _read(lm: LanguageModel, outputs: Tensor, tokens: Tensor) -> Tensor:
     """Read what outputs `(rows, length, hidden)` say of the tokens after them, `(rows, length)`, -1 where none is.
 
     Returns:
-        1 where each of a row's tokens is the most likely one, else 0; and the sum of their log-probabilities; float32
-        `(rows, 2)`.
+        1 where each of a row's tokens is the most likely one, else 0; and the sum of their log-probabilities;
+        `(rows, 2)`, in the LM's dtype or float32 if that is narrower.
     """
     tokens = tokens.to(outputs.device)
     asked = tokens >= 0
-    wrong, total = (torch.zeros(tokens.shape, device=tokens.device) for _ in range(2))
+    wide = torch.promote_types(lm.dtype, torch.float32)
+    wrong, total = (torch.zeros(tokens.shape, dtype=wide, device=tokens.device) for _ in range(2))
     flat, wanted = outputs[asked], tokens[asked, None]
     size, found = lm.logit_rows(len(flat)), []
     for states, token in zip(flat.split(size), wanted.split(size), strict=True):
         logits = lm.decode(states).to(tokens.device)
-        log_probability = logits.float().log_softmax(-1).gather(1, token)
+        log_probability = logits.log_softmax(-1, dtype=wide).gather(1, token)
         found.append(torch.cat([logits.argmax(-1, keepdim=True) != token, log_probability], 1))
     wrong[asked], total[asked] = torch.cat(found).T
-    return torch.stack([(wrong == 0).all(1).float(), total.sum(1)], 1)
+    return torch.stack([(wrong == 0).all(1).to(wide), total.sum(1)], 1)
 
 
 def with_whole_objects(
