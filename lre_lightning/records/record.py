@@ -69,6 +69,7 @@ RARE_FIELDS = (
     "whole_objects",
     "measures",
     "majority",
+    "outcomes",
 )
 """What few fits measure: fields that files of records leave out where they are empty."""
 
@@ -162,6 +163,9 @@ class TrialRecord:
         measures: Sums of `MEASURES`, `[layer][beta]` or `[layer][rank]`.
         majority: How many of `known` have the most frequent first token of the objects of each of `MAJORITIES`; of
             tokens as frequent, the first; empty in records of earlier versions.
+        outcomes: For each known sample its index among the trial's test prompts, 1 if the LRE is faithful at the chosen
+            layer and beta, else 0, and 1 if its edit at the chosen layer and rank succeeds, 0 if not, -1 if there is
+            none: what two LMs are compared by. Empty in records of earlier versions.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -208,6 +212,7 @@ class TrialRecord:
     whole_objects: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
     majority: Mapping[str, int] = field(default_factory=dict)
+    outcomes: tuple[tuple[int, int, int], ...] = ()
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -378,6 +383,8 @@ def _check(record: TrialRecord) -> None:
         if name not in MAJORITIES:
             raise LREError(f"majority has {shown(name)}, and the majorities are {', '.join(MAJORITIES)}")
         whole(count, f"the majority of {name}", most=known)
+    if record.outcomes:
+        _check_outcomes(record)
     if record.scored and not (record.faithful and record.causal):
         raise LREError("it has layers, but no counts")
     for name, value, axis in (("layer", record.layer, record.layers), ("rank", record.rank, record.ranks)):
@@ -385,6 +392,15 @@ def _check(record: TrialRecord) -> None:
             raise LREError(f"{name} {value!r} is not on the grid")
     if record.scored and record.beta not in record.betas:
         raise LREError(f"beta {record.beta} is not on the grid")
+
+
+def _check_outcomes(record: TrialRecord) -> None:
+    """Check that the outcomes are of known samples in order."""
+    samples = [-1, *(sample for sample, _, _ in record.outcomes), record.tested]
+    if len(record.outcomes) > record.known or any(one >= other for one, other in pairwise(samples)):
+        raise LREError(f"outcomes must be of at most {record.known} of {record.tested} test prompts, in order")
+    if any(faithful not in (0, 1) or causal not in (-1, 0, 1) for _, faithful, causal in record.outcomes):
+        raise LREError("outcomes must be 0 or 1, or -1 without an edit")
 
 
 def _check_whole_objects(counts: Mapping[str, int], known: int) -> None:

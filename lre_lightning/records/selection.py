@@ -173,5 +173,5 @@ def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: f
     if (layer, beta) != (record.layer, record.beta):
         record = replace(record, faithful_low_rank=())
     if (layer, rank, beta) != (record.layer, record.rank, record.beta):
-        record = replace(record, whole_objects={})
+        record = replace(record, whole_objects={}, outcomes=())
     return replace(record, layer=layer, rank=rank, beta=beta)

@@ -32,7 +32,14 @@ from lre_lightning.scoring.generations import with_generations
 from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.measures import Measured, with_measures
-from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank, with_majority
+from lre_lightning.scoring.scores import (
+    Answers,
+    new_record,
+    with_grid,
+    with_low_rank,
+    with_majority,
+    with_outcomes,
+)
 from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.scoring.whole_objects import with_whole_objects
@@ -259,9 +266,11 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        record = self._with_grid(record, states)
+        answers = Answers()
+        record = self._with_grid(record, states, answers)
         layer, rank = self._choose(record)
-        record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
+        record = with_outcomes(replace(record, layer=layer, rank=rank), states, answers)
+        record = with_low_rank(record, states, self._lres[layer])
         if self.run.fitting.baselines or self.run.lens:
             examples = example_states(self.run.lm, self._train_prompts, self.layers)
         if self.run.fitting.baselines:
@@ -292,15 +301,16 @@ class FitTrial(TestedTrial):
         )
         return replace(lre, weight=operator.factors)
 
-    def _with_grid(self, record: TrialRecord, states: TrialStates) -> TrialRecord:
+    def _with_grid(self, record: TrialRecord, states: TrialStates, answers: Answers) -> TrialRecord:
         grid, fitting = (self._lres, self.run.betas, self.ranks()), self.run.fitting
         chooses_alone = record.reported or fitting.selection_trials == 1  # means of several take whole grids
         if fitting.grid == "choice" and self.choice is None and chooses_alone:
-            return with_choice(record, states, *grid, fitting.select_by)
+            return with_choice(record, states, *grid, fitting.select_by, answers)
         if not fitting.measures:
-            return with_grid(record, states, *grid)
+            return with_grid(record, states, *grid, answers=answers)
         measured = Measured(states)
-        return with_measures(with_grid(record, states, *grid, measured.read, measured.read_edits), measured, self._lres)
+        record = with_grid(record, states, *grid, measured.read, measured.read_edits, answers)
+        return with_measures(record, measured, self._lres)
 
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""
@@ -350,8 +360,10 @@ class RescoredTrial(TestedTrial):
             return tested[1] if tested else None
         states, record = tested
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
-        record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,))
-        return self._with_whole_objects(replace(record, layer=lre.layer, rank=rank), states, lre)
+        answers = Answers()
+        record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,), answers=answers)
+        record = with_outcomes(replace(record, layer=lre.layer, rank=rank), states, answers)
+        return self._with_whole_objects(record, states, lre)
 
 
 class SavedTrials:

@@ -52,6 +52,7 @@ def full_record(trial=0, relation="capital", **changes):
             name: ((0.5,) * {"betas": 2, "ranks": 4, "": 1}[axis],) * 3 for name, (axis, _) in MEASURES.items()
         },
         "majority": {"training": 3, "data": 6},
+        "outcomes": tuple((2 * i if i < 2 else i + 2, i % 2, i % 3 - 1) for i in range(9)),
         "train": (("France", "Paris"), ("日本", "東京")),
         "seed": 7,
         "digest": "0a" * 32,

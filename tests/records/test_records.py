@@ -127,6 +127,9 @@ def test_a_missing_field_is_refused():
         ({"measures": {"luck": []}}, "measures has 'luck', and the measures are probability, token rank, "),
         ({"measures": {"KL": [[1.0, 2.0]]}}, "the measure 'KL' must have 3 x 2 sums"),
         ({"identity_layers": [1]}, "identity_layers has 1, which is not on the grid"),
+        ({"outcomes": [[0, 1, 1], [0, 1, 1]]}, "outcomes must be of at most 10 of 12 test prompts, in order"),
+        ({"outcomes": [[12, 1, 1]]}, "outcomes must be of at most 10 of 12 test prompts, in order"),
+        ({"outcomes": [[0, 1, 2]]}, "outcomes must be 0 or 1, or -1 without an edit"),
         ({"line_integrals": [[1.0]]}, "line_integrals.0.1"),
         ({"reported": 1}, "reported: Input should be a valid boolean, got 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
@@ -301,7 +304,7 @@ def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):
     assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == len(rows(records))
     kept = ("generations", "faithful_low_rank", "line_integrals", "whole_objects", "measures", "train", "prompts")
-    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness")
+    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness", "outcomes")
     blank = {name: getattr(BARE, name) for name in (*kept, "seed", "digest")}
     for table in (frame, frame.assign(mine=1.5), frame[frame.metric != "KL"], records.to_dataset().to_pandas()):
         assert Records.from_pandas(table) == [replace(record, **blank) for record in records[:2]]
