@@ -1,7 +1,7 @@
 """A trial again, from the record of its results."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from lre_lightning.errors import LREError
@@ -16,8 +16,8 @@ def arguments_of(record: TrialRecord, selection: Any = None) -> dict[str, Any]:
     """Return the arguments of the datamodule that serves the trial of a record again."""
     if not record.train:
         raise LREError(f"the record of {record.relation!r}, trial {record.trial}, does not say what was drawn")
-    known = Prompts().recorded
-    for name in record.prompts.keys() - known.keys():
+    known = [field.name for field in fields(Prompts) if field.metadata["recorded"]]
+    for name in record.prompts.keys() - set(known):
         raise LREError(f"the record has {name!r} of prompts, which is none of {', '.join(known)}")
     train_samples = {record.relation: [list(sample) for sample in record.train]}
     return {

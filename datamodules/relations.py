@@ -200,7 +200,8 @@ class RelationDataModule(LightningDataModule):
             raise LREError(f"{relation.name!r} is none of the relations")
         _, templates = self._chosen[relation.name]
         train = (self.prompts.train_samples or {}).get(relation.name)
-        return draw(relation, self.n_shot, number, self.seed, self.prompts.sampling, train, templates)
+        options = self.prompts.sampling, train, templates, self.prompts.choosing_trials
+        return draw(relation, self.n_shot, number, self.seed, *options)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -228,6 +229,7 @@ class RelationDataModule(LightningDataModule):
         relations = [[r.digest, r.category, self._chosen[r.name][1]] for r in self.relations]
         numbers = [self.n_shot, self.trials, self.selection.first_trial, self.seed]
         prompts = asdict(replace(self.prompts, template=0))  # the templates themselves are in `relations`
+        prompts = {name: value for name, value in prompts.items() if name != "choosing_trials" or value}
         return hashlib.sha256(json.dumps([relations, numbers, prompts]).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, Any]:

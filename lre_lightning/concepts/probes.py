@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lre_lightning.concepts.record import STANDARDIZED
 from lre_lightning.errors import LREError
 
 
@@ -25,8 +27,10 @@ def check_installed() -> None:
 def fit_probes(states: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Fit linear probes that tell the objects of subjects from their hidden states.
 
-    The SVM and the logistic probe are those of scikit-learn, with its defaults. The difference of means takes for every
-    object the direction from the mean of the other states to that of its own, and scores states less their mean.
+    The SVM and the logistic probe are those of scikit-learn, with its defaults. As these penalize large weights, both
+    depend on the scale of each dimension: they are fitted to the states as they are, and to states standardized by the
+    mean and deviation of each dimension over the samples. The difference of means takes for every object the direction
+    from the mean of the other states to that of its own, and scores states less their mean.
 
     Args:
         states: s, `(samples, hidden)`.
@@ -39,11 +43,16 @@ def fit_probes(states: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import LinearSVC
 
-    return {
-        "linear SVM": _of_classifier(LinearSVC(max_iter=10_000, random_state=0), states, labels),
-        "difference of means": _difference_of_means(states, labels),
-        "logistic probe": _of_classifier(LogisticRegression(max_iter=10_000), states, labels),
-    }
+    mean, deviation = states.mean(0), states.std(0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, 1)
+    found = {"difference of means": _difference_of_means(states, labels)}
+    for name, standardized in STANDARDIZED.items():
+        svm = name == "linear SVM"
+        made = partial(LinearSVC, random_state=0) if svm else LogisticRegression
+        found[name] = _of_classifier(made(max_iter=10_000), states, labels)
+        directions, offsets = _of_classifier(made(max_iter=10_000), (states - mean) / deviation, labels)
+        found[standardized] = directions / deviation, offsets - directions / deviation @ mean
+    return found
 
 
 def _difference_of_means(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

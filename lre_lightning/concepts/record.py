@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from lre_lightning.errors import LREError, check_choice, check_number, first_line
 from lre_lightning.grid import Layer, check_ranks, layer_of, place_of, rank_of, usual_rank
+from lre_lightning.statistics.estimates import Share
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import check_plain, number, text, whole
 from lre_lightning.storage.typed import from_json
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 ObjectTokens: TypeAlias = Literal["first", "mean"]
 """The states that are o: that at the prompt's last token, or the mean over those that predict the object's tokens."""
 
-METHODS = ("concepts", "linear SVM", "difference of means", "logistic probe")
+STANDARDIZED = {"linear SVM": "linear SVM, standardized", "logistic probe": "logistic probe, standardized"}
+"""Probes whose fit depends on the scale of each dimension of the states, and the same on standardized states."""
+METHODS = ("concepts", "difference of means", *STANDARDIZED.values(), *STANDARDIZED)
 CONCEPT_SCORES = ("accuracy", "macro F1", "causality")
 RESULTS = "concepts.jsonl"
 """The name of a file of records."""
@@ -132,21 +135,27 @@ class ConceptRecord:
         return self.model, self.relation, self.origin["trial"]
 
     def repeats(self, other: ConceptRecord) -> bool:
-        """Return whether another record is of the same samples, prompts, LM and options."""
-        return self._made_from == other._made_from
+        """Return whether this record, with the scores of all methods, is of another's samples, prompts, LM and options.
+
+        Those of earlier versions lack methods.
+        """
+        return self._made_from == other._made_from and (bool(self.reason) or set(self.correct) == set(METHODS))
 
     @property
     def _made_from(self) -> str:
         return json.dumps([self.origin, self.options, self.digest], sort_keys=True)
 
     def score(self, name: str, method: str) -> float:
-        """Return one of `CONCEPT_SCORES` of one of `METHODS`; NaN where it was not measured."""
+        """Return one of `CONCEPT_SCORES` of one of `METHODS`; NaN where it was not measured.
+
+        Accuracy and causality are a `Share`, which knows what it is out of.
+        """
         if method not in self.correct:
             return math.nan
         if name == "macro F1":
             return self.f1[method]
         count, total = (self.correct, self.tested) if name == "accuracy" else (self.causal, self.edited)
-        return count[method] / total if total else math.nan
+        return Share(count[method], total)
 
 
 def write_concept_records(records: Iterable[ConceptRecord], path: Path) -> None:

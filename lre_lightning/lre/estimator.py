@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,7 @@ from lre_lightning.lre.operators import Operator, wide_dtype
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import LINES, Prompts, choose_templates
+from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial, draw, train_prompts
 from lre_lightning.relations.relation import Relation
 from lre_lightning.relations.sources import load_relations
@@ -25,6 +27,9 @@ from lre_lightning.runs.processes import Processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+LOGGER = logging.getLogger("lre_lightning")
 
 
 class LREEstimator:
@@ -147,14 +152,33 @@ def estimate(
     check_choice("method", method, ("dense", "matrix_free"))
     (rank,) = check_ranks([usual_rank(lm.hidden_size) if rank is None else rank], lm.hidden_size)
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
+    asked = train_prompts(drawn, lm.tokenizer, options=prompts)
+    if identity_layers(lm, asked, [layer]):
+        LOGGER.warning(IDENTITY, layer)
     weight: Tensor | Operator
     if method == "matrix_free":
-        runs = prompts_to_run(lm, train_prompts(drawn, lm.tokenizer, options=prompts))
+        runs = prompts_to_run(lm, asked)
         weight = MatrixFree(runs, layer, forward_product(runs))
         bias = weight.bias()
     else:
         weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts)
     return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts), beta, rank, lm)
+
+
+IDENTITY = (
+    "W at layer %s is the identity: prompts end with their subjects, so that s is o there. It says nothing of the "
+    "relation, and an edit of a rank below full inverts directions that are arbitrary; take an earlier layer"
+)
+
+
+def identity_layers(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers at which s is o and W the identity: the last block, if prompts end with their subjects.
+
+    Of prompts from several templates only some may. W is then a multiple of the identity, which says as little.
+    """
+    if not any(prompt.subject_position == prompt.last_position for prompt in prompts):
+        return ()
+    return tuple(layer for layer in layers if layer == lm.num_layers - 1)
 
 
 def estimate_trial(

@@ -147,19 +147,21 @@ def distribution_scores(predictions: Tensor, targets: Tensor, reference: Tensor)
 
     Returns:
         The probability of the target, its token rank (0 for the most likely token), and the Kullback-Leibler divergence
-        of the prediction from the reference in nats; `(batch, *grid)` each, float32.
+        of the prediction from the reference, D(reference || prediction), in nats; `(batch, *grid)` each, in the dtype
+        of the predictions, or float32 if that is narrower.
 
     >>> logits = torch.tensor([[2.0, 0.0, 1.0]])
     >>> [round(float(score), 3) for score in distribution_scores(logits, torch.tensor([2]), logits)]
     [0.245, 1.0, 0.0]
     """
     grid = predictions.dim() - 2
-    logits, own = predictions.float(), reference.float().log_softmax(-1)
+    wide = torch.promote_types(predictions.dtype, torch.float32)
+    logits, own = predictions.to(wide), reference.to(wide).log_softmax(-1)
     total, weights = logits.logsumexp(-1), own.exp()
     target = logits.gather(-1, _broadcastable(targets, grid + 1).expand(*logits.shape[:-1], 1))[..., 0]
     mean = torch.einsum("bv,b...v->b...", weights, logits)
     divergence = _broadcastable((weights * own).sum(-1), grid) - mean + total
-    return (target - total).exp(), token_ranks(predictions, targets).float(), divergence.clamp(min=0)
+    return (target - total).exp(), token_ranks(predictions, targets).to(wide), divergence.clamp(min=0)
 
 
 def recall_at_k(

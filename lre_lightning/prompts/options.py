@@ -53,6 +53,10 @@ class Prompts:
         sampling: ``"random"``, or ``"balanced"`` to draw training samples as evenly as possible over the objects.
         train_samples: The training samples by relation, instead of drawing them: n subjects each, or [subject, object]
             where a subject has several objects.
+        choosing_trials: The number of first trials that test on subjects of their own: half of a relation's subjects,
+            drawn by a hash, while the other trials test on the other half. With as many
+            ``model.fitting.selection_trials``, layer and rank are chosen on other subjects than those that are scored.
+            Training samples are the same as without. With 0 all trials test on all subjects.
 
     Raises:
         LREError: A value is invalid.
@@ -68,6 +72,7 @@ class Prompts:
     system: str | None = option(None, recorded=True)
     sampling: Sampling = option("random", recorded=True)
     train_samples: dict[str, list[TrainSample]] | None = option(None)
+    choosing_trials: int = option(0, recorded=True)
 
     def __post_init__(self) -> None:
         if self.template == {}:  # what a command line makes of the bare template
@@ -88,14 +93,16 @@ class Prompts:
         if self.system is not None and not self.chat:
             raise LREError("system is a message of conversations: set chat, or leave system out")
         check_choice("sampling", self.sampling, get_args(Sampling))
+        check_number("choosing_trials", self.choosing_trials, 0)
         samples = {} if self.train_samples is None else self.train_samples
         if not isinstance(samples, Mapping) or not all(isinstance(some, list | tuple) for some in samples.values()):
             raise LREError(f"train_samples must be lists by relation, got {samples!r}")
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The options that the record of a trial keeps, as plain data."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
+        """The options that the record of a trial keeps, as plain data; none that earlier versions lack, if unused."""
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
+        return {name: value for name, value in kept.items() if name != "choosing_trials" or value}
 
     @property
     def form(self) -> Form:

@@ -31,7 +31,7 @@ class Trial:
         relation: The relation.
         number: The number of the trial, from 0.
         train: The training samples, in draw order; no two have the same subject.
-        test: All samples whose subject is not that of a training sample, in the file's order.
+        test: All samples whose subject is not that of a training sample, or half of them, in the file's order.
         templates: The templates to ask for each sample with; the relation's first one if empty.
 
     >>> samples = tuple(Sample(letter, letter.upper()) for letter in "abcd")
@@ -76,6 +76,7 @@ def draw(
     sampling: Sampling = "random",
     train: Sequence[TrainSample] | None = None,
     templates: Sequence[str] = (),
+    choosing_trials: int = 0,
 ) -> Trial:
     """Draw the training samples of one trial.
 
@@ -92,6 +93,8 @@ def draw(
         train: The training samples in their order, instead of drawing them: `n_shot` subjects, or [subject, object].
             Of subjects that differ in their form only, the one written exactly like this is used.
         templates: The templates to ask for each sample with; the relation's first one if empty.
+        choosing_trials: The number of first trials that test on another half of the subjects than the others; 0 if all
+            test on all.
 
     Raises:
         LREError: A number is out of range, the relation has fewer than ``n_shot + 1`` subjects, or it does not have a
@@ -117,6 +120,9 @@ def draw(
         drawn = _named(relation, train, n_shot)
     subjects = {sample.name for sample in drawn}
     test = tuple(sample for sample in relation.samples if sample.name not in subjects)
+    if choosing_trials:
+        half = _half(relation, seed, trial < choosing_trials)
+        test = tuple(sample for sample in test if sample.name in half)
     if len(drawn) < n_shot or not test:
         count = len({sample.name for sample in relation.samples})
         raise LREError(
@@ -159,6 +165,13 @@ def test_prompts(
         samples = [trial.test[index // len(templates)] for index in asked]
         made |= zip(asked, make_prompts(tokenizer, template, samples, trial.train, options), strict=True)
     return pass_over_blanks(tokenizer, trial.relation, [made[index] for index in indices], options)
+
+
+def _half(relation: Relation, seed: int, first: bool) -> set[str]:
+    """Return the names of half of a relation's subjects: those at even places in the order of their digests, or not."""
+    names = {sample.name for sample in relation.samples}
+    order = sorted(names, key=lambda name: sha256(["half", seed, relation.name, name]).digest())
+    return set(order[0 if first else 1 :: 2])
 
 
 def by_turns(samples: Iterable[T]) -> list[T]:

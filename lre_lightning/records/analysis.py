@@ -289,16 +289,27 @@ def constant(records: Sequence[TrialRecord], layer: Layer | None = None) -> dict
     return {name: means for name, score in at.items() if (means := per_relation(records, score))}
 
 
+def at_identity(records: Iterable[TrialRecord]) -> dict[Layer, set[str]]:
+    """Return by layer the relations at which W is the identity there, as s is o: choices leave such layers out."""
+    found: dict[Layer, set[str]] = {}
+    for record in counted(records):
+        for layer in record.identity_layers or ():
+            found.setdefault(layer, set()).add(record.relation)
+    return found
+
+
 def says_more(records: Sequence[TrialRecord], layer: Layer) -> tuple[int, int] | None:
     """Return for how many relations, of how many, the LRE at a layer says more than any of `CONSTANT`.
 
-    Those whose interval of faithfulness is above all of them that were measured; None if none was.
+    Those whose interval of faithfulness is above all of them that were measured; None if none was. Relations for which
+    W is the identity there, so that the LRE says what the LM says, are left out.
     """
+    identity = at_identity(records).get(layer, ())
     others, scores = constant(records, layer), per_relation(records, partial(faithfulness, layer=layer))
     found = []
     for name, score in scores.items():
         answers = [means[name].value for means in others.values() if name in means]
-        if answers and score.interval is not None:
+        if answers and score.interval is not None and name not in identity:
             found.append(score.interval.low > max(answers))
     return (sum(found), len(found)) if found else None
 

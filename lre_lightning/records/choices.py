@@ -9,6 +9,7 @@ from typing import Literal
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.analysis import (
+    at_identity,
     by_layer,
     causality,
     correlation,
@@ -31,13 +32,15 @@ BetaCriterion = Literal["correlation", "faithfulness"]
 def as_good_layers(records: Iterable[TrialRecord]) -> dict[str, list[Layer]]:
     """Return by relation the layers whose causality the data can't tell from that of the best layer, at its rank.
 
-    Those where the difference may be 0: see `can_be_equal`. Relations without whole grids are left out.
+    Those where the difference may be 0: see `can_be_equal`. Relations without whole grids are left out, and layers that
+    a choice leaves out, as W is the identity there.
     """
     kept = whole_grids(records, "layers")
+    identity = at_identity(kept)
     scores: dict[str, dict[Layer, Estimate]] = {}
     for layer, means in by_layer(kept, causality).items():
         for relation, mean in means.items():
-            if mean.interval is not None:
+            if mean.interval is not None and relation not in identity.get(layer, ()):
                 scores.setdefault(relation, {})[layer] = mean
     best = {relation: max(found.values(), key=lambda score: score.value) for relation, found in scores.items()}
     return {

@@ -41,7 +41,8 @@ class Records(list[TrialRecord]):
 
         from lre_lightning.records.rows import rows
 
-        return datasets.Dataset.from_list([row | {"layer": str(row["layer"])} for row in rows(self)])
+        found = [row | {"layer": None if row["layer"] is None else str(row["layer"])} for row in rows(self)]
+        return datasets.Dataset.from_list(found)
 
     @classmethod
     def from_pandas(cls, table: pandas.DataFrame) -> Records:

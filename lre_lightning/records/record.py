@@ -23,12 +23,20 @@ from lre_lightning.storage.typed import from_json
 FAITHFULNESS_BASELINES = ("linear regression", "translation", "identity")
 CAUSALITY_BASELINES = ("oracle", "unembedding", "object")
 WHOLE_OBJECTS = {
-    "whole-object faithfulness": "known",
+    "first-token faithfulness": "known",
     "closed-set faithfulness": "known",
+    "closed-set faithfulness, b alone": "known",
+    "closed-set faithfulness, another s": "edited",
     "whole-object causality": "edited",
     "closed-set causality": "edited",
 }
 """The scores on whole objects, and the number that the count of each is out of."""
+
+CLOSED_SET_CONTROLS = ("closed-set faithfulness, b alone", "closed-set faithfulness, another s")
+"""Those of `WHOLE_OBJECTS` that say what the LM adds by itself; records of earlier versions lack them."""
+
+_RENAMED = {"whole-object faithfulness": "first-token faithfulness"}
+"""Names of `WHOLE_OBJECTS` in records of earlier versions."""
 
 MAJORITIES = ("training", "data")
 """The samples whose most frequent first token of objects is an answer that knows nothing of the subject."""
@@ -58,6 +66,7 @@ RARE_FIELDS = (
     "whole_objects",
     "measures",
     "majority",
+    "outcomes",
 )
 """What few fits measure: fields that files of records leave out where they are empty."""
 
@@ -119,6 +128,8 @@ class TrialRecord:
         causal: Successful edits out of `edited`, `[layer][rank]`; None at a point that a search for the choice alone
             left out.
         edited: Number of known samples for which there was a target with another object.
+        identity_layers: Layers of the grid at which s is o, as prompts end with their subjects, so that W is the
+            identity (`prompts.prompt.identity_layers`). Choices leave them out. None in records of earlier versions.
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
@@ -149,6 +160,9 @@ class TrialRecord:
         measures: Sums of `MEASURES`, `[layer][beta]` or `[layer][rank]`.
         majority: How many of `known` have the most frequent first token of the objects of each of `MAJORITIES`; of
             tokens as frequent, the first; empty in records of earlier versions.
+        outcomes: For each known sample its index among the trial's test prompts, 1 if the LRE is faithful at the chosen
+            layer and beta, else 0, and 1 if its edit at the chosen layer and rank succeeds, 0 if not, -1 if there is
+            none: what two LMs are compared by. Empty in records of earlier versions.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
         digest: `Relation.digest` of the relation.
@@ -169,6 +183,7 @@ class TrialRecord:
     faithful: Grid = ()
     causal: PartialGrid = ()
     edited: int = 0
+    identity_layers: tuple[Layer, ...] | None = None
     layer: Layer | None = None
     beta: float = 1.0
     rank: int | None = None
@@ -192,6 +207,7 @@ class TrialRecord:
     whole_objects: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
     majority: Mapping[str, int] = field(default_factory=dict)
+    outcomes: tuple[tuple[int, int, int], ...] = ()
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     digest: str = ""
@@ -252,7 +268,9 @@ class TrialRecord:
         return Share(counts, getattr(self, total))
 
     def on_whole_objects(self, name: str) -> float:
-        """Return one of the scores of `WHOLE_OBJECTS`; NaN if there is nothing that it counts."""
+        """Return one of the scores of `WHOLE_OBJECTS`; NaN if it counts nothing, or was not counted."""
+        if name not in self.whole_objects:
+            return float("nan")
         return Share(self.whole_objects[name], self.whole_objects[WHOLE_OBJECTS[name]])
 
     @property
@@ -296,6 +314,9 @@ class TrialRecord:
         try:
             given = mapping(data, "it")
             check_plain(given, "the record", MOST_ENTRIES)
+            counts = given.get("whole_objects")
+            if isinstance(counts, dict):
+                given = {**given, "whole_objects": {_RENAMED.get(name, name): counts[name] for name in counts}}
             record = from_json(cls, json.dumps(given))
             _check(record)
         except LREError as error:
@@ -325,6 +346,9 @@ def _check(record: TrialRecord) -> None:
             if methods and method not in methods:
                 raise LREError(f"{name} has {shown(method)}, and the baselines are {', '.join(methods)}")
             _check_counts(name, counts, getattr(record, total), *(sizes[axis] for axis in axes))
+    for layer in record.identity_layers or ():
+        if layer not in record.layers:
+            raise LREError(f"identity_layers has {shown(layer)}, which is not on the grid")
     if len(record.likeness) != sizes["generic_layers"]:
         raise LREError(f"likeness must have {sizes['generic_layers']} entries, one per generic layer")
     for name, sums in record.measures.items():
@@ -341,6 +365,8 @@ def _check(record: TrialRecord) -> None:
         if name not in MAJORITIES:
             raise LREError(f"majority has {shown(name)}, and the majorities are {', '.join(MAJORITIES)}")
         whole(count, f"the majority of {name}", most=known)
+    if record.outcomes:
+        _check_outcomes(record)
     if record.scored and not (record.faithful and record.causal):
         raise LREError("it has layers, but no counts")
     for name, value, axis in (("layer", record.layer, record.layers), ("rank", record.rank, record.ranks)):
@@ -350,13 +376,22 @@ def _check(record: TrialRecord) -> None:
         raise LREError(f"beta {record.beta} is not on the grid")
 
 
+def _check_outcomes(record: TrialRecord) -> None:
+    """Check that the outcomes are of known samples in order."""
+    samples = [-1, *(sample for sample, _, _ in record.outcomes), record.tested]
+    if len(record.outcomes) > record.known or any(one >= other for one, other in pairwise(samples)):
+        raise LREError(f"outcomes must be of at most {record.known} of {record.tested} test prompts, in order")
+    if any(faithful not in (0, 1) or causal not in (-1, 0, 1) for _, faithful, causal in record.outcomes):
+        raise LREError("outcomes must be 0 or 1, or -1 without an edit")
+
+
 def _check_whole_objects(counts: Mapping[str, int], known: int) -> None:
     out_of = {"known": known, "edited": counts.get("known", 0)}
     out_of |= {name: counts.get(total, 0) for name, total in WHOLE_OBJECTS.items()}
-    if counts.keys() != out_of.keys():
+    if not out_of.keys() - set(CLOSED_SET_CONTROLS) <= counts.keys() <= out_of.keys():
         raise LREError(f"whole_objects must count {', '.join(out_of)}, not {shown(list(counts))}")
-    for name, most in out_of.items():
-        whole(counts[name], f"{name} of whole_objects", most=most)
+    for name, count in counts.items():
+        whole(count, f"{name} of whole_objects", most=out_of[name])
 
 
 def _axis(name: str, values: Sequence[Any], check: Callable[..., Any], place: Callable[[Any], float]) -> int:

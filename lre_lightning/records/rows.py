@@ -8,11 +8,14 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import place_of
-from lre_lightning.records.record import GENERIC, GRIDS, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
+from lre_lightning.records.record import GENERIC, GRIDS, MAJORITIES, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
 COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "template_index", "reported", *_NUMBERS)
-COLUMNS = (*COMMON, "metric", "method", "prompt", "layer", "beta", "rank", "chosen", "count", "total", "score")
+PLACE = ("layer", "identity", "beta", "rank", "chosen")
+COLUMNS = (*COMMON, "metric", "method", "prompt", *PLACE, "count", "total", "score")
+MAJORITY = {f"majority of {name}": name for name in MAJORITIES}
+"""The methods of the rows of the most frequent objects."""
 
 _SCORES = {
     name: ("faithfulness" if total == "known" else "causality", "zero-shot" if "zero_shot" in name else "few-shot")
@@ -25,10 +28,11 @@ _SCORES = {
 def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
     """Return every score as a row for a data frame, with the keys of `COLUMNS`.
 
-    A row is faithfulness at a layer and beta, causality at a layer and rank, a baseline at a layer, a score on whole
-    objects, or a measure beyond the argmax, which is a mean and has no count. `chosen` is true at the layer, beta and
-    rank that the fit has chosen. Values that a score does not depend on are None. A trial that was not scored has no
-    row.
+    A row is faithfulness at a layer and beta, causality at a layer and rank, a baseline at a layer, that of the most
+    frequent objects, a score on whole objects, or a measure beyond the argmax, which is a mean and has no count.
+    `chosen` is true at the layer, beta and rank that the fit has chosen, `identity` at a layer where W is the identity,
+    which choices leave out. Values that a score does not depend on, or that are not known, are None; so is the count at
+    a point of the grid that was left out. A trial that was not scored has no row.
     """
     return [row for record in records if record.scored for row in _rows(record)]
 
@@ -36,8 +40,9 @@ def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
 def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
     common = {name: getattr(record, name) for name in COMMON}
     for metric, method, prompt, layer, axis, point, count, total, score in _scores(record):
-        place = {"layer": layer, "beta": None, "rank": None} | ({axis: point} if axis else {})
-        chosen = layer == record.layer and (not axis or point == getattr(record, axis))
+        identity = None if None in (layer, record.identity_layers) else layer in (record.identity_layers or ())
+        place = {"layer": layer, "identity": identity, "beta": None, "rank": None} | ({axis: point} if axis else {})
+        chosen = layer in (None, record.layer) and (not axis or point == getattr(record, axis))
         found = {"metric": metric, "method": method, "prompt": prompt, **place, "chosen": chosen}
         yield common | found | {"count": count, "total": total, "score": score}
 
@@ -52,9 +57,14 @@ def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
                 points = zip(getattr(record, axes[0]), at, strict=True) if axes else [(None, at)]
                 for point, count in points:
                     axis = axes[0][:-1] if axes else None
-                    yield metric, method, prompt, layer, axis, point, count, total, fraction(count, total)
-    for metric, of in WHOLE_OBJECTS.items() if record.whole_objects else ():
-        axis, total = "beta" if of == "known" else "rank", record.whole_objects[of]
+                    score = fraction(count, total) if count is not None else float("nan")
+                    yield metric, method, prompt, layer, axis, point, count, total, score
+    for method, name in MAJORITY.items():
+        if name in record.majority:
+            counts = record.majority[name], record.known, record.of_majority(name)
+            yield "faithfulness", method, "few-shot", None, None, None, *counts
+    for metric in (name for name in WHOLE_OBJECTS if name in record.whole_objects):
+        axis, total = "beta" if "faithfulness" in metric else "rank", record.whole_objects[WHOLE_OBJECTS[metric]]
         count = record.whole_objects[metric]
         place = record.layer, axis, getattr(record, axis)
         yield metric, "LRE", "few-shot", *place, count, total, fraction(count, total)
@@ -70,7 +80,7 @@ def records_of(given: Iterable[Mapping[str, Any]]) -> list[TrialRecord]:
     """Rebuild records from the rows of some trials, which may have other columns too: see `Records.from_pandas`."""
     trials: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in given:
-        missing = [name for name in COLUMNS if name not in row]
+        missing = [name for name in COLUMNS if name not in row and name != "identity"]  # which earlier versions lack
         if missing:
             raise LREError(f"the rows lack the column {missing[0]!r}: they must have those of `rows`")
         known = {name: value if value == value else None for name, value in row.items()}  # NaN is not itself
@@ -84,14 +94,16 @@ def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> Tr
         layer = int(row["layer"]) if str(row["layer"]).isdecimal() else row["layer"]
         point = row["beta"] if row["rank"] is None else int(row["rank"])
         found.setdefault((row["metric"], row["method"], row["prompt"]), {})[layer, point] = row
+    known = {name: found.pop(("faithfulness", method, "few-shot"), {}) for method, name in MAJORITY.items()}
     faithful, causal = (found.get((metric, "LRE", "few-shot"), {}) for metric in ("faithfulness", "causality"))
     layers = sorted({layer for layer, _ in faithful}, key=place_of)
     betas, ranks = (sorted({point for _, point in one}) for one in (faithful, causal))
 
-    def counts(cells: Mapping[Any, Mapping[str, Any]], points: Sequence[Any]) -> list[list[int]]:
+    def counts(cells: Mapping[Any, Mapping[str, Any]], points: Sequence[Any]) -> list[list[int | None]]:
         if cells and set(cells) != set(product(layers, points)):
             raise LREError(f"the rows of {common['relation']!r}, trial {common['trial']}, do not fill a grid")
-        return [[int(cells[layer, point]["count"]) for point in points] for layer in layers] if cells else []
+        found = [[cells[layer, point]["count"] for point in points] for layer in layers] if cells else []
+        return [[None if count is None else int(count) for count in row] for row in found]
 
     at = [next((place for place, row in one.items() if row["chosen"]), (None, None)) for one in (faithful, causal)]
     fields: dict[str, Any] = {
@@ -104,7 +116,11 @@ def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> Tr
         "layer": at[0][0],
         "beta": at[0][1],
         "rank": at[1][1],
+        "majority": {name: int(cells[None, None]["count"]) for name, cells in known.items() if cells},
     }
+    identity = {layer: row.get("identity") for (layer, _), row in faithful.items()}
+    if None not in identity.values():
+        fields["identity_layers"] = [layer for layer in layers if identity[layer]]
     for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
         metric, prompt = _SCORES[name]
         own = {method: cells for (m, method, p), cells in found.items() if (m, p) == (metric, prompt)}

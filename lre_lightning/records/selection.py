@@ -20,7 +20,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
-        records: Scored trials of one relation; at least one. The points that all of them measured can be chosen.
+        records: Scored trials of one relation; at least one. The points that all of them measured can be chosen, but
+            for layers at which W is the identity, unless there are no others: `eligible_layers`.
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
             rank.
@@ -36,6 +37,7 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
         [at for at in getattr(records[0], axis) if all(at in getattr(record, axis) for record in records)]
         for axis in ("layers", "ranks")
     )
+    layers = eligible_layers(records, layers)
     faithful = np.mean([_counts(r, r.faithful, layers, [beta], r.betas) / max(r.known, 1) for r in records], axis=0)
     causal = np.mean([_counts(r, r.causal, layers, ranks, r.ranks) / max(r.edited, 1) for r in records], axis=0)
     measured = ~np.isnan(causal)
@@ -47,6 +49,15 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
     layer, rank = np.unravel_index(best, causal.shape)
     return layers[layer], ranks[rank]
+
+
+def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> list[Layer]:
+    """Return the layers that can be chosen: those at which W is the identity in no trial; all, if it is at each.
+
+    There s is o, so that the LRE says what the LM says and the edit puts o' in place of o, whatever the relation is.
+    """
+    layers, identity = list(layers), {layer for record in records for layer in record.identity_layers or ()}
+    return [layer for layer in layers if layer not in identity] or layers
 
 
 def _counts(
@@ -162,5 +173,5 @@ def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: f
     if (layer, beta) != (record.layer, record.beta):
         record = replace(record, faithful_low_rank=())
     if (layer, rank, beta) != (record.layer, record.rank, record.beta):
-        record = replace(record, whole_objects={})
+        record = replace(record, whole_objects={}, outcomes=())
     return replace(record, layer=layer, rank=rank, beta=beta)

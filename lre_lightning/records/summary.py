@@ -60,7 +60,7 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
             row = {name: getattr(record, name) for name in CSV_COLUMNS if name not in (*SCORES, *BLIND)}
             row |= {name: score for name, score in zip(BLIND, _blind(record), strict=True) if not math.isnan(score)}
             row["beta"] = record.beta if record.scored else None
-            row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if record.whole_objects}
+            row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if name in record.whole_objects}
             writer.writerow(row | dict(zip(SCORES, record.chosen_scores or (None, None), strict=True)))
 
 
@@ -69,8 +69,9 @@ class RelationSummary:
     """A line of the table of results: means over the scored trials of a relation, with deviations and intervals.
 
     `known` and `tested` are means over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were
-    measured, `blind` those of `BLIND`. The chosen layer, rank and beta, and the scores, are None if no trial was
-    scored, which `unscored` gives the reason of; causality is None also if no trial had an edit.
+    measured, `blind` those of `BLIND`, and `identity_layers` those at which W is the identity. The chosen layer, rank
+    and beta, and the scores, are None if no trial was scored, which `unscored` gives the reason of; causality is None
+    also if no trial had an edit.
     """
 
     relation: str
@@ -89,6 +90,7 @@ class RelationSummary:
     whole_objects: Mapping[str, Estimate] = field(default_factory=dict)
     unscored: str = ""
     blind: Mapping[str, Estimate] = field(default_factory=dict)
+    identity_layers: tuple[Layer, ...] = ()
 
     @property
     def known_of(self) -> str:
@@ -126,7 +128,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     means = zip(BLIND.values(), map(_mean, zip(*map(_blind, reported), strict=True)), strict=True)
     blind = {name: score for name, score in means if score is not None}
     at = chosen.layer, chosen.rank, chosen.beta
-    return RelationSummary(*common, *at, faithfulness, causality, whole_objects, blind=blind)
+    identity = tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ()))
+    return RelationSummary(*common, *at, faithfulness, causality, whole_objects, "", blind, identity)
 
 
 def _blind(record: TrialRecord) -> list[float]:

@@ -11,7 +11,7 @@ from lre_lightning.records.analysis import ModelResults
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import baselines, measures, relations, sweeps
 from lre_lightning.report.columns import Column, columns
-from lre_lightning.report.comparison import comparison, dataset
+from lre_lightning.report.comparison import comparison, dataset, paired
 from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
 from lre_lightning.report.sections import Chapter, Section, collapsed
@@ -22,7 +22,7 @@ from lre_lightning.report.training import training
 def chapters_of(
     models: Sequence[ModelResults], measured: Sequence[ConceptRecord] = (), given: Sequence[Column] = ()
 ) -> list[Chapter]:
-    """Return a chapter per LM and, if there are several, one that compares them.
+    """Return a chapter per LM and, if there are several, first one that compares them.
 
     Records of concepts, `measured`, of other LMs are left out; `given` are columns of the user's.
 
@@ -36,7 +36,8 @@ def chapters_of(
         Chapter(name, folder, _sections(model, measured), _facts(model.main))
         for name, folder, model in zip(names, folders_of(names), models, strict=True)
     ]
-    return [*chapters, Chapter("Comparison", "", (*training(models), *comparison(models), *own, dataset(models)))]
+    compared = (paired(models), *training(models), *comparison(models), *own, dataset(models))
+    return [Chapter("Comparison", "", compared), *chapters]
 
 
 def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:

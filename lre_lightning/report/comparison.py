@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lre_lightning.records import analysis
+from lre_lightning.records import analysis, pairs
 from lre_lightning.records.analysis import SCORES, Means, ModelResults
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
@@ -24,6 +24,61 @@ if TYPE_CHECKING:
 
 SIDE_BY_SIDE = 6
 """The largest number of LMs that figures show side by side."""
+
+
+def paired(models: Sequence[ModelResults]) -> Section:
+    """Return the differences of LMs in pairs: over the relations that both have, and the samples that both know."""
+    combined = list(itertools.combinations(analysis.named(models).items(), 2))
+    rows = [(one, other, *row) for (one, x), (other, y) in combined for row in _differences(x.main, y.main)]
+    by_relation = [
+        (relation, one, other, *cells)
+        for (one, x), (other, y) in combined
+        for relation, *cells in _differences_by_relation(x.main, y.main)
+    ]
+    summary = Table(
+        "paired",
+        "LMs compared in pairs: the first's score less the other's. By relation: the mean over the relations that both "
+        "have a score of, and in how many of them it is higher and lower. By sample: over the test samples that both "
+        "know, in the same trials, each of the same weight (means over trials); missing in results of earlier "
+        "versions. Intervals (95%, bootstrap over relations) with 0 in them can't tell the LMs apart.",
+        ("LM", "other LM", "score", "relations", "difference", "higher", "lower", "samples", "difference by sample"),
+        tuple(rows),
+        digits=2,
+    )
+    each = Table(
+        "paired_by_relation",
+        "LMs compared in pairs on the samples of each relation that both know, and for causality on the edits that "
+        "both have, in the same trials: the first's score less the other's, with Newcombe's paired interval over "
+        "samples. Numbers are means over trials.",
+        (
+            "relation",
+            "LM",
+            "other LM",
+            *(head for name in SCORES for head in (f"{name}: samples", f"{name}: difference")),
+        ),
+        tuple(by_relation) if len(models) <= SIDE_BY_SIDE else (),
+    )
+    return Section("LMs in pairs", tables=(summary, each))
+
+
+def _differences(one: Sequence[TrialRecord], other: Sequence[TrialRecord]) -> Iterator[Row]:
+    """Yield for each score its difference over relations, and over the samples that both LMs know."""
+    for name, score in SCORES.items():
+        first, second = (analysis.per_relation(records, score) for records in (one, other))
+        relations, difference = pairs.difference_by_relation(first, second)
+        apart = [first[relation].value - second[relation].value for relation in relations]
+        signs = (sum(value * sign > 1e-12 for value in apart) for sign in (1, -1))
+        shared = list(pairs.shared_samples(one, other, name).values())
+        known = sum(found.total for found in shared) or None
+        yield (name, len(relations), difference, *signs, known, pairs.difference_by_sample(shared))
+
+
+def _differences_by_relation(one: Sequence[TrialRecord], other: Sequence[TrialRecord]) -> Iterator[Row]:
+    """Yield each relation that has shared samples, with their number and the difference on them by score."""
+    found = [pairs.shared_samples(one, other, name) for name in SCORES]
+    for relation in alphabetical({name for shared in found for name in shared}):
+        cells = [shared.get(relation) for shared in found]
+        yield (relation, *(cell for own in cells for cell in ((own.total, own.difference) if own else (None, None))))
 
 
 def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:

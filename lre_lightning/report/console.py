@@ -20,7 +20,7 @@ from lre_lightning.storage.plain import printable
 def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     """Build the table of results: one row per relation, scores as mean ± standard deviation over trials.
 
-    In brackets are the 95% intervals over samples and trials.
+    In brackets are the 95% intervals over samples and trials. A layer at which W is the identity is marked.
     Scores on whole objects are columns where a relation has them.
     """
     summaries = list(summaries)
@@ -35,6 +35,8 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
         table.add_column(name, justify="right", no_wrap=True)
     for one in summaries:
         chosen = ["-" if value is None else str(value) for value in (one.layer, one.rank, one.beta)]
+        if one.layer in one.identity_layers:
+            chosen[0] += " (W = I)"
         scores = [cell_text(score) if one.trials else "not scored" for score in (one.faithfulness, one.causality)]
         scores.append(f"{one.random_guess:.2f}")
         scores += [cell_text(one.blind[name].value if name in one.blind else None) for name in blind]
@@ -56,6 +58,11 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
     console = wide_console(table)
     console.print(table)
     print_unscored(summaries)
+    identity = [layer for summary in summaries for layer in summary.identity_layers]
+    for layer in dict.fromkeys(identity):
+        count = f"{identity.count(layer)} of {len(summaries)} relations"
+        print(f"W is the identity at layer {layer} of {count}, whose prompts end with the subject: s is o there.")
+        print("Choices leave such layers out: the LRE says what the LM says, whatever the relation is.")
 
 
 def print_unscored(summaries: Sequence[RelationSummary]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lre_lightning.records import analysis
 from lre_lightning.report import plotting
-from lre_lightning.report.tables import Cell, Table, alphabetical
+from lre_lightning.report.tables import Cell, Row, Table, alphabetical
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
 from lre_lightning.scoring.derived import Derivation
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SCORES = ("faithfulness", "causality")
 OWN = "its own LRE"
+NO_EDITS = ("W without b", "b alone")
+"""Controls whose causality is known beforehand: that of the relation's own LRE, and none."""
 SAME, OTHER = "LREs of other relations, same category", "LREs of other relations, other categories"
 
 
@@ -62,13 +64,16 @@ def controls_table(scores: Sequence[CrossScore]) -> Table:
             return SAME if category[one.reader] == one.category else OTHER
         return one.reader
 
-    kinds = (OWN, *CONTROLS, SAME, OTHER)
-    rows = tuple((kind, *_means((one for one in scores if kind_of(one) == kind), "relation")) for kind in kinds)
+    def row(kind: str) -> Row:
+        faithful, causal = _means((one for one in scores if kind_of(one) == kind), "relation")
+        return (kind, faithful, None if kind in NO_EDITS else causal)
+
     caption = (
         "What of an LRE is particular to its relation: scores on a relation's test samples. Means and standard "
-        "deviations over relations."
+        "deviations over relations. An edit takes W alone: without b it is the relation's own, and with b alone there "
+        "is none."
     )
-    return Table("controls", caption, ("LRE", *SCORES), rows)
+    return Table("controls", caption, ("LRE", *SCORES), tuple(map(row, (OWN, *CONTROLS, SAME, OTHER))))
 
 
 def derived_table(scores: Sequence[CrossScore], found: Sequence[Derivation]) -> Table:

@@ -121,13 +121,14 @@ def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     columns = analysis.both_by_relation(records)
     for name in WHOLE_OBJECTS:
         columns[name] = analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
-    columns = {name: columns[name] for name in sorted(columns, key=lambda name: name.split()[-1] == "causality")}
+    columns = {name: columns[name] for name in sorted(columns, key=lambda name: "causality" in name) if columns[name]}
     table = by_relation(
         "whole_objects",
         f"LRE performance by first token and on whole objects by relation on {analysis.lm_of(records)}, with the "
-        "number of test samples whose whole object the LM says. Whole-object: every token of the object is said. "
-        "Closed-set: the most probable of the relation's objects is right. Means and standard deviations over trials, "
-        "in the last row over relations.",
+        "number of test samples whose whole object the LM says: first-token faithfulness is faithfulness on those. "
+        "Whole-object: every token of the target is said. Closed-set: the most probable of the relation's objects is "
+        "right; as the LM with the true subject gives all tokens but the first, b alone and the LRE of another subject "
+        "show how much of it is the LM's. Means and standard deviations over trials, in the last row over relations.",
         known,
         {"known as a whole": known, **columns},
         ("mean", None, *map(analysis.overall, columns.values())),

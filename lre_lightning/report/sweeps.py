@@ -39,6 +39,13 @@ def sweep_table(name: str, caption: str, axis: str, sweeps: Mapping[str, Sweep])
     return Table(name, f"{caption} {over}", (axis, *sweeps), rows)
 
 
+def identity_text(records: Sequence[TrialRecord]) -> str:
+    """Return what is to be said of layers at which W is the identity, after a space; nothing if there is none."""
+    layers = ", ".join(map(str, sorted(analysis.at_identity(records), key=place_of)))
+    why = "prompts end with their subjects, so that s is o and W the identity: choices leave it out."
+    return f" At layer {layers} {why}" if layers else ""
+
+
 def plot_layer_grid(
     series: Mapping[str, tuple[Sequence[TrialRecord], Score]], names: Sequence[str], ylabel: str
 ) -> Figure:
@@ -60,6 +67,7 @@ def layers(records: Sequence[TrialRecord]) -> Section:
     if len(analysis.layers_of(kept)) < 2:
         return missing("Layers", "Whole grids with other layers were", "several --model.layers")
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
+    caption += identity_text(kept)
     table = sweep_table("layers", caption, "layer", _by_layer(records) | _without_s(records))
     said = [analysis.says_more(kept, layer) for layer in analysis.layers_of(kept)]
     if any(said):
@@ -151,7 +159,7 @@ def mode_switch(model: ModelResults) -> Section:
     table = sweep_table(
         "mode_switch",
         f"LRE faithfulness by layer of {analysis.lm_of(model.main)} with and without relation-specific text in the "
-        "prompt.",
+        f"prompt.{identity_text(kept['without'])}",
         "layer",
         {label: analysis.sweep(kept[label], analysis.faithfulness, "layer", layers) for label in kept},
     )

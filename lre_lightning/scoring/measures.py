@@ -141,7 +141,8 @@ class Measured:
         for rows, logits in self._decoded(output):
             object_, answer = (one[chosen][rows].to(logits.device) for one in (self._objects, self.states.predicted))
             places = token_ranks(logits, object_)
-            probability = logits.float().softmax(-1)[torch.arange(len(object_)), :, object_]
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            probability = logits.softmax(-1, dtype=wide)[torch.arange(len(object_)), :, object_]
             each = logits.argmax(-1) == answer[:, None], places == 0, probability, places
             total += torch.stack([one.cpu().double().sum(0) for one in each], -1)
         return total

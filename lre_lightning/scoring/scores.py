@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -67,6 +67,19 @@ def with_majority(record: TrialRecord, states: TrialStates, tokens: Mapping[str,
     return replace(record, majority=counts)
 
 
+@dataclass
+class Answers:
+    """What LREs said on the grid of a trial, once it was scored.
+
+    Attributes:
+        said: Token ids for known samples, int64 `(known, layers, betas)`.
+        edited: Those of the LM after edits, int64 `(edits, layers, ranks)`; -1 at a point that was left out.
+    """
+
+    said: Tensor | None = None
+    edited: Tensor | None = None
+
+
 def with_grid(
     record: TrialRecord,
     states: TrialStates,
@@ -75,16 +88,20 @@ def with_grid(
     ranks: Sequence[int],
     read: Read | None = None,
     read_edits: Read | None = None,
+    answers: Answers | None = None,
 ) -> TrialRecord:
     """Return the record with faithfulness and causality on the grid of LREs, betas and ranks.
 
     Figures "sweep" and "rank-sweep" of the paper. `states` must have s at the layers of `lres`, in their order. At each
-    layer `read` is given the LREs' outputs for known samples, and `read_edits` the LM's after edits.
+    layer `read` is given the LREs' outputs for known samples, and `read_edits` the LM's after edits. What was said is
+    kept in `answers`, if given.
     """
     operators = list(lres.values())
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas, read)
     subject = states.subject[states.edited]
     edited = causality_predictions(states.edited_runs, operators, subject, states.change, ranks, read_edits)
+    if answers is not None:
+        answers.said, answers.edited = said, edited
     counts = states.count_faithful(said), grid_of(states.count_causal(edited))
     return on_grid(record, states, lres, betas, ranks, *counts)
 
@@ -108,6 +125,23 @@ def on_grid(
         causal=causal,
         edited=len(states.all_edited),
     )
+
+
+def with_outcomes(record: TrialRecord, states: TrialStates, answers: Answers) -> TrialRecord:
+    """Return the record with what was right at its chosen layer, beta and rank, sample by sample; a collective call."""
+    assert answers.said is not None
+    assert answers.edited is not None
+    assert record.rank is not None
+    layer = record.layers.index(record.layer)
+    found = torch.zeros(
+        len(states.prompts), 2, dtype=torch.long, device=states.known.device
+    )  # 0: neither right nor not
+    said = answers.said[:, layer, record.betas.index(record.beta)] == states.predicted[states.known]
+    edited = answers.edited[:, layer, record.ranks.index(record.rank)] == states.wanted
+    found[states.known, 0], found[states.edited, 1] = 1 + said.long(), 1 + edited.long()
+    every = states.processes.rows(found, states.samples, len(states.trial.test_asked)).tolist()
+    right = ((sample, faithful - 1, causal - 1) for sample, (faithful, causal) in enumerate(every) if faithful)
+    return replace(record, outcomes=tuple(right))
 
 
 def with_low_rank(record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:

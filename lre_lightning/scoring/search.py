@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.record import PartialGrid, TrialRecord
-from lre_lightning.records.selection import Criterion
-from lre_lightning.scoring.scores import faithfulness_predictions, on_grid
+from lre_lightning.records.selection import Criterion, eligible_layers
+from lre_lightning.scoring.scores import Answers, faithfulness_predictions, on_grid
 from lre_lightning.scoring.states import TrialStates
 
 EDITS = 8
@@ -34,28 +34,38 @@ def with_choice(
     betas: Sequence[float],
     ranks: Sequence[int],
     criterion: Criterion,
+    answers: Answers,
 ) -> TrialRecord:
     """Return the record with faithfulness on the whole grid, and causality as far as it decides the choice.
 
     `choose` takes the same layer and rank from it as from the record of `scores.with_grid`. The counts of points that
-    were left, as they could no longer be chosen, are None; all others are those of the whole grid. A collective call.
+    were left, as they could no longer be chosen, or not at all, are None; all others are those of the whole grid. A
+    collective call. What was said is kept in `answers`.
     """
     lm, operators = states.runs.lm, list(lres.values())
     said = faithfulness_predictions(lm, operators, states.subject[states.known], betas)
     faithful, total = states.count_faithful(said), len(states.all_edited)
     blocks = torch.arange(len(states.edited), device=states.edited.device).tensor_split(max(1, -(-total // EDITS)))
     change = states.change
+    answers.said = said
+    answers.edited = edited = torch.full((len(states.edited), len(lres), len(ranks)), -1, device=said.device)
+
+    places = [list(lres).index(layer) for layer in eligible_layers([record], lres)]
 
     def run(layer: int, columns: Sequence[int], block: int) -> tuple[list[int], int]:
-        rows, lre = blocks[block], operators[layer]
+        place = places[layer]
+        rows, lre = blocks[block], operators[place]
         delta = lre.operator.edits(change[rows].to(lre.bias), ranks)[:, columns]
-        subject = states.subject[states.edited[rows], layer, None].to(delta) + delta
-        answers = lm.predict(states.edited_runs.select(rows).patched(lre.layer, subject))
+        subject = states.subject[states.edited[rows], place, None].to(delta) + delta
+        found = lm.predict(states.edited_runs.select(rows).patched(lre.layer, subject))
+        edited[rows[:, None], place, torch.tensor(columns, device=rows.device)] = found.to(edited.device)
         (ran,) = states.processes.sum(torch.tensor([len(rows)]))
-        return states.count_causal(answers, rows).tolist(), int(ran)
+        return states.count_causal(found, rows).tolist(), int(ran)
 
-    causal = search(faithful[:, betas.index(record.beta)].tolist(), len(ranks), total, criterion, run)
-    return on_grid(record, states, lres, betas, ranks, faithful, causal)
+    at_beta = faithful[places, betas.index(record.beta)].tolist()
+    causal = dict(zip(places, search(at_beta, len(ranks), total, criterion, run), strict=True))
+    whole = tuple(causal.get(place, (None,) * len(ranks)) for place in range(len(lres)))
+    return on_grid(record, states, lres, betas, ranks, faithful, whole)
 
 
 def search(faithful: Sequence[int], ranks: int, total: int, criterion: Criterion, run: RunEdits) -> PartialGrid:

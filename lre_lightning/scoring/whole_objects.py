@@ -3,11 +3,13 @@
 Two questions about the LRE of a trial, at its chosen layer, beta and rank:
 
 - Does the LM say the whole object by itself? After an edit it is continued by its own answers, with s edited. The LRE
-  stands in for o at the prompt's last token alone, which no later token attends to: its first token is continued by
-  the LM. So of an object that the LM says as a whole, the LRE says every token if it says the first.
+  stands in for o at the prompt's last token alone, which no later token attends to: it has nothing to say of the
+  others, so that its score is the faithfulness of the first token, on the samples whose whole object the LM says.
 - Which object of the relation's range is the most probable as a sequence? An object's probability is that of its first
   token, by the LRE or after the edit, times those of its other tokens, by the LM. It is not divided by their number,
-  and an object that begins another one is never the less probable of the two.
+  and an object that begins another one is never the less probable of the two. The LM sees the true subject, and can
+  give the answer away with the other tokens: two controls put b alone, and the LRE of the edit's target, another
+  subject with another object, in place of LRE(s).
 
 Known are the samples whose whole object the LM says, and edits aim at those with another object, which may have the
 same first token. Objects of a single token have the counts of first tokens.
@@ -44,7 +46,8 @@ class ObjectRuns:
         self.runs, self.layer, self.subject, self.objects = runs, layer, subject, objects
         shape, one_token = (len(runs), len(objects)), (objects[:, 1:] < 0).all(1)
         self._says = one_token.expand(shape).clone()
-        self._rest = torch.where(one_token, 0.0, torch.nan).expand(shape).clone()
+        rest = torch.where(one_token, 0.0, torch.nan).to(torch.promote_types(runs.lm.dtype, torch.float32))
+        self._rest = rest.expand(shape).clone()
 
     def continued(self, prompts: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether the LM, given an object's first token, says the others, `(pairs,)`, and their log-probability.
@@ -87,10 +90,11 @@ class ObjectRuns:
 
 def log_probabilities(lm: LanguageModel, output: Tensor, tokens: Tensor) -> Tensor:
     """Return the log-probabilities of `tokens` `(k,)` as the next one, for outputs `(rows, hidden)`: `(rows, k)`."""
-    found = [output.new_zeros(0, len(tokens), dtype=torch.float32)]
+    wide = torch.promote_types(lm.dtype, torch.float32)
+    found = [output.new_zeros(0, len(tokens), dtype=wide)]
     for states in output.split(max(1, lm.logit_rows(len(output)))) if len(output) else ():
-        logits = lm.decode(states).float()
-        found.append(logits.log_softmax(-1)[:, tokens.to(logits.device)].to(output.device))
+        logits = lm.decode(states)
+        found.append(logits.log_softmax(-1, dtype=wide)[:, tokens.to(logits.device)].to(output.device))
     return torch.cat(found)
 
 
@@ -98,20 +102,21 @@ def _read(lm: LanguageModel, outputs: Tensor, tokens: Tensor) -> Tensor:
     """Read what outputs `(rows, length, hidden)` say of the tokens after them, `(rows, length)`, -1 where none is.
 
     Returns:
-        1 where each of a row's tokens is the most likely one, else 0; and the sum of their log-probabilities; float32
-        `(rows, 2)`.
+        1 where each of a row's tokens is the most likely one, else 0; and the sum of their log-probabilities;
+        `(rows, 2)`, in the LM's dtype or float32 if that is narrower.
     """
     tokens = tokens.to(outputs.device)
     asked = tokens >= 0
-    wrong, total = (torch.zeros(tokens.shape, device=tokens.device) for _ in range(2))
+    wide = torch.promote_types(lm.dtype, torch.float32)
+    wrong, total = (torch.zeros(tokens.shape, dtype=wide, device=tokens.device) for _ in range(2))
     flat, wanted = outputs[asked], tokens[asked, None]
     size, found = lm.logit_rows(len(flat)), []
     for states, token in zip(flat.split(size), wanted.split(size), strict=True):
         logits = lm.decode(states).to(tokens.device)
-        log_probability = logits.float().log_softmax(-1).gather(1, token)
+        log_probability = logits.log_softmax(-1, dtype=wide).gather(1, token)
         found.append(torch.cat([logits.argmax(-1, keepdim=True) != token, log_probability], 1))
     wrong[asked], total[asked] = torch.cat(found).T
-    return torch.stack([(wrong == 0).all(1).float(), total.sum(1)], 1)
+    return torch.stack([(wrong == 0).all(1).to(wide), total.sum(1)], 1)
 
 
 def with_whole_objects(
@@ -128,22 +133,29 @@ def with_whole_objects(
     runs, known = ObjectRuns(states.runs, lre.layer, subject, objects), states.known.clone()
     known[states.known] = runs.continued(states.known.nonzero().flatten(), own[states.known])[0]
     whole = states.answered(own, known)
-    faithful = _faithful(states, whole, runs, lre(subject[known], record.beta))
+    of_targets = lre(whole.target_subjects(record.layers.index(lre.layer)), record.beta)
+    faithful = _faithful(states, whole, runs, lre(subject[known], record.beta), lre.bias, of_targets)
     causal = _causal(whole, lre, record.rank or lre.edit_rank, subject[whole.edited], objects)
     counts = (whole.all_known, len(whole.all_edited), *faithful, *causal)
     return replace(record, whole_objects=dict(zip(("known", "edited", *WHOLE_OBJECTS), counts, strict=True)))
 
 
-def _faithful(states: TrialStates, whole: TrialStates, runs: ObjectRuns, predicted: Tensor) -> list[int]:
-    """Count whole objects that the LRE's outputs for known samples say, and closed-set answers that are the LM's own.
+def _faithful(
+    states: TrialStates, whole: TrialStates, runs: ObjectRuns, predicted: Tensor, bias: Tensor, of_targets: Tensor
+) -> list[int]:
+    """Count first tokens that the LRE's outputs for known samples, `(known, hidden)`, say as the LM does, and answers.
 
-    The LM's answers are those that it gives, right or wrong, as for faithfulness by first tokens.
+    Answers are closed-set ones that are the LM's own, right or wrong: by these outputs, by b, and by the outputs for
+    the subjects of the edits' targets, `(edits, hidden)`.
     """
     rows, lm = whole.known.nonzero().flatten(), states.runs.lm
     says = torch.where(lm.predict(predicted) == states.predicted[rows], whole.predicted[rows], -1)
-    closed = runs.most_probable(rows, predicted)
-    lms = whole.predicted.scatter(0, rows, runs.most_probable(rows, states.object[rows]))
-    return [int(whole.count_faithful(says)), int(replace(whole, predicted=lms).count_faithful(closed))]
+    others = torch.full_like(rows, -1)
+    others[torch.searchsorted(rows, whole.edited)] = runs.most_probable(whole.edited, of_targets)
+    closed = [runs.most_probable(rows, output) for output in (predicted, bias.expand_as(predicted))]
+    by_lm = replace(whole, predicted=whole.predicted.scatter(0, rows, runs.most_probable(rows, states.object[rows])))
+    counts: list[int] = by_lm.count_faithful(torch.stack([*closed, others], 1)).tolist()
+    return [int(whole.count_faithful(says)), *counts]
 
 
 def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: Tensor) -> list[int]:

@@ -52,6 +52,33 @@ def wilson(count: float, total: float, level: float = LEVEL) -> Interval:
     return Interval(min(max((centre - width) / scale, 0.0), p), max(min((centre + width) / scale, 1.0), p))
 
 
+def paired_difference(
+    both: float, first: float, second: float, neither: float, level: float = LEVEL
+) -> Interval | None:
+    """Return Newcombe's interval of the difference of two fractions of the same samples (1998, paired data, method 10).
+
+    It squares and adds Wilson's intervals of both, less what their correlation phi takes away, with a correction for
+    continuity. The numbers of samples on which both succeed, one alone, or neither need not be whole; None if all are
+    zero.
+    """
+    total = both + first + second + neither
+    if not total:
+        return None
+    ones, others = both + first, both + second
+    p, q = ones / total, others / total
+    one, other = wilson(ones, total, level), wilson(others, total, level)
+    product = ones * (total - ones) * others * (total - others)
+    excess = both * neither - first * second
+    if excess > 0:
+        excess = max(excess - total / 2, 0.0)
+    phi = excess / math.sqrt(product) if product > 0 else 0.0
+
+    def width(own: float, its: float) -> float:
+        return math.sqrt(max(own**2 - 2 * phi * own * its + its**2, 0.0))
+
+    return Interval(p - q - width(p - one.low, other.high - q), p - q + width(one.high - p, q - other.low))
+
+
 def over_trials(fractions: Sequence[float], totals: Sequence[int], level: float = LEVEL) -> Interval | None:
     """Return the interval of the mean of one relation's scores over trials, for other samples and other trials.
 
@@ -162,6 +189,11 @@ def without_each(values: npt.ArrayLike, statistic: Statistic) -> Array:
 def mean(samples: Array) -> Array:
     """Return the mean of one score over relations: a `Statistic` of `(draws, relations)`."""
     return np.asarray(samples.mean(1))
+
+
+def ratio_of_sums(samples: Array) -> Array:
+    """Return the sum of one value over that of another: a `Statistic` of `(draws, relations, 2)`."""
+    return np.asarray(samples[..., 0].sum(1) / samples[..., 1].sum(1))
 
 
 def median(samples: Array) -> Array:

@@ -42,7 +42,8 @@ class Fitting:
             ``"faithfulness"``.
         selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
             rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
-            reported too.
+            reported too. This removes what is by chance in the draw of examples; trials test most of the same subjects,
+            and what is by chance in these is removed by as many ``data.prompts.choosing_trials``.
         choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
             and edits use that rank, and `ranks` where they are given.
         grid: ``"whole"`` scores edits at every layer and rank. ``"choice"`` scores what the choice takes, and chooses
@@ -137,6 +138,11 @@ class Fitting:
             raise LREError(
                 f"a layer and rank are chosen for {next(iter(choices))!r}, but for no relation of the data, which has "
                 f"{names[0]!r}: is its source the right one?"
+            )
+        if data.prompts.choosing_trials not in (0, self.selection_trials):
+            raise LREError(
+                f"the {data.prompts.choosing_trials} choosing_trials of the prompts, which test on subjects of their "
+                f"own, must be the selection_trials, which are {self.selection_trials}"
             )
         trials = max((trial for _, trial in data.schedule), default=0) + 1
         if self.selection_trials >= trials:

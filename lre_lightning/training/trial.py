@@ -14,7 +14,7 @@ from torch import Tensor
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks, default_ranks
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lre.estimator import LREEstimator
+from lre_lightning.lre.estimator import IDENTITY, LREEstimator, identity_layers
 from lre_lightning.lre.jacobian import PromptJacobian, sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
@@ -32,7 +32,14 @@ from lre_lightning.scoring.generations import with_generations
 from lre_lightning.scoring.generic import with_jacobian_lens
 from lre_lightning.scoring.line_integrals import with_line_integrals
 from lre_lightning.scoring.measures import Measured, with_measures
-from lre_lightning.scoring.scores import new_record, with_grid, with_low_rank, with_majority
+from lre_lightning.scoring.scores import (
+    Answers,
+    new_record,
+    with_grid,
+    with_low_rank,
+    with_majority,
+    with_outcomes,
+)
 from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.scoring.whole_objects import with_whole_objects
@@ -111,7 +118,13 @@ class TestedTrial:
         record = self._record(int(tested), states.all_known)
         if record.known < len(self.trial.train):
             return states, record
+        record = replace(record, identity_layers=identity_layers(run.lm, self._train_prompts, self.layers))
         return states, with_majority(record, states, run.data.coverage(self.trial.relation).tokens)
+
+    @cached_property
+    def _train_prompts(self) -> list[Prompt]:
+        """All training prompts, not only those that this process is served."""
+        return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
 
     def _record(self, tested: int, known: int) -> TrialRecord:
         record = new_record(self.trial, self.run.data, tested, known)
@@ -202,11 +215,6 @@ class FitTrial(TestedTrial):
         return self._swept[_key(ids)]
 
     @cached_property
-    def _train_prompts(self) -> list[Prompt]:
-        """All training prompts, not only those that this process is served."""
-        return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
-
-    @cached_property
     def _operators(self) -> dict[Layer, MatrixFree]:
         """W at each layer if it is matrix-free; nothing if it is dense."""
         lm, fitting = self.run.lm, self.run.fitting
@@ -258,9 +266,11 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        record = self._with_grid(record, states)
+        answers = Answers()
+        record = self._with_grid(record, states, answers)
         layer, rank = self._choose(record)
-        record = with_low_rank(replace(record, layer=layer, rank=rank), states, self._lres[layer])
+        record = with_outcomes(replace(record, layer=layer, rank=rank), states, answers)
+        record = with_low_rank(record, states, self._lres[layer])
         if self.run.fitting.baselines or self.run.lens:
             examples = example_states(self.run.lm, self._train_prompts, self.layers)
         if self.run.fitting.baselines:
@@ -291,15 +301,16 @@ class FitTrial(TestedTrial):
         )
         return replace(lre, weight=operator.factors)
 
-    def _with_grid(self, record: TrialRecord, states: TrialStates) -> TrialRecord:
+    def _with_grid(self, record: TrialRecord, states: TrialStates, answers: Answers) -> TrialRecord:
         grid, fitting = (self._lres, self.run.betas, self.ranks()), self.run.fitting
         chooses_alone = record.reported or fitting.selection_trials == 1  # means of several take whole grids
         if fitting.grid == "choice" and self.choice is None and chooses_alone:
-            return with_choice(record, states, *grid, fitting.select_by)
+            return with_choice(record, states, *grid, fitting.select_by, answers)
         if not fitting.measures:
-            return with_grid(record, states, *grid)
+            return with_grid(record, states, *grid, answers=answers)
         measured = Measured(states)
-        return with_measures(with_grid(record, states, *grid, measured.read, measured.read_edits), measured, self._lres)
+        record = with_grid(record, states, *grid, measured.read, measured.read_edits, answers)
+        return with_measures(record, measured, self._lres)
 
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""
@@ -310,8 +321,16 @@ class FitTrial(TestedTrial):
 
     def _choose(self, record: TrialRecord) -> tuple[Layer, int]:
         if self.choice is not None:
-            return self.choice["layer"], self.choice["rank"]
-        return choose_after(record, self.earlier, self.run.fitting.select_by)
+            layer, rank = self.choice["layer"], self.choice["rank"]
+        else:
+            layer, rank = choose_after(record, self.earlier, self.run.fitting.select_by)
+        if self.run.processes.index == 0 and not self.earlier:
+            name = self.trial.relation.name
+            if layer in (record.identity_layers or ()):
+                LOGGER.warning("%s: " + IDENTITY, name, layer)
+            elif record.identity_layers:
+                LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
+        return layer, rank
 
 
 def _key(ids: Tensor) -> Key:
@@ -341,8 +360,10 @@ class RescoredTrial(TestedTrial):
             return tested[1] if tested else None
         states, record = tested
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
-        record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,))
-        return self._with_whole_objects(replace(record, layer=lre.layer, rank=rank), states, lre)
+        answers = Answers()
+        record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,), answers=answers)
+        record = with_outcomes(replace(record, layer=lre.layer, rank=rank), states, answers)
+        return self._with_whole_objects(record, states, lre)
 
 
 class SavedTrials:

@@ -18,6 +18,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.report import page
 from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.concepts import concept_tables, concepts, plot_concepts, unscored
+from lre_lightning.statistics.intervals import wilson
 from tests.helpers.command import lre, without_plots
 from tests.helpers.page import Page
 from tests.helpers.records import csv_rows
@@ -84,9 +85,11 @@ def test_without_scikit_learn_and_with_a_bad_option(command, monkeypatch, capsys
 
 def record(relation, trial, correct, causal, **changes):
     origin = {"model": "/models/demo", "relation": relation, "category": "factual", "trial": trial}
+    """Probes have the same counts on raw and on standardized states."""
     made = ConceptRecord(origin, {}, "", objects=5, trained=20, tested=10, edited=8)
-    each = {"correct": dict(zip(METHODS, correct, strict=True)), "causal": dict(zip(METHODS, causal, strict=True))}
-    return replace(made, **each, f1=dict.fromkeys(METHODS, 0.5), **changes)
+    counts = {"correct": (*correct, *correct[2:]), "causal": (*causal, *causal[2:])}
+    each = {name: dict(zip(METHODS, found, strict=True)) for name, found in counts.items()}
+    return replace(made, **{**each, "f1": dict.fromkeys(METHODS, 0.5), **changes})
 
 
 NONE = ConceptRecord(
@@ -117,13 +120,43 @@ def test_tables():
     assert [table.rows for table in concept_tables([NONE])] == [()] * 3
 
 
+def test_probes_on_raw_states_are_shown_where_they_differ():
+    assert concept_tables(RECORDS)[0].columns[4:] == METHODS[:4]
+    for field in ("correct", "causal"):
+        other = replace(RECORDS[0], **{field: {**getattr(RECORDS[0], field), "linear SVM": 1}})
+        assert concept_tables([other, *RECORDS[1:]])[0].columns[4:] == METHODS[:5]
+    earlier = [
+        replace(
+            one,
+            **{
+                field: {name: getattr(one, field)[name] for name in METHODS if "standard" not in name}
+                for field in ("correct", "causal", "f1")
+            },
+        )
+        for one in RECORDS[:3]
+    ]
+    assert concept_tables(earlier)[0].columns[4:] == (*METHODS[:2], *METHODS[4:])
+    assert RECORDS[0].repeats(RECORDS[0])
+    assert not earlier[0].repeats(RECORDS[0])
+
+
+def test_a_relation_of_few_test_samples_has_scores_and_no_part_in_means():
+    few = record("antonym", 0, (1, 1, 1, 1), (1, 1, 1, 1), tested=1, edited=1)
+    with_few, without = (concept_tables(records) for records in ([*RECORDS, few], RECORDS))
+    assert [table.rows[0][:1] for table in with_few] == [("antonym",)] * 3
+    assert [table.rows[-1] for table in with_few] == [table.rows[-1] for table in without]
+    assert with_few[0].caption.endswith("over the 2 of 3 relations with at least 5 test samples.")
+    assert with_few[0].rows[0][4].interval == wilson(1, 1)
+    assert concept_tables([few])[0].rows[-1][4] is None
+
+
 def test_figure():
     figure = plot_concepts(RECORDS)
     accuracy, causality = figure.axes
     assert [tick.get_text() for tick in accuracy.get_yticklabels()] == ["capital", "Colour"]
     assert [bar.get_width() for bar in accuracy.containers[0]] == [1.0, pytest.approx(0.7)]
     assert [bar.get_width() for bar in causality.containers[0]] == [0.75]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*METHODS, "random guess"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*METHODS[:4], "random guess"]
 
 
 def test_the_report_finds_records_beside_a_fit(tmp_path, monkeypatch):

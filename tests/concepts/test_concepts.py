@@ -9,14 +9,17 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from lre_lightning import Concepts, LanguageModel, LREError, Origin, estimate_concepts, load_relations
 from lre_lightning.concepts.concepts import few_shot, widened
 from lre_lightning.concepts.evaluation import evaluate_trial
 from lre_lightning.concepts.probes import fit_probes
-from lre_lightning.concepts.record import METHODS, ConceptOptions
+from lre_lightning.concepts.record import METHODS, STANDARDIZED, ConceptOptions
 from lre_lightning.concepts.states import known_states, with_object
 from lre_lightning.prompts import trials
 from lre_lightning.prompts.options import LINES, Prompts
@@ -147,6 +150,10 @@ def test_every_score_is_that_of_a_plain_loop(lm, trial, reference, evaluated):
     states, unseen = (np.stack([one["s"].numpy() for one in part]) for part in (train, test))
     labels, right = ([one["sample"].object for one in part] for part in (train, test))
     svm, logistic = LinearSVC(max_iter=10_000, random_state=0), LogisticRegression(max_iter=10_000)
+    scaled = {
+        name: make_pipeline(StandardScaler(), clone(made)).fit(states, labels)
+        for name, made in (("linear SVM, standardized", svm), ("logistic probe, standardized", logistic))
+    }
     means = {name: states[[label == name for label in labels]].mean(0) for name in objects}
     rest = {name: states[[label != name for label in labels]].mean(0) for name in objects}
     directions = {
@@ -154,6 +161,7 @@ def test_every_score_is_that_of_a_plain_loop(lm, trial, reference, evaluated):
         "linear SVM": svm.fit(states, labels).coef_,
         "difference of means": [means[name] - rest[name] for name in objects],
         "logistic probe": logistic.fit(states, labels).coef_,
+        **{name: made[1].coef_ / made[0].scale_ for name, made in scaled.items()},
     }
     directions = {name: [one / np.linalg.norm(one) for one in found] for name, found in directions.items()}
     centred = unseen - states.mean(0)
@@ -162,6 +170,7 @@ def test_every_score_is_that_of_a_plain_loop(lm, trial, reference, evaluated):
         "linear SVM": list(svm.predict(unseen)),
         "difference of means": [objects[int(np.argmax(directions["difference of means"] @ s))] for s in centred],
         "logistic probe": list(logistic.predict(unseen)),
+        **{name: list(made.predict(unseen)) for name, made in scaled.items()},
     }
     seed = "\x1f".join([trial.relation.name, "0", *(sample.subject for sample in trial.train)])
     causal = dict.fromkeys(METHODS, 0)
@@ -183,14 +192,38 @@ def test_every_score_is_that_of_a_plain_loop(lm, trial, reference, evaluated):
     assert record.score("accuracy", "concepts") == record.correct["concepts"] / len(test) > 3 / len(objects)
 
 
+SCALES = torch.tensor([1.0, 1, 1, 1, 1, 1e-2, 0])  # one dimension is small, and one does not vary
+
+
+@pytest.mark.parametrize("objects", [2, 4])
+def test_standardized_probes_do_not_depend_on_the_scale_of_a_dimension(objects):
+    """The classes differ in one dimension alone, which is scaled down: the control, raw probes, lose them."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(80) % objects
+    states = torch.randn(80, 5, generator=generator)
+    states[:, 0] += 8 * labels
+    answers = {}
+    for scale in (1.0, 1e-3):
+        scaled = states * torch.tensor([scale, 1, 1, 1, 1])
+        for name, (directions, offsets) in fit_probes(scaled, labels).items():
+            answers[name, scale] = (scaled @ directions.T + offsets).argmax(1)
+    right = {key: float((given == labels).double().mean()) for key, given in answers.items()}
+    for name, standardized in STANDARDIZED.items():
+        assert torch.equal(answers[standardized, 1.0], answers[standardized, 1e-3])
+        assert right[standardized, 1e-3] > right[name, 1e-3] + 0.2
+
+
 @pytest.mark.parametrize("objects", [2, 4])
 def test_probes_answer_as_scikit_learn_does(objects):
     generator = torch.Generator().manual_seed(objects)
     labels = torch.arange(60) % objects
     states = torch.randn(60, 7, generator=generator) + 2 * torch.randn(objects, 7, generator=generator)[labels]
     unseen = torch.randn(200, 7, generator=generator)
+    states, unseen = states * SCALES, unseen * SCALES
     probes = fit_probes(states, labels)
-    for name, made in (("linear SVM", LinearSVC(random_state=0)), ("logistic probe", LogisticRegression())):
+    classifiers = {"linear SVM": LinearSVC(max_iter=10_000, random_state=0), "logistic probe": LogisticRegression()}
+    scaled = {f"{name}, standardized": make_pipeline(StandardScaler(), made) for name, made in classifiers.items()}
+    for name, made in (classifiers | scaled).items():
         directions, offsets = probes[name]
         expected = made.fit(states.numpy(), labels.numpy()).predict(unseen.numpy())
         assert (unseen @ directions.T + offsets).argmax(1).tolist() == expected.tolist()

@@ -17,6 +17,7 @@ def full_record(trial=0, relation="capital", **changes):
         "ranks": (4, 8, 16, 32),
         "faithful": ((0, 1), (2, 3), (4, 5)),
         "causal": ((0, 1, 2, 3), (4, 5, 6, 7), (8, 1, 0, 2)),
+        "identity_layers": (0,),
         "layer": 3,
         "beta": 2.25,
         "rank": 4,
@@ -40,8 +41,10 @@ def full_record(trial=0, relation="capital", **changes):
         "whole_objects": {
             "known": 9,
             "edited": 7,
-            "whole-object faithfulness": 6,
+            "first-token faithfulness": 6,
             "closed-set faithfulness": 8,
+            "closed-set faithfulness, b alone": 3,
+            "closed-set faithfulness, another s": 2,
             "whole-object causality": 4,
             "closed-set causality": 5,
         },
@@ -49,6 +52,7 @@ def full_record(trial=0, relation="capital", **changes):
             name: ((0.5,) * {"betas": 2, "ranks": 4, "": 1}[axis],) * 3 for name, (axis, _) in MEASURES.items()
         },
         "majority": {"training": 3, "data": 6},
+        "outcomes": tuple((2 * i if i < 2 else i + 2, i % 2, i % 3 - 1) for i in range(9)),
         "train": (("France", "Paris"), ("日本", "東京")),
         "seed": 7,
         "digest": "0a" * 32,

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import Records, read_records, write_records
-from lre_lightning.records.record import MEASURES, WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.record import CLOSED_SET_CONTROLS, MEASURES, WHOLE_OBJECTS, TrialRecord
 from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
@@ -117,7 +117,7 @@ def test_a_missing_field_is_refused():
         ({"causal_baselines": {"magic": [1, 2, 3]}}, "causal_baselines has 'magic', and the baselines are oracle"),
         ({"likeness": []}, "likeness must have 2 entries, one per generic layer"),
         ({"generic_causal": {"mixed": [[1, 2, 3, 4]]}}, "generic_causal must have 2 x 4 counts"),
-        ({"whole_objects": {"known": 9}}, "whole_objects must count known, edited, whole-object faithfulness, .*, not"),
+        ({"whole_objects": {"known": 9}}, "whole_objects must count known, edited, first-token faithfulness, .*, not"),
         ({"whole_objects": {**LINE["whole_objects"], "known": 11}}, "known of whole_objects must be .* of 0 to 10"),
         ({"whole_objects": {**LINE["whole_objects"], "edited": 10}}, "edited of whole_objects must be .* of 0 to 9"),
         (
@@ -126,6 +126,10 @@ def test_a_missing_field_is_refused():
         ),
         ({"measures": {"luck": []}}, "measures has 'luck', and the measures are probability, token rank, "),
         ({"measures": {"KL": [[1.0, 2.0]]}}, "the measure 'KL' must have 3 x 2 sums"),
+        ({"identity_layers": [1]}, "identity_layers has 1, which is not on the grid"),
+        ({"outcomes": [[0, 1, 1], [0, 1, 1]]}, "outcomes must be of at most 10 of 12 test prompts, in order"),
+        ({"outcomes": [[12, 1, 1]]}, "outcomes must be of at most 10 of 12 test prompts, in order"),
+        ({"outcomes": [[0, 1, 2]]}, "outcomes must be 0 or 1, or -1 without an edit"),
         ({"line_integrals": [[1.0]]}, "line_integrals.0. has 1 entries"),
         ({"reported": 1}, "reported must be true or false, not 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
@@ -149,6 +153,16 @@ def test_any_line_is_a_record_that_tables_are_made_of_or_an_error(tmp_path, reci
         write_csv(records, tmp_path / "x.csv")
         (table,) = relations(records).tables
         to_csv(table), to_latex(table), to_text(table)
+
+
+def test_whole_objects_of_earlier_versions_have_no_controls_and_another_name():
+    now = full_record()
+    earlier = {name: count for name, count in now.whole_objects.items() if name not in CLOSED_SET_CONTROLS}
+    line = {**LINE, "whole_objects": {name.replace("first-token", "whole-object"): n for name, n in earlier.items()}}
+    found = TrialRecord.from_plain(line)
+    assert found == replace(now, whole_objects=earlier)
+    assert found.on_whole_objects("first-token faithfulness") == 6 / 9
+    assert all(math.isnan(found.on_whole_objects(name)) for name in CLOSED_SET_CONTROLS)
 
 
 # Files
@@ -266,9 +280,11 @@ def test_rows_hold_every_count_once_with_its_score():
             for point, total in zip(getattr(record, axes) if axes else [None], sums, strict=True):
                 score = total / getattr(record, over)
                 expected[name, "LRE", "few-shot", layer, axes[:-1] or None, point] = None, getattr(record, over), score
-    for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 4, 5), (9, 9, 7, 7), strict=True):
-        axis, point = ("beta", 2.25) if total == 9 else ("rank", 4)
+    for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 3, 2, 4, 5), (9, 9, 9, 7, 7, 7), strict=True):
+        axis, point = ("beta", 2.25) if "faithfulness" in name else ("rank", 4)
         expected[name, "LRE", "few-shot", 3, axis, point] = count, total, count / total
+    for name, count in (("training", 3), ("data", 6)):
+        expected["faithfulness", f"majority of {name}", "few-shot", None, None, None] = count, 10, count / 10
     found = rows([record, BARE])
     assert len(found) == len(expected)
     for row in found:
@@ -276,6 +292,7 @@ def test_rows_hold_every_count_once_with_its_score():
         axis = next((axis for axis in ("beta", "rank") if row[axis] is not None), None)
         place = *(row[name] for name in ("metric", "method", "prompt", "layer")), axis, axis and row[axis]
         assert expected[place] == (row["count"], row["total"], row["score"])
+        assert row["identity"] == (None if row["layer"] is None else row["layer"] == 0)
         assert row["chosen"] == all(row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
         common = ("relation", "trial", "model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
@@ -287,11 +304,15 @@ def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):
     assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == len(rows(records))
     kept = ("generations", "faithful_low_rank", "line_integrals", "whole_objects", "measures", "train", "prompts")
-    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness", "majority")
+    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness", "outcomes")
     blank = {name: getattr(BARE, name) for name in (*kept, "seed", "digest")}
     for table in (frame, frame.assign(mine=1.5), frame[frame.metric != "KL"], records.to_dataset().to_pandas()):
         assert Records.from_pandas(table) == [replace(record, **blank) for record in records[:2]]
-    layers = frame[frame.layer != "emb"]
+    earlier = Records.from_pandas(frame.drop(columns="identity"))
+    assert [record.identity_layers for record in earlier] == [None, None]
+    searched = full_record(causal=((0, None, 2, 3), (4, 5, 6, 7), (8, 1, 0, None)))
+    assert Records.from_pandas(Records([searched]).to_pandas())[0].causal == searched.causal
+    layers = frame[frame.layer.isin([0, 3])]
     assert Records.from_pandas(layers)[0].layers == (0, 3)
     with pytest.raises(LREError, match="the rows of 'capital', trial 0, do not fill a grid"):
         Records.from_pandas(frame.drop(index=0))

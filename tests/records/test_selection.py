@@ -163,13 +163,13 @@ def test_reselect_takes_another_criterion_and_beta():
 def test_counts_of_one_point_do_not_move_to_another():
     texts = (("France", "Paris", "Rome", "Paris", "Rome"),)
     own = {"layer": 0, "rank": 8, "faithful_low_rank": (5, 6), "line_integrals": ((1.0, 0.5),), "generations": texts}
-    own["whole_objects"] = {"known": 9}
+    own |= {"whole_objects": {"known": 9}, "outcomes": ((0, 1, 1),)}
     (same,) = reselect([record(**own)])
     assert (same.layer, same.rank) == (0, 4)  # texts and whole objects alone depend on the rank of edits
     assert (same.faithful_low_rank, same.line_integrals, same.generations) == ((5, 6), ((1.0, 0.5),), ())
-    assert same.whole_objects == {}
+    assert (same.whole_objects, same.outcomes) == ({}, ())
     kept = reselect([record(**own | {"rank": 4})])[0]
-    assert (kept.generations, kept.whole_objects) == (texts, {"known": 9})
+    assert (kept.generations, kept.whole_objects, kept.outcomes) == (texts, {"known": 9}, ((0, 1, 1),))
     (moved,) = reselect([record(**own)], "faithfulness")
     assert (moved.layer, moved.faithful_low_rank, moved.line_integrals) == ("emb", (), ())
     (moved,) = reselect([record(**own)], beta=1.0)

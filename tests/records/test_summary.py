@@ -54,7 +54,7 @@ def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
     assert other == common | place | prompts | counts
 
 
-WHOLE = dict(zip(("known", "edited", *WHOLE_OBJECTS), (8, 5, 4, 6, 1, 0), strict=True))
+WHOLE = dict(zip(("known", "edited", *WHOLE_OBJECTS), (8, 5, 4, 6, 2, 3, 1, 0), strict=True))
 
 
 def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
@@ -64,7 +64,7 @@ def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
         reader = csv.DictReader(file)
         other, row = reader
     assert reader.fieldnames == [*CSV_COLUMNS, *WHOLE_OBJECTS]
-    assert [row[name] for name in WHOLE_OBJECTS] == ["0.5", "0.75", "0.2", "0.0"]
+    assert [row[name] for name in WHOLE_OBJECTS] == ["0.5", "0.75", "0.25", "0.6", "0.2", "0.0"]
     assert {other[name] for name in WHOLE_OBJECTS} == {""}
     write_csv([], path)
     write_csv([scored], path, append=True)  # the columns are those of the file
@@ -80,10 +80,12 @@ def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsy
     others = [record(relation=name), record(1, relation=name, known=9), replace(unscored_record("[b]ceo"), n_shot=8)]
     print_results([*alike, *summarize(others)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    whole = "0.50 [0.22, 0.78] 0.75 [0.41, 0.93] 0.20 [0.04, 0.62] 0.00 [0.00, 0.43]"
+    faithful = "0.50 [0.22, 0.78] 0.75 [0.41, 0.93] 0.25 [0.07, 0.59] 0.60 [0.23, 0.88]"
+    whole = f"{faithful} 0.20 [0.04, 0.62] 0.00 [0.00, 0.43]"
     assert f"capital factual 10 of 12 - - - not scored not scored 1.00 {whole}" in lines
-    assert f"{name} factual 9.5 of 12 0 4 2.0 0.84 ± 0.06 [0.50, 0.97] 0.88 ± 0.00 [0.53, 0.98] 0.25 - - - -" in lines
-    assert "[b]ceo factual 3 of 12 - - - not scored not scored 0.05 - - - -" in lines
+    scored = "0.84 ± 0.06 [0.50, 0.97] 0.88 ± 0.00 [0.53, 0.98] 0.25 - - - - - -"
+    assert f"{name} factual 9.5 of 12 0 4 2.0 {scored}" in lines
+    assert "[b]ceo factual 3 of 12 - - - not scored not scored 0.05 - - - - - -" in lines
     assert lines[-2:] == [
         "Not scored: capital: all of its objects begin with the same token",
         "Not scored: [b]ceo: 20 samples, 8 of them examples, 12 left to test, 3 known: 8 that the LM knows are needed; "

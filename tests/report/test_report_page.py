@@ -220,7 +220,8 @@ def test_several_lms_are_compared_and_the_jobs_of_one_are_merged(tmp_path, fast)
     second = write_run(tmp_path / "b", [minimal(r, model="org/Other LM!") for r in moved(MAIN, -1)])
     found = check(make_report([first, second, rest, rest], tmp_path / "out").read_text())
     assert sum(command.startswith("lre fit --config") for command in found.texts("code")) == 3
-    assert found.texts("h2") == ["demo", "Other LM!", "Comparison", "How this was made"]
+    assert found.texts("h2") == ["Comparison", "demo", "Other LM!", "How this was made"]
+    assert found.texts("h3")[0] == "LMs in pairs"
     assert {"LMs by category", "LMs by relation", "Agreement of LMs"} <= set(found.texts("h3"))
     files = {file.relative_to(tmp_path / "out" / "figures").as_posix() for file in tmp_path.glob("out/**/*.svg")}
     shared = {"models_by_category", "models_by_relation", "model_agreement", "known"}

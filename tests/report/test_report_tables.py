@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
+from lre_lightning.records.record import CLOSED_SET_CONTROLS, WHOLE_OBJECTS
 from lre_lightning.report.tables import Table, escape_latex, to_csv, to_latex, to_text
 from tests.report.examples import LAYERS, MAIN, TORN, C, F, bare_of, minimal, moved, record, rows, table, unscored
 
@@ -69,18 +70,22 @@ def test_relations_whose_objects_begin_alike_have_no_scores_by_first_token():
 
 def test_scores_on_whole_objects_beside_those_by_first_token():
     assert table("whole_objects", MAIN) is None
-    scores = ("whole-object faithfulness", "closed-set faithfulness", "whole-object causality", "closed-set causality")
-    first = replace(MAIN[0], whole_objects={"known": 8, "edited": 5, **dict(zip(scores, (4, 6, 1, 2), strict=True))})
+    counts = dict(zip(WHOLE_OBJECTS, (4, 6, 2, 3, 1, 2), strict=True))
+    first = replace(MAIN[0], whole_objects={"known": 8, "edited": 5, **counts})
     unreported = replace(first, trial=1, reported=False, known=0)
     measured = [first, unreported, replace(first, relation="one", first_tokens=1)]
     found = rows("whole_objects", [*measured, *MAIN[1:]])
-    heads = ("relation", "known as a whole", "faithfulness", *scores[:2], "causality", *scores[2:])
+    scores = tuple(WHOLE_OBJECTS)
+    heads = ("relation", "known as a whole", "faithfulness", *scores[:4], "causality", *scores[4:])
     assert table("whole_objects", measured).columns == heads
-    whole = [(8, None), (0.5, None), (0.75, None), (0.2, None), (0.4, None)]
-    assert found["capital"] == (whole[0], spread(F["capital"]), *whole[1:3], spread(C["capital"]), *whole[3:])
-    assert found["one"] == (whole[0], None, *whole[1:3], None, *whole[3:])
+    whole = [(value, None) for value in (8, 0.5, 0.75, 0.25, 0.6, 0.2, 0.4)]
+    assert found["capital"] == (whole[0], spread(F["capital"]), *whole[1:5], spread(C["capital"]), *whole[5:])
+    assert found["one"] == (whole[0], None, *whole[1:5], None, *whole[5:])
     assert list(found) == ["capital", "one", "mean"]
     assert found["mean"][2] == flat(0.5)
+    earlier = {name: count for name, count in first.whole_objects.items() if name not in CLOSED_SET_CONTROLS}
+    older = table("whole_objects", [replace(first, whole_objects=earlier), *MAIN[1:]])
+    assert older.columns == tuple(name for name in heads if name not in CLOSED_SET_CONTROLS)
 
 
 @pytest.mark.parametrize("name", ["hyperparameters", "categories", "layers", "ranks", "betas"])
@@ -195,6 +200,17 @@ def test_faithfulness_with_and_without_relation_specific_text():
     expected = {"emb": (flat(0.2), flat(0.2)), 0: (both, both), 1: (flat(0.3), flat(0.8))}
     assert rows("mode_switch", found) == expected
     assert "over 2 relations" in table("mode_switch", found).caption
+
+
+def test_layers_at_which_s_is_o_are_named_and_no_part_of_a_finding():
+    """The last layer of the grid is informative unless the records say that it is not."""
+    late = "Without relation-specific text it doesn't drop"
+    for identity, last in (((), 1), ((1,), 0), (None, 0)):
+        bare = [replace(r, identity_layers=identity) for r in bare_of(MAIN)]
+        found = many([*MAIN, *bare], 5)
+        assert rows("findings", found)[late][6].startswith(f"layer {last}, the last at which s is not o itself")
+        caption = table("mode_switch", found).caption
+        assert ("At layer 1 prompts end with their subjects" in caption) == (identity == (1,))
 
 
 def test_scores_by_beta_with_the_best_marked():

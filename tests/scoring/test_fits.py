@@ -1,17 +1,23 @@
 """Everything that a fit measures, on a toy of which numpy computes every count."""
 
 import dataclasses
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import CAUSALITY_BASELINES
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.scoring.scores import new_record
+from lre_lightning.scoring.scores import Answers, new_record, with_grid, with_outcomes
+from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
@@ -32,6 +38,7 @@ NOT_MEASURED = {
     "line_integrals": (),
     "whole_objects": {},
 }
+NOWHERE = Origin("", "", "")
 SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
 
 
@@ -128,6 +135,35 @@ class ByHand:
         return self.rows[self.objects[target]] if name == "unembedding" else self.output(self.test[target])
 
 
+def outcomes_of(hand, edits, layer, beta, rank):
+    """The outcome of every test sample at a point of the grid."""
+    lre, targets = hand.lre(layer, beta), dict(edits)
+    for sample, (name, s) in enumerate(hand.test.items()):
+        after = hand.output(hand.edited(name, targets[name], layer, rank), layer)
+        right = hand.says(lre(hand.state(s, layer))) == hand.objects[name]
+        yield sample, int(right), int(hand.says(after) == hand.objects[targets[name]])
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_outcomes_are_those_of_numpy_where_not_all_are_right(random_toy, fitted, search):
+    module, all_states, _ = fitted
+    record, states = module.records[SCORED[0]], all_states[SCORED[0]]
+    hand, edits, answers = ByHand(random_toy, states.trial), edits_of(states), Answers()
+    lres = {
+        layer: LRE(*map(torch.from_numpy, (hand.weight(layer), hand.output(np.zeros(WIDTH), layer))), layer, NOWHERE)
+        for layer in LAYERS
+    }
+    grid = record, states, lres, BETAS, RANKS
+    with_choice(*grid, "faithfulness", answers) if search else with_grid(*grid, answers=answers)
+    points = [(record.layer, 0.8, record.rank)] if search else product(LAYERS, BETAS, RANKS)
+    seen = set()
+    for layer, beta, rank in points:
+        found = with_outcomes(replace(record, layer=layer, beta=beta, rank=rank), states, answers).outcomes
+        assert found == tuple(outcomes_of(hand, edits, layer, beta, rank))
+        seen |= {one[1:] for one in found}
+    assert len(seen) == (1 if search else 4)
+
+
 @pytest.mark.parametrize("key", SCORED, ids=str)
 def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     module, all_states, _ = fitted
@@ -144,6 +180,7 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     ]
     assert record.causal == tuple(map(tuple, causal))
     assert len({count for at in (*faithful, *causal) for count in at}) > 3
+    assert record.outcomes == tuple(outcomes_of(hand, edits, record.layer, 0.8, record.rank))
     low_rank = tuple(hand.faithful(hand.lre(record.layer, 0.8, rank), record.layer) for rank in RANKS)
     assert record.faithful_low_rank == low_rank
 
@@ -165,10 +202,13 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
 
     # Objects are single tokens: as a whole they are what first tokens are, and in a closed set nothing else is said.
     lre, chosen = hand.lre(record.layer, 0.8), (record.layer, record.rank)
-    closed = sum(hand.says(lre(hand.state(s, record.layer)), OBJECTS) == hand.objects[n] for n, s in hand.test.items())
+    answers = {name: hand.says(lre(hand.state(s, record.layer)), OBJECTS) for name, s in hand.test.items()}
+    closed = [sum(answers[name] == hand.objects[name] for name in hand.test)]
+    closed.append(sum(hand.says(lre(0 * s), OBJECTS) == hand.objects[name] for name, s in hand.test.items()))
+    closed.append(sum(answers[target] == hand.objects[name] for name, target in edits))
     aims = [(hand.output(hand.edited(*pair, *chosen), record.layer), hand.objects[pair[1]]) for pair in edits]
     assert tuple(record.whole_objects.values()) == (
-        *(record.known, record.edited, record.faithful[LAYERS.index(record.layer)][1], closed),
+        *(record.known, record.edited, record.faithful[LAYERS.index(record.layer)][1], *closed),
         *(
             causal[LAYERS.index(record.layer)][RANKS.index(record.rank)],
             sum(hand.says(o, OBJECTS) == t for o, t in aims),

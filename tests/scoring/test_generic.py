@@ -7,7 +7,7 @@ import torch
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.records.record import GENERIC, TrialRecord
-from lre_lightning.records.rows import rows
+from lre_lightning.records.rows import MAJORITY, rows
 from lre_lightning.scoring.generic import likeness
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import WIDTH
@@ -56,7 +56,7 @@ def test_every_count_is_that_of_numpy(random_toy, toy_relations, lens, tmp_path)
             cosine = (exact * jacobians[layer]).sum() / np.linalg.norm(exact) / np.linalg.norm(jacobians[layer])
             assert record.likeness[place][0] == pytest.approx(cosine, rel=1e-5)
         assert TrialRecord.from_plain(record.plain()) == record
-        assert {row["method"] for row in rows([record])} == {"LRE", *GENERIC}
+        assert {row["method"] for row in rows([record])} == {"LRE", *MAJORITY, *GENERIC}
     assert len(noted) == 2
     assert len(counts) > 6
 

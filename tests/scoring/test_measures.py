@@ -91,7 +91,7 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
         expected[f"{name} of the truth"] = expected[name]
     assert list(record.measures) == list(MEASURES)
     for name, sums in record.measures.items():
-        np.testing.assert_allclose(sums, expected[name], rtol=2e-4, atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(sums, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
     assert record.measure("cosine", 1, 1.0) == pytest.approx(expected["cosine"][2, 2] / record.known, rel=1e-4)
     assert TrialRecord.from_plain(record.plain()) == record
 
@@ -121,7 +121,7 @@ def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, tmp_pa
             expected[f"LM's token rank of the truth{where}"][i, 0] += token_rank(own, token) / len(BETAS)
         expected["agreement on the unknown"][i, j] += name not in known and said.argmax() == own.argmax()
     for name in list(MEASURES)[8:]:
-        np.testing.assert_allclose(record.measures[name], expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(record.measures[name], expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_counts_are_those_of_a_fit_without_measures(random_toy, measured, toy_relations, tmp_path):

@@ -82,20 +82,24 @@ def by_loops(lm, prompts, lre, sequences):
     targets = draw_targets(prompts, numbers, "toy\x1f0", range(COUNT))
     left, values, right = torch.linalg.svd(lre.weight)
     inverse = right[:RANK].T @ torch.diag(1 / values[:RANK]) @ left[:, :RANK].T
-    counts = [sum(known), sum(target is not None for target in targets), 0, 0, 0, 0]
+    counts = [sum(known), sum(target is not None for target in targets), *[0] * 6]
     for prompt, yes, target in zip(prompts, known, targets, strict=True):
         if not yes:
             continue
         subject, length = state(lm, prompt, LAYER), len(prompt.object_tokens)
         first = lm.decode(BETA * lre.weight @ subject + lre.bias)
         counts[2] += greedy(lm, prompt, length, first=first.argmax()) == greedy(lm, prompt, length)
-        counts[3] += best(lm, prompt, sequences, first=first) == best(lm, prompt, sequences)
+        by_lm = best(lm, prompt, sequences)
+        counts[3] += best(lm, prompt, sequences, first=first) == by_lm
+        counts[4] += best(lm, prompt, sequences, first=lm.decode(lre.bias)) == by_lm
         if target is None:
             continue
+        first = lm.decode(BETA * lre.weight @ state(lm, prompts[target], LAYER) + lre.bias)
+        counts[5] += best(lm, prompt, sequences, first=first) == by_lm
         value = subject + inverse @ (state(lm, prompts[target], 2, -1) - state(lm, prompt, 2, -1))
         wanted = prompts[target].object_tokens
-        counts[4] += greedy(lm, prompt, len(wanted), value) == wanted
-        counts[5] += best(lm, prompt, sequences, value=value) == wanted
+        counts[6] += greedy(lm, prompt, len(wanted), value) == wanted
+        counts[7] += best(lm, prompt, sequences, value=value) == wanted
     return counts
 
 

@@ -10,7 +10,17 @@ import pytest
 from lre_lightning.statistics import intervals
 from lre_lightning.statistics.correlation import pearson, pearson_difference, spearman
 from lre_lightning.statistics.estimates import Estimate, Share, can_be_equal, estimate, mean_over, over_trials
-from lre_lightning.statistics.intervals import Interval, bootstrap, expanded, mean, mean_difference, median, wilson
+from lre_lightning.statistics.intervals import (
+    Interval,
+    bootstrap,
+    expanded,
+    mean,
+    mean_difference,
+    median,
+    paired_difference,
+    ratio_of_sums,
+    wilson,
+)
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -174,3 +184,40 @@ def test_the_difference_of_fractions_is_newcombes():
     assert not can_be_equal(over_trials([Share(53, 70)]), other)
     assert can_be_equal(over_trials([Share(52, 70)]), other)
     assert can_be_equal(other, other)
+
+
+def test_the_difference_of_fractions_of_the_same_samples_is_newcombes():
+    """Of 1, 1, 7 and 12 samples it is -0.507 to -0.026 (Fagerland, Lydersen and Laake, 2014, on Bentur's data)."""
+    assert ends(paired_difference(1, 1, 7, 12)) == pytest.approx((-0.507, -0.026), abs=5e-4)
+    assert ends(paired_difference(1, 7, 1, 12)) == pytest.approx((0.026, 0.507), abs=5e-4)  # the other way round
+    assert paired_difference(0, 0, 0, 0) is None
+    alike = paired_difference(20, 0, 0, 20)
+    assert alike.low == -alike.high
+    p, q = wilson(12, 40), wilson(6, 40)  # without a correlation it is that of other samples
+    apart = np.hypot(12 / 40 - p.low, q.high - 6 / 40)
+    assert paired_difference(1.8, 10.2, 4.2, 23.8).low == pytest.approx(6 / 40 - apart)
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.9])
+@pytest.mark.parametrize("chances", [(0.8, 0.8), (0.9, 0.6)])
+def test_the_paired_interval_covers_the_difference(alike, chances):
+    """Samples that are easy or hard for both LMs by some correlation; with none, it must not be too wide either."""
+
+    def made(seed):
+        source = random(seed)
+        shared, own = source.standard_normal(40), source.standard_normal((2, 40))
+        hard = stats.norm.cdf(alike**0.5 * shared + (1 - alike) ** 0.5 * own)
+        one, other = hard < np.array(chances)[:, None]
+        return paired_difference(*(int(((one == a) & (other == b)).sum()) for a, b in TABLE))
+
+    assert 0.93 <= covered(chances[0] - chances[1], made, 600) <= 0.995
+
+
+TABLE = ((1, 1), (1, 0), (0, 1), (0, 0))
+
+
+def test_a_ratio_of_sums_weighs_every_sample_alike():
+    values = np.array([(1, 10), (3, 4), (-2, 40), (0, 6), (5, 9)], dtype=float)
+    assert estimate(values, ratio_of_sums) == (pytest.approx(7 / 69), None)
+    expected = of_scipy(tuple(values.T), lambda x, y, axis: x.sum(axis) / y.sum(axis), 5)
+    assert ends(bootstrap(values, ratio_of_sums, draws=20_000)) == pytest.approx(expected, abs=0.03)

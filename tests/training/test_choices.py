@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,9 +11,16 @@ import torch
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.records.files import read_records
+from lre_lightning.lre.estimator import estimate, identity_layers
+from lre_lightning.prompts.options import Prompts
+from lre_lightning.prompts.prompt import make_prompt
+from lre_lightning.records.analysis import says_more
+from lre_lightning.records.choices import as_good_layers
+from lre_lightning.records.files import Records, read_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose, reselect
+from lre_lightning.relations.relation import Sample
+from lre_lightning.relations.sources import load_relations
 from lre_lightning.scoring import search as scoring_search
 from lre_lightning.scoring.search import search
 from lre_lightning.scoring.states import TrialStates
@@ -20,7 +28,7 @@ from lre_lightning.training.module import LREModule
 from lre_lightning.training.options import Fitting
 from tests.helpers import toy
 from tests.helpers.records import small_record
-from tests.helpers.toy import WIDTH
+from tests.helpers.toy import SUBJECTS, WIDTH
 from tests.training.test_module import trainer_of
 
 LAYERS, RANKS = ("emb", 0, 1), (2, 5, WIDTH)
@@ -33,9 +41,9 @@ GIVEN = {"thing colour": {"layer": 1, "rank": 3}}
 def fit(random_toy, toy_relations, tmp_path):
     """Fit trials of some relations and return the module and its trainer."""
 
-    def run(fitting, trials=1, names="thing colour", ckpt_path=None, max_epochs=-1, **options):
+    def run(fitting, trials=1, names="thing colour", ckpt_path=None, max_epochs=-1, prompts=Prompts(), **options):
         module = LREModule(random_toy, **{**GRID, **options}, fitting=fitting)
-        data = RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=4, trials=trials)
+        data = RelationDataModule(toy.toy_tokenizer(), names, toy_relations, n_shot=4, trials=trials, prompts=prompts)
         trainer = trainer_of(tmp_path, [ResultsTable()], max_epochs=max_epochs)
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
         return module, trainer, data
@@ -61,14 +69,14 @@ def choices_of(module, relation="thing colour"):
 
 
 def test_selection_trials_choose_and_are_not_reported(random_toy, fit, tmp_path, monkeypatch):
-    count_edits(monkeypatch, {("half colour", 0): (0, 2), 0: (1, 5), 1: ("emb", 2), 2: (0, WIDTH)})
+    count_edits(monkeypatch, {("half colour", 0): (0, 2), 0: (0, 5), 1: ("emb", 2), 2: (0, WIDTH)})
     module, trainer, data = fit({"selection_trials": 1}, trials=3, names=None)
     assert choices_of(module, "half colour") == dict.fromkeys((0, 1, 2), (0, 2))
-    assert choices_of(module, "thing colour") == dict.fromkeys((0, 1, 2), (1, 5))
+    assert choices_of(module, "thing colour") == dict.fromkeys((0, 1, 2), (0, 5))
     keys = [(name, trial) for name in NAMES for trial in (0, 1, 2)]
     assert {key: record.reported for key, record in module.records.items()} == {key: key[1] > 0 for key in keys}
     assert [record.reported for record in read_records([tmp_path])] == [False, True, True] * 3
-    kept = {(name, trial): point for name, point in zip(NAMES, [(0, 2), (1, 5)], strict=False) for trial in (1, 2)}
+    kept = {(name, trial): point for name, point in zip(NAMES, [(0, 2), (0, 5)], strict=False) for trial in (1, 2)}
     assert {key: (lre.layer, lre.rank) for key, lre in module.bank.lres.items()} == kept
     files = sorted(str(path.relative_to(tmp_path / "lres")) for path in (tmp_path / "lres").rglob("*.safetensors"))
     assert files == [f"{name}_colour/trial{trial}.safetensors" for name in ("half", "thing") for trial in (1, 2)]
@@ -81,19 +89,40 @@ def test_selection_trials_choose_and_are_not_reported(random_toy, fit, tmp_path,
 
 
 def test_without_selection_trials_the_first_chooses_and_is_reported(fit, monkeypatch):
-    count_edits(monkeypatch, {0: (1, 5), 1: ("emb", 2)})
+    count_edits(monkeypatch, {0: (0, 5), 1: ("emb", 2)})
     module, _, _ = fit({}, trials=2)
-    assert choices_of(module) == dict.fromkeys((0, 1), (1, 5))
+    assert choices_of(module) == dict.fromkeys((0, 1), (0, 5))
     assert all(record.reported for record in module.records.values())
     assert len(module.bank.lres) == 2
 
 
+def test_trials_that_choose_can_test_other_subjects_than_those_that_are_reported(fit, toy_relations):
+    module, _, data = fit({"selection_trials": 1}, trials=3, prompts=Prompts(choosing_trials=1))
+    choosing, *reported = module.records.values()
+    tested = [{sample.subject for sample in data.trial(index).test} for index in range(3)]
+    assert not tested[0] & (tested[1] | tested[2])
+    assert tested[0] | {s for s, _ in choosing.train} | tested[1] | {s for s, _ in reported[0].train} == set(SUBJECTS)
+    assert [record.tested for record in module.records.values()] == list(map(len, tested))
+    assert {(record.layer, record.rank) for record in reported} == {(choosing.layer, choosing.rank)}
+    plain, _, whole = fit({"selection_trials": 1}, trials=3)
+    assert [record.train for record in plain.records.values()] == [record.train for record in module.records.values()]
+    assert [set(record.prompts) - set(plain.records["thing colour", 0].prompts) for record in reported] == [
+        {"choosing_trials"}
+    ] * 2
+    again = RelationDataModule.of_record(reported[1], toy.toy_tokenizer(), source=toy_relations)
+    assert again.trial(0).test == data.trial(2).test
+    shared = {sample.subject for sample in whole.trial(0).test} & {sample.subject for sample in whole.trial(1).test}
+    assert len(shared) > 10  # without it, trials test mostly the same
+    with pytest.raises(LREError, match=r"the 1 choosing_trials of the prompts, .* selection_trials, which are 2"):
+        fit({"selection_trials": 2}, trials=3, prompts=Prompts(choosing_trials=1))
+
+
 def test_several_selection_trials_choose_by_their_mean_also_when_resumed(fit, tmp_path, monkeypatch):
-    count_edits(monkeypatch, {0: (0, 2), 1: (1, 5), 2: (1, 5), 3: ("emb", 2)})
+    count_edits(monkeypatch, {0: (0, 2), 1: (0, 5), 2: (0, 5), 3: ("emb", 2)})
     _, trainer, _ = fit({"selection_trials": 3}, trials=4, max_epochs=2)
     trainer.save_checkpoint(tmp_path / "part.ckpt")
     module, _, _ = fit({"selection_trials": 3}, trials=4, ckpt_path=tmp_path / "part.ckpt")
-    assert choices_of(module) == {0: (0, 2), 1: (0, 2), 2: (1, 5), 3: (1, 5)}
+    assert choices_of(module) == {0: (0, 2), 1: (0, 2), 2: (0, 5), 3: (0, 5)}
     assert list(module.bank.lres) == [("thing colour", 3)]
 
 
@@ -142,6 +171,60 @@ def test_the_embedding_joins_a_given_layer_for_baselines(fit):
 def test_options_that_do_not_fit_the_data(fit, fitting, message):
     with pytest.raises(LREError, match=message):
         fit(fitting, trials=2)
+
+
+# Layers at which W is the identity
+
+
+def test_a_layer_at_which_s_is_o_is_left_out_of_choices_now_and_later(random_toy, fit, caplog, capsys):
+    """The toy's prompts end with their subjects: at its last layer every edit of full rank succeeds."""
+    with caplog.at_level("INFO", "lre_lightning"):
+        module, *_ = fit({}, trials=2, betas=[0.0, 1.0])
+    assert [line.getMessage() for line in caplog.records if "identity" in line.getMessage()] == [
+        "thing colour: layer 1 is left out of the choice, as W is the identity"
+    ]
+    assert "W is the identity at layer 1 of 1 of 1 relations, whose prompts end" in capsys.readouterr().out
+    record = module.records["thing colour", 0]
+    assert (record.identity_layers, record.causality(1, WIDTH), record.faithfulness(1, 1.0)) == ((1,), 1, 1)
+    assert record.layer != 1
+    records = Records(module.records.values())
+    for again in ([TrialRecord.from_plain(json.loads(json.dumps(one.plain()))) for one in records], records):
+        assert choose(again, "causality", 0.8)[0] != 1 != choose(again, "faithfulness", 0.8)[0]
+    (apart,) = Records.from_pandas(records.to_pandas())[:1]
+    assert choose([apart], "causality", 0.8) == choose([record], "causality", 0.8)
+    alone = replace(record, causal=((0,) * 3, (0,) * 3, record.causal[2]))  # no other layer has a success
+    assert choose([alone], "causality", 0.8)[0] == "emb"
+    assert choose([replace(alone, identity_layers=None)], "causality", 0.8)[0] == 1  # as in earlier versions
+    assert all(1 not in layers for layers in as_good_layers(records).values())
+    assert says_more(records, 1) is None
+    assert says_more([replace(one, identity_layers=()) for one in records], 1) == (1, 1)
+
+
+def test_w_where_it_is_chosen_all_the_same_is_the_identity_and_named(random_toy, fit, caplog, capsys):
+    module, *_ = fit({"choices": GIVEN})
+    lre = module.bank.lres["thing colour", 0]
+    torch.testing.assert_close(lre.weight, torch.eye(WIDTH, dtype=lre.weight.dtype))
+    assert "thing colour: W at layer 1 is the identity" in caplog.text
+    assert "1 (W = I)" in capsys.readouterr().out
+    caplog.clear()
+    fit({}, layers=[1])  # there is no other
+    assert "thing colour: W at layer 1 is the identity" in caplog.text
+
+
+def test_prompts_that_go_on_after_their_subjects_have_no_such_layer(random_toy):
+    sample, tokenizer = Sample("thing0", "red"), toy.toy_tokenizer()
+    after, at = (make_prompt(tokenizer, template, sample) for template in ("{} colour", "colour {}"))
+    assert identity_layers(random_toy, [after, after], LAYERS) == identity_layers(random_toy, [at], LAYERS[:2]) == ()
+    assert identity_layers(random_toy, [at], LAYERS) == identity_layers(random_toy, [after, at], LAYERS) == (1,)
+
+
+def test_an_estimate_at_such_a_layer_warns(random_toy, toy_relations, caplog):
+    (relation,) = load_relations(f"{toy_relations}/thing_colour.json")
+    random_toy.tokenizer = toy.toy_tokenizer()
+    estimate(random_toy, relation, layer=0)
+    assert not caplog.records
+    estimate(random_toy, relation, layer=1)
+    assert "W at layer 1 is the identity: prompts end with their subjects" in caplog.text
 
 
 def test_relations_that_cannot_be_scored_are_named_if_others_can(toy_relations, caplog):
@@ -199,7 +282,8 @@ def test_the_choice_alone_is_that_of_the_whole_grid(fit, monkeypatch, options):
     module, _trainer, _ = fit({**options, "grid": "choice"}, trials=3)
     assert choices_of(module) == choices_of(whole)
     first, *others = module.records.values()
-    assert not first.whole
+    assert first.causal[-1] == (None,) * 3  # W is the identity
+    assert None in sum(first.causal[:-1], ())
     assert first.faithful == whole.records["thing colour", 0].faithful
     for record in module.records.values():
         full = whole.records[record.relation, record.trial]

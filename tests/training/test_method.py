@@ -62,11 +62,11 @@ def test_auto_takes_all_elements_of_an_lm_without_the_derivatives(fit, monkeypat
     with caplog.at_level("INFO", "lre_lightning"):
         free, *_ = fit({}, ranks=[1, WIDTH // 4])
     assert said()[0] == "thing colour, trial 0: W is matrix-free: few products"
-    assert "whose singular values fall so slowly that all elements were needed" in said()[1]
+    assert any("whose singular values fall so slowly that all elements were needed" in line for line in said())
     monkeypatch.setattr(trial_module, "forward_product", none)
     with caplog.at_level("INFO", "lre_lightning"):
         dense, *_ = fit({}, ranks=[1, WIDTH // 4])
-    assert said()[-1] == "thing colour, trial 0: W is dense: it has no derivatives in forward mode"
+    assert "thing colour, trial 0: W is dense: it has no derivatives in forward mode" in said()
     assert free.records == dense.records
     with pytest.raises(LREError, match="no derivatives"):
         fit({"method": "matrix_free"})
