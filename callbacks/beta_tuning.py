@@ -27,9 +27,9 @@ class BetaTuning(Callback):
     """Find the best beta at the end of a fit (Appendix "Selecting beta"), without running the LM again.
 
     It is named with the reason on standard output, in the log of `RelationLog` and in the Trainer's loggers, which also
-    get the curve, as a picture and as scalars ``by 100 beta/…``, whose step is beta in hundredths. Only with `apply` does it go into the module,
-    its LREs and checkpoints and the table of results, and validation uses it. If there are trials that only serve to
-    choose layer and rank, these alone choose beta too.
+    get the curve, as a picture and as scalars ``by 100 beta/…``, whose step is beta in hundredths. Only with `apply`
+    does it go into the module, its LREs and checkpoints and the table of results, and validation uses it. If there are
+    trials that only serve to choose layer and rank, these alone choose beta too.
 
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`, and to apply the choice
     `set_beta`, which takes it. On several devices the choice of rank zero holds for all.

@@ -61,7 +61,7 @@ class ConfigFile(SaveConfigCallback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.already_saved:
+        if not self.already_saved and stage != "predict":  # the folder has the fit's
             path = Path(trainer.log_dir or ".") / self.config_filename
             text = self.parser.dump(self.config, skip_unset=False)
             on_rank_zero(trainer, lambda: write_whole(path, text))
@@ -230,9 +230,8 @@ class LRECommandLine(LightningCLI):
             chosen.append(RelationProgressBar())
         chosen += [kind() for kind in self.command.callbacks if not any(isinstance(c, kind) for c in chosen)]
         if trainer.logger in (None, True):  # Lightning's own would show a placeholder beside the hyperparameters
-            kwargs["logger"] = TensorBoardLogger(
-                trainer.default_root_dir, version=SLURMEnvironment.job_id(), default_hp_metric=False
-            )
+            board = partial(TensorBoardLogger, version=SLURMEnvironment.job_id(), default_hp_metric=False)
+            kwargs["logger"] = board(trainer.default_root_dir) if self.command.logs else False
         try:
             made = super().instantiate_trainer(**{"callbacks": [RunFolder(begin), self.stop, *chosen], **kwargs})
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:

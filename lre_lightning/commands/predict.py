@@ -39,6 +39,7 @@ class Predict(FromLREs):
 
     name = "predict"
     resumable = True
+    logs = False
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:

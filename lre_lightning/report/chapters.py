@@ -51,7 +51,7 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
     if not analysis.counted(records):
         return (*first, *last)
     sections = (
-        relations.categories(model),
+        *([relations.categories(model)] if any(analysis.categories(records).values()) else ()),
         *baselines.baselines(records),
         *baselines.generic(records),
         measures.measures(records),

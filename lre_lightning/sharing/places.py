@@ -101,6 +101,16 @@ def find(
     return Repository(str(source), index.parent.name, token, cache_dir), True
 
 
+def check_repository(name: str) -> None:
+    """Check that a name is that of a repository on the hub.
+
+    Raises:
+        LREError: If it is not.
+    """
+    if not REPOSITORY.fullmatch(name):
+        raise LREError(f"{name!r} is not a name on the hub: give org/name or user/name")
+
+
 def upload(
     folder: Path, files: Sequence[str], name: str, revision: str | None, token: str | bool | None, private: bool | None
 ) -> str:
@@ -117,8 +127,7 @@ def upload(
     """
     from huggingface_hub import HfApi
 
-    if not REPOSITORY.fullmatch(name):
-        raise LREError(f"{name!r} is not a name on the hub: give org/name or user/name")
+    check_repository(name)
     api, message = HfApi(token=token), f"Linear relational embeddings: {sum(file.startswith(LRES) for file in files)}"
     with hub_errors(f"{name!r} cannot be pushed to"):
         api.create_repo(name, private=private, exist_ok=True)
