@@ -99,9 +99,6 @@ class ResultsFigures(Callback):
 
     Args:
         dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.
-
-    Raises:
-        LREError: In setup, if the module lacks `records`.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:

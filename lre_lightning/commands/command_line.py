@@ -159,11 +159,7 @@ class LRECommandLine(LightningCLI):
             self.config = self.parser.parse_object(self._args)
 
     def take_options_of(self, path: Path) -> None:
-        """Take what was not given explicitly from a checkpoint, and name it in ``ckpt_path``.
-
-        Raises:
-            LREError: If the checkpoint's options are not options of this command line.
-        """
+        """Take what was not given explicitly from a checkpoint, and name it in ``ckpt_path``."""
         found = read_hyperparameters(path, [*explicit_options(), *links(RelationDataModule)])
         flat = {
             f"{section}.{name}": value
@@ -219,9 +215,6 @@ class LRECommandLine(LightningCLI):
 
         What the user chose is kept: callbacks of these types, no progress bar, a logger, a checkpoint plugin. On the
         first process, `begin` is called before a fit begins.
-
-        Raises:
-            LREError: If there cannot be such a Trainer.
         """
         trainer = self._get(self.config_init, "trainer")
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks or []]

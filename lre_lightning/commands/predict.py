@@ -167,11 +167,7 @@ class Asked:
 
 
 def given_texts(options: Any) -> Iterator[Text]:
-    """Yield the texts of the command line, and then those of its file or data set.
-
-    Raises:
-        LREError: If a text does not contain its subject, or the file cannot be read.
-    """
+    """Yield the texts of the command line, and then those of its file or data set."""
     file = [] if options.file is None else read_text_file(options.file, options.text_column, options.split)
     for text in chain(map(Text, options.texts), file):
         yield replace(text, subject=text.subject or options.subject)

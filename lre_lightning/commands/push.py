@@ -76,11 +76,7 @@ class Push(Command):
 
 
 def scorer_of(run: Path, device: str = "auto") -> Scorer:
-    """Return what scores LREs with the LM and the data of a run.
-
-    Raises:
-        LREError: If the folder has no checkpoint, or the LM or the data are not at hand.
-    """
+    """Return what scores LREs with the LM and the data of a run."""
     checkpoint = find_checkpoint("last", run / "checkpoints")
     if checkpoint is None:
         raise LREError(f"{str(run)!r} has no checkpoint that names the LM and the data: give a run, or --measure false")

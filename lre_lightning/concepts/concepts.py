@@ -111,11 +111,7 @@ class Concepts:
         return self.vectors[self.index(object)]
 
     def index(self, object: str) -> int:
-        """Return the index of an object.
-
-        Raises:
-            LREError: If it has no concept.
-        """
+        """Return the index of an object."""
         if object not in self.objects:
             known = ", ".join(map(repr, self.objects[:20]))
             raise LREError(f"there is no concept of {object!r} in {self.origin.relation!r}; there are those of {known}")
@@ -198,11 +194,7 @@ class Concepts:
         return replace(self, lm=lm)
 
     def save(self, path: str | Path) -> None:
-        """Write the vectors, the objects and the origin to one safetensors file, atomically.
-
-        Raises:
-            LREError: If the file cannot be written.
-        """
+        """Write the vectors, the objects and the origin to one safetensors file, atomically."""
         metadata = {name: getattr(self, name) for name in _METADATA} | {"origin": asdict(self.origin)}
         write_tensors(path, {"vectors": self.vectors}, "concepts", metadata)
 

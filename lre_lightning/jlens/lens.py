@@ -92,11 +92,7 @@ class JacobianLens:
         return hidden.to(jacobian.dtype) @ jacobian.T
 
     def at(self, layer: Layer) -> Tensor:
-        """Return J at a layer, `(hidden, hidden)`.
-
-        Raises:
-            LREError: If the lens has no such layer.
-        """
+        """Return J at a layer, `(hidden, hidden)`."""
         if layer not in self.jacobians:
             raise LREError(f"the Jacobian lens has no layer {layer!r}: it has {list(self.layers)}")
         return self.jacobians[layer]
@@ -156,11 +152,7 @@ class JacobianLens:
         return cls(jacobians, total, squares, replace(origins[0], texts=tuple(sorted(texts))) if known else None)
 
     def save(self, path: str | Path) -> None:
-        """Write the lens with its origin to one safetensors file, atomically.
-
-        Raises:
-            LREError: If the file cannot be written.
-        """
+        """Write the lens with its origin to one safetensors file, atomically."""
         origin = None if self.origin is None else asdict(self.origin)
         squares = {str(layer): value for layer, value in self.squares.items()}
         tensors = {str(layer): jacobian for layer, jacobian in self.jacobians.items()}

@@ -48,11 +48,7 @@ class Operator(ABC):
 
     @abstractmethod
     def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the leading singular triplets: U `(width, count)`, S `(count,)`, largest first, V `(width, count)`.
-
-        Raises:
-            LREError: If `count` is above `rank` or below 1.
-        """
+        """Return the leading singular triplets: U `(width, count)`, S `(count,)`, largest first, V `(width, count)`."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -115,9 +111,6 @@ class Factors(Operator):
         left: U, `(width, rank)`, in any floating dtype, in which it is kept.
         values: S, `(rank,)`, largest first, float32 or float64: the dtype of results.
         right: V, `(width, rank)`.
-
-    Raises:
-        LREError: If the singular values are negative or not in descending order.
 
     Example:
         >>> factors = Factors(torch.eye(3)[:, :1], torch.tensor([2.0]), torch.eye(3)[:, 1:2])

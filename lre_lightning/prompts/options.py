@@ -42,9 +42,6 @@ class Prompts:
         train_samples: The training samples by relation, instead of drawing them: n subjects each, or [subject, object]
             where a subject has several objects.
 
-    Raises:
-        LREError: A value is invalid.
-
     >>> Prompts(template="{} is in", shots=3).separator
     '\n'
     """

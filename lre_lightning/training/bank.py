@@ -81,11 +81,7 @@ class LREStore(Mapping[TrialKey, LRE]):
                 kept.check_model(lm)
 
     def fill(self, entries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
-        """Replace the LREs by those of `plain`; their files are searched in `folders`, then where they were written.
-
-        Raises:
-            LREError: If an entry is not that of an LRE, or its file is in none of the folders.
-        """
+        """Replace the LREs by those of `plain`; their files are searched in `folders`, then where they were written."""
         self._kept, self.metadata = {}, {}
         for given in listing(entries, "the LREs of a checkpoint"):
             entry = mapping(given, "the entry of an LRE")
