@@ -18,7 +18,7 @@ from lre_lightning.errors import check_choice
 from lre_lightning.records.analysis import FEW_RELATIONS, categories, counted
 from lre_lightning.records.choices import BetaCriterion, as_good_betas, best_beta, beta_scores, most_faithful_beta
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.plotting import number_of, r_of
+from lre_lightning.report.plotting import narrowed, number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
 from lre_lightning.report.tables import cell_text
 
@@ -27,9 +27,9 @@ class BetaTuning(Callback):
     """Find the best beta at the end of a fit (Appendix "Selecting beta"), without running the LM again.
 
     It is named with the reason on standard output, in the log of `RelationLog` and in the Trainer's loggers, which also
-    get the curve, as a picture and as scalars over beta in hundredths. Only with `apply` does it go into the module,
-    its LREs and checkpoints and the table of results, and validation uses it. If there are trials that only serve to
-    choose layer and rank, these alone choose beta too.
+    get the curve, as a picture and as scalars ``by 100 beta/…``, whose step is beta in hundredths. Only with `apply`
+    does it go into the module, its LREs and checkpoints and the table of results, and validation uses it. If there are
+    trials that only serve to choose layer and rank, these alone choose beta too.
 
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`, and to apply the choice
     `set_beta`, which takes it. On several devices the choice of rank zero holds for all.
@@ -98,7 +98,7 @@ class BetaTuning(Callback):
             return None, ""
         count, best, doubt = len(categories(counted(records))), None, ""
         if self.criterion == "correlation":
-            best, doubt = best_beta(scores), "they cannot tell which beta agrees best with causality: "
+            best, doubt = best_beta(scores), "the relations cannot tell which beta agrees best with causality: "
             defined = [score.beta for score in scores if score.correlation is not None]
             if best is None or count < FEW_RELATIONS:
                 doubt += f"fewer than {FEW_RELATIONS} relations, or scores that do not vary"
@@ -125,14 +125,12 @@ class BetaTuning(Callback):
         if not (logs and CONSOLE in LOGGER.handlers):  # otherwise the log's line is on the console
             print(line)
         log_text(trainer, "beta_tuning", line)
-        figure = plot_beta(records)
-        figure.set_figwidth(CARD_WIDTH)
-        log_image(trainer, "beta_tuning/curve", figure)
+        log_image(trainer, "beta_tuning/curve", narrowed(plot_beta(records), CARD_WIDTH))
         for score in beta_scores(records):
             causality = None if score.causality is None else score.causality[0]
             correlation = None if score.correlation is None else score.correlation.value
             found = {"faithfulness": score.faithfulness.value, "causality": causality, "correlation": correlation}
-            scalars = {f"beta_tuning/{name}": value for name, value in found.items() if value is not None}
+            scalars = {f"by 100 beta/{name}": value for name, value in found.items() if value is not None}
             log_scalars(trainer, scalars, round(100 * score.beta))
 
     @override

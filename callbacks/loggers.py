@@ -17,7 +17,7 @@ from lre_lightning.lens.plotting import to_pixels
 from lre_lightning.storage.files import safe_name
 
 CARD = 2 * 350
-"""Width in pixels of pictures for TensorBoard: it shows every second pixel, 350 of them, and all after a click."""
+"""Least width in pixels of pictures for TensorBoard, which shows them 350 pixels wide, and in full after a click."""
 CARD_WIDTH = 4.5
 """Width in inches of figures that can be read there."""
 
@@ -45,7 +45,7 @@ def log_image(trainer: L.Trainer, tag: str, figure: Figure) -> None:
         if hasattr(logger, "log_image"):
             logger.log_image(tag, [to_pixels(figure)], step=step, caption=[tag])
         elif hasattr(writer, "add_image"):
-            writer.add_image(tag, to_pixels(figure, CARD), step, dataformats="HWC")
+            writer.add_image(tag, to_pixels(figure, max(CARD, round(figure.bbox.width))), step, dataformats="HWC")
         elif hasattr(writer, "log_image") and hasattr(logger, "run_id"):
             writer.log_image(logger.run_id, to_pixels(figure), artifact_file=_file(tag, "png"))
 

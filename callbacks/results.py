@@ -21,6 +21,7 @@ from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
+from lre_lightning.report.plotting import narrowed
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sweeps import plot_layers
 from lre_lightning.runs.processes import on_rank_zero
@@ -98,9 +99,6 @@ class ResultsFigures(Callback):
 
     Args:
         dirpath: Folder for the files; ``<default_root_dir>/figures`` if None.
-
-    Raises:
-        LREError: In setup, if the module lacks `records`.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
@@ -125,8 +123,7 @@ class ResultsFigures(Callback):
         for name, figure in figures.items():
             with written_whole(folder / f"{name}.png") as part:
                 figure.savefig(part, dpi=120, format="png")
-            figure.set_figwidth(CARD_WIDTH)
-            log_image(trainer, f"results/{name}", figure)
+            log_image(trainer, f"results/{name}", narrowed(figure, CARD_WIDTH))
 
 
 class ResultsScalars(Callback):

@@ -38,9 +38,6 @@ class Loader:
         trust_remote_code: Whether to run Python code from the tokenizer's repository.
         gguf_file: Name of the GGUF file that holds the tokenizer, in a folder or repository.
 
-    Raises:
-        LREError: A value is invalid.
-
     >>> Loader(batch_size=16).padding_side
     'right'
     """

@@ -301,11 +301,7 @@ class RelationDataModule(LightningDataModule):
         return self.val_dataloader()
 
     def predict_dataloader(self) -> DataLoader[str]:
-        """Serve those of the texts that this process has to read, one after another.
-
-        Raises:
-            LREError: There is no text.
-        """
+        """Serve those of the texts that this process has to read, one after another."""
         if not self.texts:
             raise LREError("there is no text to predict from: give texts")
         process, count = self._process

@@ -43,6 +43,7 @@ class Command:
         resumable: Whether the same command resumes it after it was stopped.
         module: The class of the module.
         data: The class of the datamodule.
+        logs: Whether its Trainer has a logger unless one is given.
         callbacks: Callbacks of every Trainer; one that the user gives replaces that of its type.
         unused: Options, and sections of them, that have no effect here; the short help leaves them out.
     """
@@ -53,6 +54,7 @@ class Command:
     module: ClassVar[type[LightningModule]] = LREModule
     data: ClassVar[type[LightningDataModule]] = RelationDataModule
     unused: ClassVar[tuple[str, ...]] = ()
+    logs: ClassVar[bool] = True
     callbacks: ClassVar[tuple[type[Callback], ...]] = (
         BetaTuning,
         ResultsFigures,

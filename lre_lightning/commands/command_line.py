@@ -61,7 +61,7 @@ class ConfigFile(SaveConfigCallback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.already_saved:
+        if not self.already_saved and stage != "predict":  # the folder has the fit's
             path = Path(trainer.log_dir or ".") / self.config_filename
             text = self.parser.dump(self.config, skip_unset=False)
             on_rank_zero(trainer, lambda: write_whole(path, text))
@@ -159,11 +159,7 @@ class LRECommandLine(LightningCLI):
             self.config = self.parser.parse_object(self._args)
 
     def take_options_of(self, path: Path) -> None:
-        """Take what was not given explicitly from a checkpoint, and name it in ``ckpt_path``.
-
-        Raises:
-            LREError: If the checkpoint's options are not options of this command line.
-        """
+        """Take what was not given explicitly from a checkpoint, and name it in ``ckpt_path``."""
         found = read_hyperparameters(path, [*explicit_options(), *links(RelationDataModule)])
         flat = {
             f"{section}.{name}": value
@@ -219,9 +215,6 @@ class LRECommandLine(LightningCLI):
 
         What the user chose is kept: callbacks of these types, no progress bar, a logger, a checkpoint plugin. On the
         first process, `begin` is called before a fit begins.
-
-        Raises:
-            LREError: If there cannot be such a Trainer.
         """
         trainer = self._get(self.config_init, "trainer")
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks or []]
@@ -230,9 +223,8 @@ class LRECommandLine(LightningCLI):
             chosen.append(RelationProgressBar())
         chosen += [kind() for kind in self.command.callbacks if not any(isinstance(c, kind) for c in chosen)]
         if trainer.logger in (None, True):  # Lightning's own would show a placeholder beside the hyperparameters
-            kwargs["logger"] = TensorBoardLogger(
-                trainer.default_root_dir, version=SLURMEnvironment.job_id(), default_hp_metric=False
-            )
+            board = partial(TensorBoardLogger, version=SLURMEnvironment.job_id(), default_hp_metric=False)
+            kwargs["logger"] = board(trainer.default_root_dir) if self.command.logs else False
         try:
             made = super().instantiate_trainer(**{"callbacks": [RunFolder(begin), self.stop, *chosen], **kwargs})
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:

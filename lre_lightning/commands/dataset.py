@@ -51,9 +51,6 @@ def count_known(lm: LanguageModel, data: RelationDataModule, path: Path) -> list
 
     The records, which are not scored, are kept in the file after every trial; those that it holds already are not
     counted again.
-
-    Raises:
-        LREError: If the file is invalid.
     """
     done = {record.key: record for record in read_records([path])} if path.is_file() else {}
     records: list[TrialRecord] = []

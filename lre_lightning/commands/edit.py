@@ -54,11 +54,7 @@ class Edit(FromLREs):
 
 
 def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) -> LRE:
-    """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial.
-
-    Raises:
-        LREError: If there is no such relation, or there are several.
-    """
+    """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial."""
     first = first_trials(sorted(lres))
     if relation is None:
         found = [key[0] for key in first.items() if Origin(**lres.metadata[key]["origin"]).subject_of(prompt)]

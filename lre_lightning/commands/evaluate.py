@@ -139,9 +139,6 @@ def several(name_or_path: str, models: Sequence[str], revisions: Sequence[str]) 
     """Return the settings of the main fits of several LMs, in folders named after them; none if none are given.
 
     They are of `models`, hub names or folders, or of `revisions` of one LM on the hub.
-
-    Raises:
-        LREError: If both are given, or revisions of a folder.
     """
     if models and revisions:
         raise LREError("give --models or --revisions: the revisions are those of one LM, --model.name_or_path")
@@ -166,9 +163,6 @@ def evaluate_several(
     """Run the main fits of several LMs, with one LM in memory at a time; finished fits are left alone.
 
     The module and the datamodule are those of the first setting, whose LM's weights are dropped after its fit.
-
-    Raises:
-        LREError: If an LM cannot be loaded, or a folder has a fit with other options; earlier fits are kept.
     """
     arguments = {**module.hparams}
     for place, setting in enumerate(settings):
@@ -215,10 +209,6 @@ def evaluate(
 
     Returns:
         The records of all fits.
-
-    Raises:
-        LREError: If `data` chooses among the relations' templates, an n is out of range, or a folder has a fit with
-            other options.
     """
     chosen = data.prompts.template
     if chosen in (SLOT, *TEMPLATES) or (isinstance(chosen, int) and chosen):

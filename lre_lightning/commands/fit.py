@@ -123,21 +123,13 @@ def fewer_trials(checkpoint: Path, data: RelationDataModule) -> RelationDataModu
 
 
 def check_trials(line: LRECommandLine) -> None:
-    """Draw a trial of each relation before an LM is loaded.
-
-    Raises:
-        LREError: If the data are invalid, a relation has too few samples to draw, or none could be scored.
-    """
+    """Draw a trial of each relation before an LM is loaded."""
     data = RelationDataModule(**line.options.data.as_dict())
     check_enough([data.draw(relation, data.selection.first_trial) for relation in data.candidates()])
 
 
 def try_folders(root: Path, lre_dir: str | None) -> None:
-    """Check before an LM is loaded that a fit can run in a folder, and write LREs to another one if it is given.
-
-    Raises:
-        LREError: If another fit runs there, or one of the folders cannot be written to.
-    """
+    """Check before an LM is loaded that a fit can run in a folder, and write LREs to another one if it is given."""
     for folder in (root, *([] if lre_dir is None else [Path(lre_dir)])):
         check_writable(folder)
     if not PROCESS_VARIABLES & os.environ.keys():  # otherwise the first process may hold the lock already
@@ -145,11 +137,7 @@ def try_folders(root: Path, lre_dir: str | None) -> None:
 
 
 def refuse_to_overwrite(last: Path) -> None:
-    """Refuse to fit beside the last checkpoint of another fit.
-
-    Raises:
-        LREError: If it has a finished trial.
-    """
+    """Refuse to fit beside the last checkpoint of another fit that has finished a trial."""
     done, total, model = finished_trials(last)
     if done and done == total:
         raise LREError(
@@ -169,9 +157,6 @@ def remove_fit(root: Path) -> None:
     """Remove the files that a fit has written to its folder, on the first process.
 
     The checkpoint is removed last: a folder where only some files have been removed still has a fit.
-
-    Raises:
-        LREError: If a fit runs in the folder.
     """
     if process_index() != 0:
         return

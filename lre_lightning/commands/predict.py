@@ -39,6 +39,7 @@ class Predict(FromLREs):
 
     name = "predict"
     resumable = True
+    logs = False
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
@@ -65,8 +66,10 @@ class Predict(FromLREs):
         jlens, folder = line.options.jlens, Path(line.options.checkpoint.dirpath)
         if jlens is not None and line.options.ckpt_path == "last" and find_checkpoint("last", folder) is None:
             line.options.ckpt_path = None
+        named = line.options.data.relations is not None  # here, and not by the fit
         super().check(line)
         options = line.options
+        options.all = options.all or named
         if jlens is not None:
             options.model.fitting.jacobian_lens = jlens
         options.texts = [*options.data.loader.texts, *options.texts]
@@ -130,7 +133,7 @@ class Asked:
     def __init__(self, line: LRECommandLine) -> None:
         lres = line.model.bank.lres if line.collection is None else line.collection
         keys = first_trials(lres).items()
-        self._all = line.options.all or line.options.data.relations is not None
+        self._all = line.options.all
         self._tokenizer = line.datamodule.tokenizer
         self._origins = {key[0]: Origin(**lres.metadata[key]["origin"]) for key in keys}
         self._subjects = {name: {subject for subject, _ in origin.train} for name, origin in self._origins.items()}
@@ -164,11 +167,7 @@ class Asked:
 
 
 def given_texts(options: Any) -> Iterator[Text]:
-    """Yield the texts of the command line, and then those of its file or data set.
-
-    Raises:
-        LREError: If a text does not contain its subject, or the file cannot be read.
-    """
+    """Yield the texts of the command line, and then those of its file or data set."""
     file = [] if options.file is None else read_text_file(options.file, options.text_column, options.split)
     for text in chain(map(Text, options.texts), file):
         yield replace(text, subject=text.subject or options.subject)

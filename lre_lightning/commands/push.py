@@ -18,6 +18,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About
 from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.sharing.places import check_repository
 from lre_lightning.sharing.smaller import Form, Scorer
 from lre_lightning.sharing.writing import write_collection
 
@@ -52,8 +53,10 @@ class Push(Command):
 
     @override
     def check(self, line: LRECommandLine) -> None:
-        """Check the form."""
+        """Check the form and the name on the hub."""
         given(Form, line.options)
+        if line.options.repository:
+            check_repository(line.options.repository)
 
     @override
     def run(self, line: LRECommandLine) -> None:
@@ -66,18 +69,14 @@ class Push(Command):
             kept = None if saved and form == Form() else form
             collection = write_collection(collection, Path(options.out), kept, scorer, about)
             size = sum(entry.size for entry in collection.index.entries.values())
-            print(f"{len(collection)} LREs, {size / 1e6:.1f} MB: {options.out}")
+            print(f"{len(collection)} LRE{'' if len(collection) == 1 else 's'}, {size / 1e6:.1f} MB: {options.out}")
         if options.repository:
             where = options.repository, options.revision, options.token, options.private
             print(f"Pushed: {collection.push_to_hub(*where)}")
 
 
 def scorer_of(run: Path, device: str = "auto") -> Scorer:
-    """Return what scores LREs with the LM and the data of a run.
-
-    Raises:
-        LREError: If the folder has no checkpoint, or the LM or the data are not at hand.
-    """
+    """Return what scores LREs with the LM and the data of a run."""
     checkpoint = find_checkpoint("last", run / "checkpoints")
     if checkpoint is None:
         raise LREError(f"{str(run)!r} has no checkpoint that names the LM and the data: give a run, or --measure false")

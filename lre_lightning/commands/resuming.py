@@ -18,11 +18,7 @@ SECTIONS: dict[str, type] = {"model": LREModule, "data": RelationDataModule}
 
 
 def find_checkpoint(ckpt_path: str, folder: Path) -> Path | None:
-    """Return the file that ``--ckpt_path`` names: ``last`` is the last one in `folder`, None if there is none yet.
-
-    Raises:
-        LREError: If a named file does not exist.
-    """
+    """Return the file that ``--ckpt_path`` names: ``last`` is the last one in `folder`, None if there is none yet."""
     if str(ckpt_path) == "last":
         path = folder / "last.ckpt"
         return path if path.is_file() else None
@@ -38,11 +34,7 @@ def explicit_options() -> list[str]:
 
 
 def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse to resume a fit with other arguments of the module and the datamodule, except those declared harmless.
-
-    Raises:
-        LREError: If an option differs; the message names it.
-    """
+    """Refuse to resume a fit with other arguments of the module and the datamodule, except those declared harmless."""
     remembered = read_hyperparameters(checkpoint)
     now = {"model": model, "data": data}
     for section, kind in SECTIONS.items():

@@ -86,11 +86,7 @@ class FromLREs(FromCheckpoint):
             super().check_data(line)
 
     def lres_of(self, line: LRECommandLine) -> tuple[LanguageModel, LREStore | LRECollection, list[str]]:
-        """Return the LM with the tokenizer of the options, its LREs, and the relations that the options choose.
-
-        Raises:
-            LREError: If a collection is of another LM, or has none of the relations.
-        """
+        """Return the LM with the tokenizer of the options, its LREs, and the relations that the options choose."""
         options, data, collection = line.options, line.datamodule, line.collection
         if collection is None:
             lm = self.restore(line)

@@ -121,11 +121,7 @@ class Concepts(Lens):
         return self.vectors[self.index(object)]
 
     def index(self, object: str) -> int:
-        """Return the index of an object.
-
-        Raises:
-            LREError: If it has no concept.
-        """
+        """Return the index of an object."""
         if object not in self.objects:
             known = ", ".join(map(repr, self.objects[:20]))
             raise LREError(f"there is no concept of {object!r} in {self.origin.relation!r}; there are those of {known}")
@@ -188,11 +184,7 @@ class Concepts(Lens):
         return PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm).answered(top_k)
 
     def save(self, path: str | Path) -> None:
-        """Write the vectors, the objects and the origin to one safetensors file, atomically.
-
-        Raises:
-            LREError: If the file cannot be written.
-        """
+        """Write the vectors, the objects and the origin to one safetensors file, atomically."""
         metadata = {name: getattr(self, name) for name in Metadata.__annotations__} | {"origin": asdict(self.origin)}
         write_tensors(path, {"vectors": self.vectors}, "concepts", metadata)
 

@@ -44,9 +44,6 @@ def evaluate_relations(
 
     Returns:
         The records of all relations and trials, in their order.
-
-    Raises:
-        LREError: If an option does not fit the LM, or a file in the folder is invalid.
     """
     done = {record.place: record for record in read_concept_records(folder / RESULTS)}
     prompts, records = few_shot(data.prompts, data.n_shot), []

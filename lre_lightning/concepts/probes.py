@@ -15,11 +15,7 @@ from lre_lightning.errors import LREError
 
 
 def check_installed() -> None:
-    """Check that scikit-learn, which fits probes, is installed.
-
-    Raises:
-        LREError: If it is not.
-    """
+    """Check that scikit-learn, which fits probes, is installed."""
     if find_spec("sklearn") is None:
         raise LREError('probes are fitted by scikit-learn, which is not installed: pip install "lre-lightning[probes]"')
 

@@ -45,9 +45,6 @@ class ConceptOptions:
         train_fraction: The fraction of a relation's subjects to train on. At least n_shot subjects are for training.
         jacobians: The largest number of training samples whose Jacobians make W. Their objects take turns.
         magnitude: The factor of edits, by the norm of s.
-
-    Raises:
-        LREError: A value is invalid.
     """
 
     layer: Layer | None = None
@@ -164,11 +161,7 @@ def write_concept_records(records: Iterable[ConceptRecord], path: Path) -> None:
 
 
 def read_concept_records(path: Path) -> list[ConceptRecord]:
-    """Read the records of a file, or of every ``concepts.jsonl`` in a folder; none if there is no such file.
-
-    Raises:
-        LREError: A file is invalid.
-    """
+    """Read the records of a file, or of every ``concepts.jsonl`` in a folder; none if there is no such file."""
     files = [path] if os.path.isfile(path) else sorted(path.rglob(RESULTS))
     return [_record(file, line) for file in files for line in file.read_bytes().splitlines()]
 

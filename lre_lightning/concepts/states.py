@@ -72,11 +72,7 @@ def with_object(prompt: Prompt, object_tokens: ObjectTokens) -> tuple[Tensor, in
 
 @torch.no_grad()
 def known_states(lm: LanguageModel, prompts: Sequence[Prompt], options: ConceptOptions) -> KnownStates:
-    """Run prompts and keep those whose object's first token the LM predicts.
-
-    Raises:
-        LREError: If a layer is out of range, or a prompt is too long for the LM.
-    """
+    """Run prompts and keep those whose object's first token the LM predicts."""
     layer, object_layer, _ = options.places(lm)
     last, wide = lm.num_layers - 1, torch.promote_types(lm.dtype, torch.float32)
 

@@ -32,11 +32,7 @@ def smollm2_file() -> Path | None:
 
 
 def resolve(name_or_path: str) -> str:
-    """Return the folder or file of an LM for the names ``"demo"`` and ``"smollm2"``, and anything else unchanged.
-
-    Raises:
-        LREError: If SmolLM2 is not installed.
-    """
+    """Return the folder or file of an LM for the names ``"demo"`` and ``"smollm2"``, and anything else unchanged."""
     if name_or_path == SMOLLM2:
         file = smollm2_file()
         if file is None:

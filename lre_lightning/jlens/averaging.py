@@ -22,9 +22,6 @@ class Averaging:
         skip: The number of positions at the beginning of a text that are left out, since LMs use them as attention
             sinks. The last position is left out too.
         positions: The number of positions p of each text with ``"same"``, spread evenly; all if None.
-
-    Raises:
-        LREError: If a value is invalid.
     """
 
     targets: Targets = option("later")

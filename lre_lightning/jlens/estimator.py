@@ -27,9 +27,6 @@ def text_jacobian(
 
     Returns:
         Jacobians `(hidden, hidden)` by layer, in float32 or the LM's dtype if that is wider, on the LM's device.
-
-    Raises:
-        LREError: If the text is too short to leave a position, or as in `prompt_jacobian`.
     """
     if len(input_ids) < averaging.shortest:
         raise LREError(

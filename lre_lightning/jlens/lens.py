@@ -86,11 +86,7 @@ class JacobianLens(Lens):
         return torch.stack([self(hidden, layer) for hidden, layer in zip(states, layers, strict=True)])
 
     def at(self, layer: Layer) -> Tensor:
-        """Return J at a layer, `(hidden, hidden)`.
-
-        Raises:
-            LREError: If the lens has no such layer.
-        """
+        """Return J at a layer, `(hidden, hidden)`."""
         if layer not in self.jacobians:
             raise LREError(f"the Jacobian lens has no layer {layer!r}: it has {list(self.layers)}")
         return self.jacobians[layer]
@@ -138,11 +134,7 @@ class JacobianLens(Lens):
         return cls(jacobians, total, squares, replace(origins[0], texts=tuple(sorted(texts))) if known else None)
 
     def save(self, path: str | Path) -> None:
-        """Write the lens with its origin to one safetensors file, atomically.
-
-        Raises:
-            LREError: If the file cannot be written.
-        """
+        """Write the lens with its origin to one safetensors file, atomically."""
         origin = None if self.origin is None else asdict(self.origin)
         squares = {str(layer): value for layer, value in self.squares.items()}
         tensors = {str(layer): jacobian for layer, jacobian in self.jacobians.items()}

@@ -77,11 +77,7 @@ class JacobianLensModule(FrozenLMModule):
         return {"fingerprint": self.lm.fingerprint, "texts": self._data.digest, **how}
 
     def setup(self, stage: str) -> None:
-        """Find the other processes, and let fit end after the last text.
-
-        Raises:
-            LREError: As in `find_processes`, or if a text may be too short.
-        """
+        """Find the other processes, and let fit end after the last text."""
         self.find_processes("the texts", self._data.digest)
         self.limit_epochs(len(self._data.schedule))
         if self._data.shortest < self.averaging.shortest:

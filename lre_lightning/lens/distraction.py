@@ -111,9 +111,6 @@ def latent_knowledge(
 
     Returns:
         The counts of each trial of `data` that has an LRE, in its order.
-
-    Raises:
-        LREError: If no trial has an LRE, or an LRE was estimated from another LM or other prompts.
     """
     keys = [(data.relations[relation].name, trial) for relation, trial in data.schedule]
     scored = [index for index, key in enumerate(keys) if key in lres]

@@ -184,9 +184,6 @@ def check_text(
     """Check all that `read_lenses` needs besides LREs, without running the LM.
 
     It returns the token ids of the text with the start token, `(1, positions)`, int64, and the layers to show.
-
-    Raises:
-        LREError: If the text is empty or too long, or `top_k` or a layer is out of range.
     """
     check_top_k(lm, top_k)
     chosen = lm.check_layers(layers)

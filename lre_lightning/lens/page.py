@@ -29,9 +29,6 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
 
     The page needs nothing from outside, and the same grids give the same page. Consecutive grids of one text form a
     section.
-
-    Raises:
-        LREError: If there is no grid.
     """
     if not lenses:
         raise LREError("a page of lenses needs at least one")

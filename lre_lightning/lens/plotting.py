@@ -47,9 +47,6 @@ def plot_lenses(lenses: Sequence[Lens]) -> Figure:
     token are framed. Tokens that are too long for a cell are smaller, and cut off if need be. Characters that no
     installed font has are written as escapes, and so are those of right-to-left scripts before matplotlib 3.11, which
     draws them in the wrong order.
-
-    Raises:
-        LREError: If there is no grid, or they are of different texts.
     """
     texts = list(dict.fromkeys(lens.text for lens in lenses))
     if len(texts) != 1:

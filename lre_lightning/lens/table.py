@@ -40,10 +40,6 @@ def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], 
         A row per text and relation: `text`, `subject`, `relation`, `layer`, `token` (the one that is read), `answer_1`,
         `probability_1` and so on to `top_k`, most likely first, and the LM's own next token, `lm_answer` and
         `lm_probability`.
-
-    Raises:
-        LREError: If a text is empty or too long, it names a relation without an LRE, an LRE was estimated from another
-            LM, or `top_k` is out of range.
     """
     check_top_k(lm, top_k)
     relations = [lre.origin.relation for lre in lres]
@@ -126,9 +122,6 @@ class AnswerTable:
 
     Attributes:
         done: The number of texts in the table.
-
-    Raises:
-        LREError: If the name ends otherwise, or the file has rows of another origin.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
@@ -152,11 +145,7 @@ class AnswerTable:
             os.truncate(self.path, self._bytes)
 
     def append(self, rows: Sequence[Mapping[str, Any]], texts: int) -> None:
-        """Add the rows of a number of texts; what was added is safe from then on.
-
-        Raises:
-            LREError: If the file cannot be written.
-        """
+        """Add the rows of a number of texts; what was added is safe from then on."""
         content = self._encode(rows).encode()
         with failures_named(self.path):
             make_folder(self.path.parent)
@@ -185,9 +174,6 @@ def write_answers(
 
     Returns:
         The number of texts in the table.
-
-    Raises:
-        LREError: As in `read_answers`, or if the table cannot be written. What was written before is kept.
     """
     lres = [lre.to(lm.device) for lre in lres]
     left = islice(texts, table.done, None)

@@ -22,11 +22,7 @@ class Answers(tuple[tuple[str, float], ...]):
 
     @classmethod
     def of(cls, lm: LanguageModel, hidden: Tensor, top_k: int) -> Self:
-        """Decode one hidden state, `(hidden,)`: the output of the last block, or of an LRE.
-
-        Raises:
-            LREError: If `top_k` is out of range, or logits are not finite.
-        """
+        """Decode one hidden state, `(hidden,)`: the output of the last block, or of an LRE."""
         check_top_k(lm, top_k)
         best, probabilities = most_likely(lm, hidden, top_k)
         texts = [token_text(lm.tokenizer, token).strip() for token in best.tolist()]
@@ -55,9 +51,6 @@ def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, 
 
     Returns:
         Token ids, int64, and their probabilities, float32, `(..., top_k)` each, on the CPU.
-
-    Raises:
-        LREError: If logits are not finite.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     best, probabilities = [], []

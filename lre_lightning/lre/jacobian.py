@@ -121,9 +121,6 @@ def sweep(
     Returns:
         The Jacobian of each prompt, with the means of s over the sources and of o over the targets: in the LM's dtype
         where that is one position, else in float32 or the LM's dtype if that is wider.
-
-    Raises:
-        LREError: As in `prompt_jacobian`.
     """
     lm.check_ids(input_ids)
     (above,) = lm.check_layers(lm.layers[-1:] if object_layer is None else [object_layer])
@@ -157,11 +154,7 @@ def sweep(
 
 
 def check_finite(lm: LanguageModel, numbers: Tensor, what: str) -> None:
-    """Check numbers that an LM has computed; `what` begins the error, such as "the logits of gpt2 are".
-
-    Raises:
-        LREError: If one is not finite.
-    """
+    """Check numbers that an LM has computed; `what` begins the error, such as "the logits of gpt2 are"."""
     if not torch.isfinite(numbers).all():
         dtype = str(lm.dtype).removeprefix("torch.")
         raise LREError(f"{what} not finite in {dtype}: load the LM in bfloat16 or float32")

@@ -165,9 +165,6 @@ class Factors(Operator):
         values: S, `(rank,)`, largest first, float32 or float64: the dtype of results.
         right: V, `(width, rank)`.
 
-    Raises:
-        LREError: If the singular values are negative or not in descending order.
-
     Example:
         >>> factors = Factors(torch.eye(3)[:, :1], torch.tensor([2.0]), torch.eye(3)[:, 1:2])
         >>> factors.apply(torch.tensor([5.0, 1.0, 7.0])).tolist()

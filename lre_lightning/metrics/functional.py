@@ -196,11 +196,7 @@ def recall_at_k(
 def success_update(
     predictions: Tensor, targets: Tensor, relations: Tensor, num_relations: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Count the successes `(num_relations, *grid)` and samples `(num_relations,)` of one batch, both int64.
-
-    Raises:
-        LREError: A tensor has another shape or dtype than a metric takes, or a relation is out of range.
-    """
+    """Count the successes `(num_relations, *grid)` and samples `(num_relations,)` of one batch, both int64."""
     counted = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
     _check_integers(predictions=predictions, targets=targets, relations=relations)
     if counted.dtype != torch.bool:

@@ -62,11 +62,7 @@ class FrozenLMModule(L.LightningModule):
         return [] if there else [RunFolder()]
 
     def find_processes(self, what: str, digest: str) -> None:
-        """Find the other processes, and check that they have the same LM and data: `what`, with this digest.
-
-        Raises:
-            LREError: If the Trainer's strategy shards the LM, or processes differ in the LM or the data.
-        """
+        """Find the other processes, and check that they have the same LM and data: `what`, with this digest."""
         strategy = self.trainer.strategy
         check_strategy(strategy)
         self.processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size)
@@ -99,11 +95,7 @@ class FrozenLMModule(L.LightningModule):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state from `state_dict`. Weights of an LM in it are never loaded.
-
-        Raises:
-            RuntimeError: If a key is missing or unknown.
-        """
+        """Load a state from `state_dict`. Weights of an LM in it are never loaded."""
         own = {name: value for name, value in state_dict.items() if not name.startswith(LM_PREFIX)}
         keys = super().load_state_dict(own, strict=False, assign=assign)
         missing = [name for name in keys.missing_keys if not name.startswith(LM_PREFIX)]

@@ -247,11 +247,7 @@ class LanguageModel(nn.Module):
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the LM, unless it is on several devices, offloaded or quantized.
-
-        Raises:
-            LREError: If such an LM is cast.
-        """
+        """Move or cast the LM, unless it is on several devices, offloaded or quantized."""
         if not self._stays:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         elif fn(torch.empty(0, dtype=self.dtype)).dtype != self.dtype:

@@ -91,11 +91,7 @@ class Loading:
 
 
 def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
-    """Load a causal LM with its unembedding from a hub name, a folder or a GGUF file; see `demo.resolve` for others.
-
-    Raises:
-        LREError: If a device is unknown, something is not installed, or no causal LM can be loaded.
-    """
+    """Load a causal LM with its unembedding from a hub name, a folder or a GGUF file; see `demo.resolve` for others."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     path, gguf_file = locate(name_or_path, loading.gguf_file)

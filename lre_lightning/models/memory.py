@@ -76,9 +76,6 @@ class ChunkSizes:
         """Return ``work(chunk_size)``, where the chunk size is `wanted` and halved until memory suffices.
 
         Later work of this kind, `what`, a plural noun, starts with the size that was found. A warning is given once.
-
-        Raises:
-            LREError: If memory does not even suffice for a chunk of one.
         """
         size = begun = min(wanted, self._largest.get(what, wanted))
         while True:

@@ -36,9 +36,6 @@ class Conversation:
     Attributes:
         head: The conversation up to the next message of the user.
         controls: Control tokens by id.
-
-    Raises:
-        LREError: The tokenizer has no chat template, or the template does not accept or show such messages.
     """
 
     def __init__(

@@ -58,9 +58,6 @@ class Prompts:
             ``model.fitting.selection_trials``, layer and rank are chosen on other subjects than those that are scored.
             Training samples are the same as without. With 0 all trials test on all subjects.
 
-    Raises:
-        LREError: A value is invalid.
-
     >>> Prompts(template="{} is in", shots=3).separator
     '\n'
     """

@@ -126,10 +126,6 @@ def make_prompts(
         samples: The samples to ask for.
         context: The samples to show as examples.
         options: `shots`, `separator`, `chat` and `system` are used.
-
-    Raises:
-        LREError: The tokenizer is not a fast one, or has no start token or chat template; the template is invalid; a
-            subject or object vanishes in the tokenization or becomes a control token.
     """
     examples = context[: options.shots]
     if not options.chat:

@@ -40,9 +40,6 @@ def read_text_file(source: str | Path, column: str = "text", split: str | None =
             `lre_lightning.relations.sources`, which may have columns `subject` and `relation`.
         column: The column of texts in a table or a data set.
         split: The split of a data set, if it has several.
-
-    Raises:
-        LREError: There is no such source or column, or a value is not text.
     """
     for part in open_texts(source, column, split):
         names = [name for name in (column, "subject", "relation") if name in part.names]

@@ -37,9 +37,6 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], control
 
     Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Offsets are
     corrected: a space that the tokenizer adds in front covers no character, and a token of a single byte covers one.
-
-    Raises:
-        LREError: The tokenizer makes a control token of text although `controls` is not set.
     """
     return _corrected(tokenizer, texts, [(e.ids, e.offsets) for e in _tokenize(tokenizer, texts, controls)], controls)
 

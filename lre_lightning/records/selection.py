@@ -26,9 +26,6 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
             rank.
         beta: The beta at which faithfulness is compared, one of the grid.
-
-    Raises:
-        LREError: The records have no point in common, or beta is not on the grid of one.
     """
     for record in records:
         if beta not in record.betas:
@@ -100,7 +97,8 @@ def reselect(
 
     Args:
         records: Records of one LM and one kind of prompts.
-        criterion: See `choose`.
+        criterion: What to choose by, over the trials: ``"causality"``, with ties broken by faithfulness, or
+            ``"faithfulness"``, the reverse.
         beta: The beta to report, one of the grid; each record's own if None.
 
     Returns:
@@ -108,7 +106,7 @@ def reselect(
         search for the choice alone, those of the widest one choose, and those without the chosen point are left out.
 
     Raises:
-        LREError: See `choose`.
+        LREError: The records have no point in common, or beta is not on the grid of one.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:

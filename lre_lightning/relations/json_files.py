@@ -38,9 +38,6 @@ def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
 
     Returns:
         Each relation with its file, whose folder is its category if it has no ``properties.relation_type``.
-
-    Raises:
-        LREError: A file cannot be read, is not JSON or does not follow the schema; the message lists all problems.
     """
     problems, found = Problems(), []
     for path in paths:

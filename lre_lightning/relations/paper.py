@@ -36,9 +36,6 @@ def fetch_paper_relations(timeout: float = 20.0) -> Path:
 
     Returns:
         The folder, with a subfolder per category and a JSON file per relation.
-
-    Raises:
-        LREError: A file cannot be downloaded, its content is not the paper's, or the cache cannot be written.
     """
     import pooch  # type: ignore[import-untyped]
 

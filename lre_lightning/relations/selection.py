@@ -37,9 +37,6 @@ class Selection:
         columns: The names of a table's columns by their meaning, as in ``{"subject": "head", "object": "tail"}``.
         options: Options of `datasets.load_dataset` for a data set, as in ``{"split": "train"}``.
 
-    Raises:
-        LREError: A value is invalid.
-
     >>> Selection(domain="country", function=["one-to-one", "many-to-one"]).function
     ['one-to-one', 'many-to-one']
     """

@@ -123,11 +123,7 @@ def _normalise(name: str) -> str:
 def read_source(
     source: Source, columns: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
 ) -> list[Entry]:
-    """Read all relations of a source; the arguments are those of `load_relations`.
-
-    Raises:
-        LREError: There is no such source, or it is invalid.
-    """
+    """Read all relations of a source; the arguments are those of `load_relations`."""
     if isinstance(source, Relation):
         return [(f"the relation {source.name!r}", source)]
     if isinstance(source, list | tuple):

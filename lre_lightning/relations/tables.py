@@ -61,9 +61,6 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
     Returns:
         The relations in the order of their first rows, with their samples in the order of the rows.
 
-    Raises:
-        LREError: There is no such column or field, or rows are invalid; the message lists the problems of all rows.
-
     >>> from datasets import Dataset
     >>> from lre_lightning.relations.data_sets import open_loaded
     >>> table = Dataset.from_dict({"head": ["Canada", "France"], "tail": ["Ottawa", "Paris"]})

@@ -25,9 +25,6 @@ def chapters_of(
     """Return a chapter per LM and, if there are several, first one that compares them.
 
     Records of concepts, `measured`, of other LMs are left out; `given` are columns of the user's.
-
-    Raises:
-        LREError: If a column has no number for any relation of the records.
     """
     names, own = analysis.names_of(models), columns(models, given)
     if len(models) == 1:
@@ -52,7 +49,7 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
     if not analysis.counted(records):
         return (*first, *last)
     sections = (
-        relations.categories(model),
+        *([relations.categories(model)] if any(analysis.categories(records).values()) else ()),
         *baselines.baselines(records),
         *baselines.generic(records),
         measures.measures(records),

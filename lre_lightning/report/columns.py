@@ -51,9 +51,6 @@ def read_columns(path: Path) -> list[Column]:
     """Read every column of numbers of a table that has a column ``relation`` or ``subject``, or both.
 
     Empty cells are left out.
-
-    Raises:
-        LREError: The file cannot be read, has no such columns, a cell is no number, or a line repeats another's keys.
     """
     rows = open_rows(path)
     keys = tuple(key for key in KEYS if key in rows.names)
@@ -84,11 +81,7 @@ def _number(cell: Any, where: str) -> float:
 
 
 def columns(models: Sequence[ModelResults], given: Sequence[Column]) -> tuple[Section, ...]:
-    """Return a section per column of the user's: its numbers beside the scores of LREs.
-
-    Raises:
-        LREError: If a column has no number for any relation of the results.
-    """
+    """Return a section per column of the user's: its numbers beside the scores of LREs."""
     return tuple(_section(models, column, f"column_{place}") for place, column in enumerate(given, 1))
 
 

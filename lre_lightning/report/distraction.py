@@ -25,9 +25,6 @@ def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micr
     ``"micro"`` weights every prompt equally, ``"macro"`` every relation. The paper's rows are followed by controls: the
     lens of another relation, the best answer that is the same for all subjects of a relation, and guesses among the
     relation's objects.
-
-    Raises:
-        LREError: If the results have different k, or `average` is unknown.
     """
     if average not in ("micro", "macro"):
         raise LREError(f"average must be 'micro' or 'macro', got {average!r}")

@@ -30,9 +30,6 @@ def make_leaderboard(
     """Write a page that compares LMs, ``index.html``, its tables as CSV and LaTeX next to it, and return both.
 
     `results` are files of records, or folders of collections or runs, of one LM or several.
-
-    Raises:
-        LREError: If there are no results, they contradict each other, or `out` is not writable.
     """
     found = [model for model in analysis.by_model(read_records(results)) if analysis.counted(model.main)]
     if not found:

@@ -91,9 +91,6 @@ def write_page(
     """Write a page of chapters, and its figures and tables as files next to it; return the page.
 
     The records come from `results`, as in `make_report`, and `command` writes the page again.
-
-    Raises:
-        LREError: If the folder is not writable.
     """
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
     tracked = progress(list(wanted.items()), "Plotting", transient=True)

@@ -129,6 +129,20 @@ def legend(figure: Figure, columns: int = 5) -> None:
     figure.legend([named[label] for label in labels], labels, loc="outside upper center", ncols=fitting, frameon=False)
 
 
+def narrowed(figure: Figure, width: float) -> Figure:
+    """Return a figure made `width` inches wide, with no more columns in its legend than fit then.
+
+    Where that leaves a panel less than an inch beside its labels, the figure is as much wider.
+    """
+    figure.draw_without_rendering()
+    labels = max(axes.get_tightbbox().width - axes.bbox.width for axes in figure.axes) / figure.dpi  # type: ignore[union-attr]
+    figure.set_figwidth(max(width, labels + 1.2))
+    for wide in list(figure.legends):
+        wide.remove()
+    legend(figure)
+    return figure
+
+
 def fraction_axis(axes: Axes, axis: str = "x") -> None:
     """Let an axis show the fractions from 0 to 1."""
     axes.set(**{"xlim": (0, 1.05)} if axis == "x" else {"ylim": (-0.03, 1.05)})
@@ -154,7 +168,7 @@ def name_rows(panels: Sequence[Axes], names: Sequence[str], fontsize: float | No
     panels[0].set_yticks(range(len(names)), names, fontsize=fontsize)
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     for axes in panels:
-        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="y", length=0, pad=8)  # a mark at 0 lies across the axis, but not on the names
 
 
 Points = list[tuple[float, Estimate]]
@@ -345,8 +359,12 @@ def r_of(correlation: Estimate | None, name: str = "R") -> str:
 
 
 def label_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]], names: Sequence[str]) -> None:
-    """Write the names of some points beside them, the most important first; a name without room is left out."""
+    """Write the names of some points beside them, the most important first; a name without room is left out.
+
+    Names lie neither on points nor on the diagonal, nor on each other.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.path import Path
     from matplotlib.transforms import Bbox
 
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
@@ -354,6 +372,7 @@ def label_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, f
     radius = 4 * figure.dpi / 72
     inner = axes.bbox.padded(-radius)
     taken = [Bbox([at - radius, at + radius]) for at in map(axes.transData.transform, points.values())]
+    diagonal = Path(axes.transData.transform([(0, 0), (1, 1)]))
     places = [(1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)]
     for name in names:
         for right, up in places:
@@ -368,7 +387,8 @@ def label_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, f
                 in_layout=False,
             )
             box = label.get_window_extent(renderer)
-            if inner.contains(*box.min) and inner.contains(*box.max) and not box.count_overlaps(taken):
+            free = not box.count_overlaps(taken) and not diagonal.intersects_bbox(box)
+            if free and inner.contains(*box.min) and inner.contains(*box.max):
                 taken.append(box)
                 break
             label.remove()

@@ -79,9 +79,6 @@ def cross_scores(
         lres: LREs by relation and trial, such as `LREModule.lres`.
         trials: The number of trials, the first ones that have LREs.
         max_known: The number of known samples that a trial scores at most, that of the fit; None for all.
-
-    Raises:
-        LREError: If no trial of `data` has an LRE, or an LRE was estimated from another LM.
     """
     numbers = sorted({number for _, number in lres})[:trials]
     keys = [(data.relations[relation].name, number) for relation, number in data.schedule]

@@ -92,11 +92,7 @@ class Entry:
         return first, second
 
     def check(self, path: Path) -> None:
-        """Check that a file is the one that the index was written for: its size, then its digest.
-
-        Raises:
-            LREError: If it is not, or cannot be read.
-        """
+        """Check that a file is the one that the index was written for: its size, then its digest."""
         if not self.sha256:
             return
         try:
@@ -127,9 +123,6 @@ class Index:
     Attributes:
         entries: What it has; all of one LM.
         made: Plain data on how it was made: options, the fit's configuration, versions of packages, licences.
-
-    Raises:
-        LREError: If there is no LRE, or they are of several LMs.
     """
 
     entries: Mapping[TrialKey, Entry]
@@ -144,11 +137,7 @@ class Index:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], made: Mapping[str, Any]) -> Self:
-        """Return the index of entries, by category and relation.
-
-        Raises:
-            LREError: If two entries have the same relation and trial; see also `Index`.
-        """
+        """Return the index of entries, by category and relation."""
         ordered = sorted(entries, key=lambda entry: (entry.category, entry.key))
         found = {entry.key: entry for entry in ordered}
         if len(found) < len(ordered):
@@ -169,11 +158,7 @@ class Index:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read an index that `write` wrote.
-
-        Raises:
-            LREError: If the file is not an index, or names files that do not follow from its LREs.
-        """
+        """Read an index that `write` wrote."""
         try:
             if not path.is_file() or path.stat().st_size > LARGEST_INDEX:
                 raise LREError("it is too large, or no file")
@@ -199,9 +184,6 @@ def index_of_run(folder: Path) -> Index:
     """Return the index of a run's folder as it is: the LREs of its scored and reported trials.
 
     Beta is that of the records, which may have been tuned after the files were written.
-
-    Raises:
-        LREError: If there are no LREs, or a file is none.
     """
     found, records = [], read_records(folder / RECORDS)
     if len({(record.relation, record.trial) for record in records}) < len(records):

@@ -22,11 +22,7 @@ class Folder:
     path: Path
 
     def fetch(self, file: str) -> Path:
-        """Return the path of a file, given relative to the folder.
-
-        Raises:
-            LREError: If it is a link that leads out of the folder.
-        """
+        """Return the path of a file, given relative to the folder."""
         root = self.path.resolve()
         if root.parent.name == "snapshots":  # of the hub's cache, whose files are links to those beside it
             root = root.parents[1]
@@ -54,11 +50,7 @@ class Repository:
     cache_dir: str | Path | None = None
 
     def fetch(self, file: str) -> Path:
-        """Return the path of a file in the cache, downloaded if it is not there.
-
-        Raises:
-            LREError: If it cannot be downloaded.
-        """
+        """Return the path of a file in the cache, downloaded if it is not there."""
         from huggingface_hub import hf_hub_download
 
         options = {"revision": self.commit, "token": self.token, "cache_dir": self.cache_dir}
@@ -82,9 +74,6 @@ def find(
 
     Returns:
         Its place, at the commit that the revision is now, and whether it has an index.
-
-    Raises:
-        LREError: If there is none.
     """
     path = COLLECTIONS.get(str(source)) or Path(source).expanduser()
     if path.is_dir():
@@ -101,6 +90,12 @@ def find(
     return Repository(str(source), index.parent.name, token, cache_dir), True
 
 
+def check_repository(name: str) -> None:
+    """Check that a name is that of a repository on the hub."""
+    if not REPOSITORY.fullmatch(name):
+        raise LREError(f"{name!r} is not a name on the hub: give org/name or user/name")
+
+
 def upload(
     folder: Path, files: Sequence[str], name: str, revision: str | None, token: str | bool | None, private: bool | None
 ) -> str:
@@ -111,14 +106,10 @@ def upload(
 
     Returns:
         The address of the commit.
-
-    Raises:
-        LREError: If the hub refuses, or cannot be reached.
     """
     from huggingface_hub import HfApi
 
-    if not REPOSITORY.fullmatch(name):
-        raise LREError(f"{name!r} is not a name on the hub: give org/name or user/name")
+    check_repository(name)
     api, message = HfApi(token=token), f"Linear relational embeddings: {sum(file.startswith(LRES) for file in files)}"
     with hub_errors(f"{name!r} cannot be pushed to"):
         api.create_repo(name, private=private, exist_ok=True)

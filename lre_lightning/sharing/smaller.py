@@ -115,11 +115,7 @@ class Scorer:
 
 
 def mean_lre(lres: Sequence[LRE]) -> LRE:
-    """Return the mean of W and of b over trials, with the origin of the first one.
-
-    Raises:
-        LREError: If they were estimated at several layers.
-    """
+    """Return the mean of W and of b over trials, with the origin of the first one."""
     first, *others = lres
     layers = sorted({str(lre.layer) for lre in lres})
     if len(layers) > 1:

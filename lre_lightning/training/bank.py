@@ -80,11 +80,7 @@ class LREStore(Mapping[TrialKey, LRE]):
                 kept.check_model(lm)
 
     def fill(self, entries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
-        """Replace the LREs by those of `plain`; their files are searched in `folders`, then where they were written.
-
-        Raises:
-            LREError: If the file of an LRE is in none of the folders.
-        """
+        """Replace the LREs by those of `plain`; their files are searched in `folders`, then where they were written."""
         self._kept, self.metadata = {}, {}
         for entry in entries:
             metadata = entry["metadata"]

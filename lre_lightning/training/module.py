@@ -162,9 +162,6 @@ class LREModule(FrozenLMModule):
         """Take the trials of an earlier fit, of the same relations but fewer trials; the next fit leaves them alone.
 
         `state_dict` is that of the earlier fit's checkpoint.
-
-        Raises:
-            LREError: See `load_state_dict`.
         """
         self.load_state_dict(state_dict)
         self._adds = True
@@ -173,10 +170,6 @@ class LREModule(FrozenLMModule):
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
 
         The datamodule learns how many prompts keep the device busy.
-
-        Raises:
-            LREError: If the Trainer has no `RelationDataModule`, its strategy shards the LM, processes differ in the
-                LM or the data, or the options do not fit the data.
         """
         self.find_processes("the relations, or their draws,", self._data.digest)
         if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
@@ -290,12 +283,7 @@ class LREModule(FrozenLMModule):
         return read_lenses(self.lm, self._data.tokenizer, batch, self.lres, names, jacobian_lens=self.jacobian_lens)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state from `state_dict`, made with the same LM. Weights of an LM in it are never loaded.
-
-        Raises:
-            LREError: If an LRE was estimated from another LM, or the state is not that of LREs.
-            RuntimeError: If a key is missing or unknown.
-        """
+        """Load a state from `state_dict`, made with the same LM. Weights of an LM in it are never loaded."""
         keys = super().load_state_dict(state_dict, strict, assign)
         self.bank.lres.check_model(self.lm)
         return keys

@@ -72,9 +72,6 @@ class Fitting:
             rounding; the LRE that is kept has W in factors. ``"auto"`` takes the one with fewer products: for few given
             layers of a wide LM the second.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
-
-    Raises:
-        LREError: If a value is out of range.
     """
 
     select_by: Criterion = option("causality")
@@ -112,11 +109,7 @@ class Fitting:
                     raise LREError(f"the choice for {relation!r} lacks its {name!r}: give layer and rank")
 
     def check_choices(self, lm: LanguageModel) -> None:
-        """Check that the LM has the layers and ranks of `choices`, and can generate if it has to.
-
-        Raises:
-            LREError: If it lacks one of them, or can't generate.
-        """
+        """Check that the LM has the layers and ranks of `choices`, and can generate if it has to."""
         if self.generations and not hasattr(lm.model, "generate"):
             raise LREError(f"{lm.name} has no method `generate`: leave generations out")
         for relation, choice in (self.choices or {}).items():
@@ -127,12 +120,7 @@ class Fitting:
                 raise LREError(f"the choice for {relation!r}: {error}") from error
 
     def check_data(self, data: PromptSource) -> None:
-        """Check the options against the data of a fit.
-
-        Raises:
-            LREError: If no relation has a choice though there are some, no trial would be reported, or none could be
-                scored.
-        """
+        """Check the options against the data of a fit."""
         choices, names = self.choices or {}, [relation.name for relation in data.relations]
         if choices and names and not choices.keys() & set(names):
             raise LREError(
@@ -162,8 +150,7 @@ class Fitting:
 def check_enough(trials: Iterable[Trial]) -> list[str]:
     """Return why trials cannot be scored, whatever the LM knows: they have fewer test samples than examples.
 
-    Raises:
-        LREError: If this is true of all trials.
+    If that is true of all of them, it is an error.
     """
     trials = list(trials)
     few = [

@@ -68,9 +68,9 @@ def test_where_they_cannot_tell_the_most_faithful_beta_is_named_with_those_as_go
     beta, why = BetaTuning().choose(records)
     assert beta == 2
     assert why.startswith(f"beta 2 has the best mean faithfulness over {count} relations, 0.")
-    assert f"they cannot tell which beta agrees best with causality: {doubt}" in why
+    assert f"the relations cannot tell which beta agrees best with causality: {doubt}" in why
     assert ("as good: 0 to 2" in why) == (count < 5)
-    assert BetaTuning("faithfulness").choose(records)[1] == why.partition("; they cannot")[0]
+    assert BetaTuning("faithfulness").choose(records)[1] == why.partition("; the relations cannot")[0]
 
 
 def test_there_is_nothing_to_choose_without_scores_or_with_one_beta():
@@ -147,9 +147,9 @@ def test_the_choice_is_said_and_the_curve_is_in_tensorboard(tuned):
     assert events.Tensors("beta_tuning/text_summary")[0].tensor_proto.string_val[0].decode() == said
     scored = [record for record in module.records.values() if record.scored]
     expected = {0: np.mean([record.faithfulness(record.layer, 0.0) for record in scored]), 100: 1.0}
-    found = {event.step: event.value for event in events.Scalars("beta_tuning/faithfulness")}
+    found = {event.step: event.value for event in events.Scalars("by 100 beta/faithfulness")}
     assert found == pytest.approx(expected)
-    assert [event.value for event in events.Scalars("beta_tuning/causality")] == [1.0, 1.0]
+    assert [event.value for event in events.Scalars("by 100 beta/causality")] == [1.0, 1.0]
 
 
 def test_a_beta_off_the_grid_is_refused(tuned):

@@ -75,6 +75,10 @@ def test_pictures(trainer, tmp_path):
     with Image.open(BytesIO(logged.encoded_image_string)) as shown:
         assert (logged.step, shown.size) == (5, (700, 350))
         assert np.asarray(shown).min() < 100
+    log_image(trainer, "wide", Figure((10, 2), dpi=90))
+    board.save()
+    (logged,) = events_of(tmp_path / "tb").Images("wide")
+    assert (logged.width, logged.height) == (900, 180)
 
 
 def test_texts_and_tables(trainer, tmp_path):
@@ -181,7 +185,7 @@ def fit_scored(folder, name, *callbacks, module=None, **options):
 
 def test_a_fit_logs_running_means_curves_over_layers_final_means_and_the_table(tmp_path):
     folder = fit_scored(tmp_path, "tb", BetaTuning("faithfulness"), ResultsScalars(), ResultsTable())
-    found = {tag: points for tag, points in scalars_of(folder).items() if not tag.startswith("beta_tuning/")}
+    found = {tag: points for tag, points in scalars_of(folder).items() if not tag.startswith("by 100 beta/")}
     assert rounded(found) == rounded(EXPECTED | {"final/best beta": [(3, 1.0)]})
     assert hparams_of(folder) == ({"beta": 2.0}, ["final/faithfulness", "final/causality", "final/best beta"])
     table = events_of(folder).Tensors("results/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()

@@ -1,6 +1,7 @@
 """A table of one's own and a template, the whole way: every subcommand takes the template for the relation's."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -51,10 +52,15 @@ def test_a_given_template_is_the_relations_everywhere(table, hub, monkeypatch, c
         "n2": {(TEMPLATE, 2)},
         "bare": {("{}", 4)},
     }
+    assert "1 LRE, " in printed["push"]
+    assert len([*Path("lre_runs/lightning_logs").iterdir()]) == 2  # of fit and validate
+    assert not Path("lre_runs/config.yaml").exists()
+    assert not (table / "report/tables/categories.csv").exists()  # there is none
     assert csv_rows(table / "report/tables/hyperparameters.csv")[0]["relation"] == "mine"
     assert (table / "lre_evaluation/report/tables/mode_switch.csv").is_file()
     shared = LRECollection.from_pretrained("me/colours")
     assert shared["mine"].origin.template == TEMPLATE
+    assert "1 linear relational embedding (LRE) of the language model" in shared.card
 
 
 def test_too_few_facts_are_counted_before_the_lm_is_loaded_and_after_a_count(table, monkeypatch, capsys):

@@ -73,6 +73,16 @@ def test_relations_whose_subjects_a_text_mentions_come_first_and_others_on_reque
     assert [lens["token"] for lens in lenses_of(fitted)] == [0, 0]
 
 
+def test_relations_that_a_fit_was_of_are_not_wanted_by_name(fitted, tmp_path, capsys):
+    run, names = [*QUIET, f"--trainer.default_root_dir={tmp_path}"], "--data.relations=[half colour, thing colour]"
+    data = [f"--model.name_or_path={fitted / 'model'}", f"--data.source={fitted / 'relations'}", "--data.n_shot=4"]
+    assert lre("fit", *run, *data, names, "--data.trials=1", "--model.layers=[1]", "--model.ranks=[4]") == 0
+    for options, shown in (([], ["thing colour"]), ([names], ["thing colour", "half colour"])):
+        assert lre("predict", *run, "thing20 red", *options) == 0
+        lenses = json.loads((tmp_path / "predictions" / "lenses.json").read_text())
+        assert [lens["name"] for lens in lenses] == [*shown, "logit lens"]
+
+
 def test_texts_in_a_file_and_on_standard_input(fitted, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_text("thing3\n\nthing4\n")
     assert predict(fitted, "thing2", "--file", tmp_path / "texts.txt") == 0

@@ -15,6 +15,9 @@ def test_what_a_form_costs_is_measured_with_the_lm_and_the_data_of_the_run(fitte
         assert entry.full == run.index.entries[key].scores == (1.0, 1.0)
         assert entry.scores[0] < 1
     assert f"{fitted}" not in found.card + (out / "index.json").read_text()
+    assert lre("push", fitted / "run", "lm", f"--out={tmp_path / 'd'}") == 2
+    assert "'lm' is not a name on the hub: give org/name or user/name" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
     assert lre("push", out, "--rank=2", f"--out={tmp_path / 'd'}") == 2  # a collection has neither LM nor data
     assert "has no checkpoint that names the LM and the data: give a run, or --measure false" in capsys.readouterr().err
     assert lre("push", out, "--rank=2", "--measure=false", f"--out={tmp_path / 'd'}") == 0

@@ -87,7 +87,7 @@ def texts_of(figure):
     return {text: text.get_window_extent(canvas.get_renderer()) for text in texts if text.get_text()}
 
 
-def check_layout(figure):
+def check_layout(figure, narrowest=7.9, widest=11.1):
     boxes = texts_of(figure)
     assert len(boxes) > 4
     texts = [text.get_text() for text in boxes]
@@ -96,4 +96,4 @@ def check_layout(figure):
     assert [texts[one] for one in np.flatnonzero(outside)] == []
     across = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
     assert [(texts[one], texts[other]) for one, other in np.argwhere(across) if one < other] == []
-    assert 7.9 < figure.get_figwidth() < 11.1
+    assert narrowest < figure.get_figwidth() < widest

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from matplotlib.container import BarContainer
+from matplotlib.path import Path
 
 from lre_lightning.grid import place_of
 from lre_lightning.records.analysis import by_model
@@ -261,6 +262,10 @@ def test_scatter_names_at_most_six_relations_the_farthest_from_the_diagonal():
     expected = [(f"relation {i}", (0, i / 8)) for i in (8, 7, 6, 5, 4, 3)]
     assert [(text.get_text(), text.xy) for text in axes.texts] == expected
     assert axes.get_title() == "R not defined"  # faithfulness does not vary
+    (axes,) = relations.plot_scatter([record("relation of a name that is long", 0, 2, 3)]).axes  # at 0.1, 0.375
+    axes.figure.draw_without_rendering()
+    (name,) = (text.get_window_extent() for text in axes.texts)
+    assert not Path(axes.transData.transform([(0, 0), (1, 1)])).intersects_bbox(name)
     near = [record(str(i), 0, i, i, known=8) for i in range(9)]
     assert len(relations.plot_scatter(near).axes[0].texts) == 0
 
@@ -356,6 +361,15 @@ def test_with_as_many_relations_as_the_papers_no_texts_overlap_or_are_cut(plot):
     figure = plot(dataset("EleutherAI/gpt-j-6b"))
     check_layout(figure)
     assert len(figure.axes) in (1, 2, 5, 1 + len(NAMES))
+
+
+@pytest.mark.parametrize("plot", [relations.plot_relations, sweeps.plot_layers, sweeps.plot_beta])
+def test_narrowed_for_a_card_no_texts_overlap_or_are_cut(plot):
+    figure = plot(dataset("EleutherAI/gpt-j-6b"))
+    named = set(legend(figure))
+    check_layout(plotting.narrowed(figure, 4.5), 4.4, 5)
+    assert set(legend(figure)) == named
+    assert min(axes.bbox.width for axes in figure.axes) > 0.9 * figure.dpi
 
 
 def test_with_two_models_no_texts_overlap_or_are_cut():
