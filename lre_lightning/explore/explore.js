@@ -4,7 +4,7 @@ import { add, drawGrid, percent } from "./grid.js";
 
 const find = (selector, within = document) => within.querySelector(selector);
 const views = [];
-let about = null;
+let lms = [];
 
 async function ask(path, body) {
   let answer;
@@ -26,13 +26,24 @@ function makeView() {
   const form = find(".ask", root), edit = find(".edit", root), shown = find(".shown", root);
   const fields = form.elements, changes = edit.elements, number = views.length;
   let drawn = null, state = null, token = null, edited = false, turn = 0;
-  add(fields.lens, "option", "that of the text", { value: "" });
-  for (const name of about.lenses) add(fields.lens, "option", name, { value: name });
-  for (const layer of about.layers) add(changes.layer, "option", layer, { value: layer });
+  lms.forEach(({ model }, i) => add(fields.lm, "option", model, { value: i }));
+  fields.lm.parentElement.hidden = lms.length < 2;
   for (const name of ["subjects", "targets"]) {
     find(`.${name}`, root).id = `${name}${number}`;
     changes[name.slice(0, -1)].setAttribute("list", `${name}${number}`);
   }
+
+  // Offers the lenses and layers of the LM that is chosen.
+  function offer(index) {
+    const { lenses, layers } = lms[(fields.lm.value = lms[index] ? index : 0)];
+    const chosen = fields.lens.value;
+    fields.lens.replaceChildren(new Option("that of the text", ""), ...lenses.map((name) => new Option(name)));
+    changes.layer.replaceChildren(...layers.map((layer) => new Option(layer)));
+    if (lenses.includes(chosen)) fields.lens.value = chosen;
+    delete edit.dataset.relation;
+    token = null;
+  }
+  offer(0);
 
   // Runs one request at a time, and shows the answer of the last one alone.
   async function work(status, path, body, done) {
@@ -54,7 +65,7 @@ function makeView() {
   }
 
   function draw(found) {
-    const focused = root.contains(document.activeElement) && drawn?.table.contains(document.activeElement);
+    const focused = drawn?.table.contains(document.activeElement);
     state = found;
     fields.lens.options[0].textContent = fields.lens.value ? "that of the text" : `that of the text: ${found.lens}`;
     const said = [["asks", "asks about"], ["mentions", "mentions subjects of"]].map(([how, words]) => {
@@ -86,16 +97,17 @@ function makeView() {
       find(".answers", edit).replaceChildren();
     }
     const fill = (list, names) => list.replaceChildren(...names.map((name) => new Option("", name)));
-    fill(find(".subjects", root), found.subjects);
+    const subjects = [...new Set(found.subjects.map(([name]) => name))];
+    fill(find(".subjects", root), subjects);
     fill(find(".targets", root), found.edit.targets);
-    if (!fields.text.value.includes(changes.subject.value) || !changes.subject.value) changes.subject.value = found.subjects[0] ?? "";
+    if (!fields.text.value.includes(changes.subject.value) || !changes.subject.value) changes.subject.value = subjects[0] ?? "";
     if (!changes.target.value) changes.target.value = found.edit.targets.find((name) => !fields.text.value.includes(name)) ?? "";
   }
 
   function look() {
     const text = fields.text.value;
     if (!text.trim()) return;
-    const body = { text, lens: fields.lens.value, pin: fields.pin.value, ...(token === null ? {} : { token }) };
+    const body = { lm: Number(fields.lm.value), text, lens: fields.lens.value, pin: fields.pin.value, ...(token === null ? {} : { token }) };
     return work(find(".status", root), "read", body, (found) => {
       draw(found);
       remember();
@@ -105,7 +117,7 @@ function makeView() {
   function change() {
     const layer = changes.layer.value === "emb" ? "emb" : Number(changes.layer.value);
     const body = {
-      text: fields.text.value, relation: state.edit.relation, subject: changes.subject.value,
+      lm: Number(fields.lm.value), text: fields.text.value, relation: state.edit.relation, subject: changes.subject.value,
       target: changes.target.value, layer, rank: Number(changes.rank.value) || null,
     };
     const status = find(".status", edit);
@@ -133,6 +145,7 @@ function makeView() {
 
   function editAt(y, x) {
     changes.layer.value = state.grid.layers[y];
+    changes.subject.value = state.subjects.find(([, token]) => token === x)?.[0] ?? changes.subject.value;
     edit.scrollIntoView({ block: "nearest" });
     change();
   }
@@ -148,6 +161,10 @@ function makeView() {
     }
   });
   fields.lens.addEventListener("change", look);
+  fields.lm.addEventListener("change", () => {
+    offer(fields.lm.value);
+    look();
+  });
   fields.pin.addEventListener("input", () => (token = null));
   edit.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -157,12 +174,14 @@ function makeView() {
   return {
     root,
     state: () => ({
+      lm: fields.lm.value === "0" ? "" : fields.lm.value,
       text: fields.text.value, lens: fields.lens.value, pin: fields.pin.value, token: token ?? "",
       ...(edited && !edit.hidden ? { subject: changes.subject.value, target: changes.target.value, layer: changes.layer.value, rank: changes.rank.value } : {}),
     }),
     async restore(given) {
       fields.text.value = given.text;
-      if (about.lenses.includes(given.lens)) fields.lens.value = given.lens;
+      offer(Number(given.lm) || 0);
+      if (lms[fields.lm.value].lenses.includes(given.lens)) fields.lens.value = given.lens;
       fields.pin.value = given.pin ?? "";
       token = /^\d+$/.test(given.token ?? "") ? Number(given.token) : null;
       await look();
@@ -204,12 +223,12 @@ find("#link").addEventListener("click", async () => {
 });
 
 async function start() {
-  about ??= await ask("about");
-  find("#model").textContent = about.model;
+  if (!lms.length) lms = await ask("about");
+  find("#models").textContent = lms.map(({ model }) => model).join(", ");
   const given = remembered();
   if (!views.length) views.push(makeView());
   compare(given.length > 1);
-  for (const [i, one] of (given.length ? given : [{ text: about.example }]).entries()) await views[i].restore(one);
+  for (const [i, one] of (given.length ? given : [{ text: lms[0].example }]).entries()) await views[i].restore(one);
 }
 
 addEventListener("hashchange", start); // by a link, or by hand; the page's own changes send none

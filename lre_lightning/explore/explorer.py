@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import PreTrainedTokenizerBase
 
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
@@ -38,10 +37,11 @@ CONCEPTS = " (concepts)"
 
 
 class Ask(BaseModel):
-    """What is common to all requests: strict types, nothing unknown, and a bounded text."""
+    """What is common to all requests: strict types, nothing unknown, a bounded text, and the number of an LM."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     text: str = Field(max_length=LONGEST)
+    lm: int = Field(0, ge=0)
 
 
 class Read(Ask):
@@ -81,7 +81,6 @@ class Explorer:
 
     Args:
         lm: The LM, on the device where it is to run.
-        tokenizer: Its tokenizer.
         lres: LREs by relation and trial, with their `metadata`, such as a collection.
         relations: The relations to offer, in this order.
         subjects: Subjects of relations to find in texts, besides those that LREs were estimated from.
@@ -95,7 +94,6 @@ class Explorer:
     def __init__(
         self,
         lm: LanguageModel,
-        tokenizer: PreTrainedTokenizerBase,
         lres: Any,
         relations: Sequence[str],
         subjects: Mapping[str, Collection[str]],
@@ -103,7 +101,7 @@ class Explorer:
         concepts: Sequence[Concepts] = (),
     ) -> None:
         trials = first_trials(lres)
-        self.lm, self.tokenizer, self._lres, self._jacobian_lens = lm, tokenizer, lres, jacobian_lens
+        self.lm, self._lres, self._jacobian_lens = lm, lres, jacobian_lens
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         self._origins = {name: Origin(**metadata["origin"]) for name, metadata in self._metadata.items()}
@@ -129,7 +127,6 @@ class Explorer:
             "model": self.lm.label,
             "lenses": self.lenses,
             "layers": [*map(str, self.lm.layers)],
-            "longest": LONGEST,
             "example": example,
         }
 
@@ -162,22 +159,21 @@ class Explorer:
         places = found[relation][1] if relation in found else []
         if relation not in self._origins and found:  # lenses without a relation have the subjects of the first one
             places = next(iter(found.values()))[1]
-        states = TextStates.of(self.lm, self.tokenizer, text)
-        unit, lens = "probability", self._lens(states, name, ask)
-        if name in self._concepts:
-            unit = "cosine"
-        marked = sorted(set(last_tokens(self.tokenizer, text, [end for _, end in places])))
+        states = TextStates.of(self.lm, self.lm.tokenizer, text)
+        lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
+        tokens = last_tokens(self.lm.tokenizer, text, [end for _, end in places])
+        subjects = [(text[first:end], token) for (first, end), token in zip(places, tokens, strict=True)]
         return {
-            "grid": {**grid_of(lens, marked), "unit": unit},
+            "grid": {**grid_of(lens, sorted(set(tokens))), "unit": unit},
             "lens": name,
             "found": [[one, how] for one, (how, _) in found.items()],
-            "subjects": [*dict.fromkeys(text[first:end] for first, end in reversed(places))],
+            "subjects": subjects[::-1],
             "edit": self._edit_of(relation),
         }
 
     def _text(self, text: str) -> str:
         checked_text(text, "the text", LONGEST)
-        ((ids, _),) = tokenize(self.tokenizer, [text])
+        ((ids, _),) = tokenize(self.lm.tokenizer, [text])
         if len(ids) > MOST_TOKENS:
             raise LREError(f"the text has {len(ids)} tokens, and may have {MOST_TOKENS}: shorten it")
         return text
@@ -215,7 +211,7 @@ class Explorer:
         if not ask.pin.strip():
             return None
         before = "a "
-        ((ids, spans),) = tokenize(self.tokenizer, [before + checked_text(ask.pin.strip(), "the object", 200)])
+        ((ids, spans),) = tokenize(self.lm.tokenizer, [before + checked_text(ask.pin.strip(), "the object", 200)])
         return next(int(token) for token, (_, end) in zip(ids, spans, strict=True) if end > len(before))
 
     def edit(self, ask: Change) -> dict[str, Any]:

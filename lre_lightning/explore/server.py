@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from lre_lightning.errors import LREError
-from lre_lightning.explore.explorer import Change, Explorer, Read
+from lre_lightning.explore.explorer import Ask, Change, Explorer, Read
 from lre_lightning.lens.grid import script, style
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def check_installed() -> None:
         raise LREError(f'the explorer needs {" and ".join(missing)}: pip install "lre-lightning[explore]"')
 
 
-def application(explorer: Explorer) -> Starlette:
-    """Return the server's application, which answers hosts and pages of this machine alone.
+def application(explorers: Sequence[Explorer]) -> Starlette:
+    """Return the application of a server for one LM or several, which answers pages of this machine alone.
 
     Texts are neither executed nor kept, and a mistake of the user comes back as one line, ``{"error": ...}``.
     """
@@ -58,7 +58,7 @@ def application(explorer: Explorer) -> Starlette:
     def refused(line: str, status: int = 400) -> Response:
         return JSONResponse({"error": line}, status, HEADERS)
 
-    def answering(kind: type[BaseModel], answer: Callable[[Any], Any]) -> Callable[[Request], Awaitable[Response]]:
+    def answering(kind: type[Ask], name: str) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             # A page of another site can post only what needs no leave: not JSON, and not without its own origin.
             origin = request.headers.get("origin")
@@ -73,6 +73,9 @@ def application(explorer: Explorer) -> Starlette:
                     return refused(f"the request has more than {LARGEST} bytes: shorten the text", 413)
             try:
                 ask = kind.model_validate_json(body)
+                if ask.lm >= len(explorers):
+                    raise LREError(f"there is no LM {ask.lm}: there are {len(explorers)}")
+                answer = getattr(explorers[ask.lm], name)
                 async with turn:
                     found = await run_in_threadpool(answer, ask)
             except ValidationError as error:
@@ -97,11 +100,11 @@ def application(explorer: Explorer) -> Starlette:
         "/explore.css": (own["explore.css"], "text/css"),
         "/grid.js": (script(), "text/javascript"),
         "/grid.css": (style(), "text/css"),
-        "/about": (json.dumps(explorer.about()), "application/json"),
+        "/about": (json.dumps([explorer.about() for explorer in explorers]), "application/json"),
     }
     routes = [Route(path, serving(*file)) for path, file in files.items()]
-    routes.append(Route("/read", answering(Read, explorer.read), methods=["POST"]))
-    routes.append(Route("/edit", answering(Change, explorer.edit), methods=["POST"]))
+    routes.append(Route("/read", answering(Read, "read"), methods=["POST"]))
+    routes.append(Route("/edit", answering(Change, "edit"), methods=["POST"]))
     # Another name for this machine would let a page of that name ask as if it were ours.
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
     return Starlette(routes=routes, middleware=[hosts])
@@ -118,8 +121,8 @@ def listen(port: int) -> socket.socket:
         raise LREError(f"port {port} of this machine cannot be used: {error}; give another --port, or 0") from error
 
 
-def serve(explorer: Explorer, listener: socket.socket) -> None:
+def serve(explorers: Sequence[Explorer], listener: socket.socket) -> None:
     """Answer until the process is stopped."""
     import uvicorn
 
-    uvicorn.Server(uvicorn.Config(application(explorer), log_level="warning")).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(application(explorers), log_level="warning")).run(sockets=[listener])

@@ -221,6 +221,11 @@ export function drawGrid(host, grid, hooks = {}) {
   };
 }
 
+// Draws the grids of a static page, whose data are in its elements of this class.
+export function drawAll() {
+  for (const host of document.querySelectorAll(".lens")) drawGrid(host, JSON.parse(host.firstChild.textContent));
+}
+
 // A widget of anywidget: `lenses` is a list of grids, and `cell` the last that was chosen, [lens, layer, token].
 function render({ model, el }) {
   const draw = () => {

@@ -30,7 +30,7 @@ def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
     if not lenses:
         raise LREError("a page of lenses needs at least one")
     sections = [(text, list(group)) for text, group in groupby(lenses, lambda lens: lens.text)]
-    template = load_template("lre_lightning.lens", "lens.html.j2", sentence=sentence, data=_data)
+    template = load_template("lre_lightning.lens", "lens.html.j2", sentence=sentence, data=grid_json)
     return template.render(title=title, sections=sections, script=script(), style=style())
 
 
@@ -47,7 +47,7 @@ def load_template(package: str, name: str, html: bool = True, **functions: Any) 
     return environment.from_string(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
-def _data(lens: Lens) -> str:
+def grid_json(lens: Lens) -> str:
     """Return a grid as JSON for a script element."""
     text = json.dumps(grid_of(lens), separators=(",", ":"))
     return text.replace("<", "\\u003c")

@@ -16,4 +16,4 @@ def explorer():
 
     lm, lres = LanguageModel.from_pretrained("demo"), LRECollection.from_pretrained("demo")
     lens = JacobianLens({layer: 2 * torch.eye(lm.hidden_size) for layer in (0, 3)}, n_prompts=1)
-    return Explorer(lm, lm.tokenizer, lres, RELATIONS, {"country capital city": {"Peru", "South Korea"}}, lens)
+    return Explorer(lm, lres, RELATIONS, {"country capital city": {"Peru", "South Korea"}}, lens)

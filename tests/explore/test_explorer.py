@@ -17,6 +17,7 @@ from lre_lightning.lens.tokens import visible
 from lre_lightning.lre.origin import Origin
 from tests.explore.conftest import RELATIONS
 from tests.helpers.command import QUIET, lre
+from tests.helpers.toy import write_toy_model
 
 TEXT = "The capital of Kenya is not that of South Korea or Peru"
 ASKS = "The capital of Canada is"
@@ -47,8 +48,8 @@ def test_the_relation_and_the_subjects_are_found_in_the_text(explorer):
     assert found["found"] == [["country capital city", "asks"]]
     found = explorer.read(Read(text=TEXT, lens="country capital city"))
     assert found["found"] == [["country capital city", "mentions"]]
-    assert found["subjects"] == ["Peru", "South Korea", "Kenya"]
     tokens, marked = found["grid"]["tokens"], found["grid"]["marked"]
+    assert found["subjects"] == [*zip(["Peru", "South Korea", "Kenya"], reversed(marked), strict=True)]
     read = ["".join(tokens[: place + 1]).replace("␣", " ").strip() for place in marked]
     assert read == ["The capital of Kenya", "The capital of Kenya is not that of South Korea", TEXT]
     assert explorer.read(Read(text=TEXT, lens=LOGIT_LENS))["grid"]["marked"] == found["grid"]["marked"]
@@ -78,7 +79,7 @@ def test_concepts_are_a_lens_of_objects_and_cosines(explorer):
     vectors = torch.nn.functional.normalize(torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(1)))
     origin = Origin("demo", lm.fingerprint, "country capital city")
     concepts = Concepts(("Rome", "Lima", "Oslo"), vectors, 2, 4, 5, "first", origin)
-    made = Explorer(lm, lm.tokenizer, explorer._lres, RELATIONS, {}, None, [concepts])
+    made = Explorer(lm, explorer._lres, RELATIONS, {}, None, [concepts])
     name = "country capital city (concepts)"
     assert made.lenses == [*RELATIONS, name, LOGIT_LENS]
     found = made.read(Read(text=ASKS, lens=name, pin="Lima"))
@@ -95,7 +96,7 @@ def test_concepts_are_a_lens_of_objects_and_cosines(explorer):
     assert found["edit"]["relation"] == "country capital city"
     other = replace(concepts, origin=replace(origin, fingerprint="other"))
     with pytest.raises(LREError, match="was estimated from"):
-        Explorer(lm, lm.tokenizer, explorer._lres, RELATIONS, {}, None, [other])
+        Explorer(lm, explorer._lres, RELATIONS, {}, None, [other])
 
 
 def test_an_edit_is_that_of_the_lre(explorer):
@@ -117,7 +118,7 @@ def test_an_edit_is_that_of_the_lre(explorer):
 def client(explorer):
     from starlette.testclient import TestClient
 
-    return TestClient(server.application(explorer), "http://127.0.0.1:8460")
+    return TestClient(server.application([explorer]), "http://127.0.0.1:8460")
 
 
 def test_the_page_is_served_with_a_strict_policy_and_nothing_from_outside(client):
@@ -129,7 +130,7 @@ def test_the_page_is_served_with_a_strict_policy_and_nothing_from_outside(client
         )
         assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "").split("<!DOCTYPE")[-1]
     assert "onclick" not in client.get("/").text
-    assert client.get("/about").json()["lenses"][:3] == RELATIONS
+    assert client.get("/about").json()[0]["lenses"][:3] == RELATIONS
     assert "magma" not in client.get("/grid.css").text
     assert client.get("/read").status_code == 405
     found = client.post("/read", json={"text": ASKS})
@@ -149,6 +150,7 @@ def test_the_page_is_served_with_a_strict_policy_and_nothing_from_outside(client
         ("read", {"text": "Peru", "token": 10**6}, "there is no token 1000000: the LM has"),
         ("read", {"text": "Peru", "pin": "\x1b"}, "contains the control character"),
         ("read", {"text": 3}, "text: Input should be a valid string"),
+        ("read", {"text": "Peru", "lm": 1}, "there is no LM 1: there are 1"),
         ("read", {"text": "Peru", "more": 1}, "more: Extra inputs are not permitted"),
         ("edit", {"text": ASKS, "relation": "none", "target": "Peru"}, "there is no LRE of 'none'"),
         ("edit", {"text": "Peru", "relation": "person sport", "target": "Peru"}, "the subject of 'Peru' is not found"),
@@ -196,7 +198,7 @@ def test_one_request_at_a_time_is_on_the_lm(explorer, client, monkeypatch):
         return {}
 
     monkeypatch.setattr(explorer, "read", slow)
-    with type(client)(server.application(explorer), "http://127.0.0.1:8460") as together:
+    with type(client)(server.application([explorer]), "http://127.0.0.1:8460") as together:
         asking = [
             threading.Thread(target=together.post, args=("/read",), kwargs={"json": {"text": "a"}}) for _ in range(4)
         ]
@@ -207,22 +209,36 @@ def test_one_request_at_a_time_is_on_the_lm(explorer, client, monkeypatch):
     assert most == [1] * 4
 
 
-def test_the_command_serves_what_is_asked_for(monkeypatch, tmp_path, capsys):
+def test_the_command_serves_what_is_asked_for(explorer, monkeypatch, tmp_path, capsys):
     served = []
-    monkeypatch.setattr(
-        "lre_lightning.commands.explore.serve", lambda explorer, listener: served.append((explorer, listener))
-    )
-    run = ["explore", *QUIET, f"--trainer.default_root_dir={tmp_path}", "--model.name_or_path=demo", "--port=0"]
-    assert lre(*run, "--data.relations=[country capital city, person sport]") == 0
-    ((explorer, listener),) = served
+    monkeypatch.setattr("lre_lightning.commands.explore.serve", lambda *given: served.append(given))
+    run = ["explore", *QUIET, f"--trainer.default_root_dir={tmp_path}", "--port=0"]
+    lm, origin = explorer.lm, Origin("demo", explorer.lm.fingerprint, "person sport")
+    for name, fingerprint in (("own", lm.fingerprint), ("other", "other")):
+        concepts = Concepts(("a", "b"), torch.eye(2, lm.hidden_size), 2, 4, 5, "first", origin)
+        replace(concepts, origin=replace(origin, fingerprint=fingerprint)).save(
+            tmp_path / "concepts" / name / "trial0.safetensors"
+        )
+    chosen = "--data.relations=[country capital city, person sport]"
+    assert lre(*run, "--model.name_or_path=demo", chosen, "--other=demo") == 0
+    ((explorers, listener),) = served
     host, port = listener.getsockname()
     assert host == "127.0.0.1"
-    assert f"3 lenses of demo: http://127.0.0.1:{port}/" in capsys.readouterr().out
-    assert explorer.lenses == ["country capital city", "person sport", LOGIT_LENS]
-    assert lre(*run[:-1], f"--port={port}") == 2
+    printed = capsys.readouterr().out
+    assert f"demo: 4 lenses\ndemo: 28 lenses\nhttp://127.0.0.1:{port}/" in printed
+    assert explorers[0].lenses == ["country capital city", "person sport", "person sport (concepts)", LOGIT_LENS]
+    assert lre(*run[:-1], "--model.name_or_path=demo", f"--port={port}") == 2
     assert f"error: port {port} of this machine cannot be used" in capsys.readouterr().err
     listener.close()
+
+    write_toy_model(tmp_path / "model")  # an LM without LREs
+    assert lre(*run, f"--model.name_or_path={tmp_path / 'model'}") == 0
+    explorers, listener = served[1]
+    listener.close()
+    found = explorers[0].read(Read(text="thing1"))
+    assert (explorers[0].lenses, found["lens"], found["edit"]) == ([LOGIT_LENS], LOGIT_LENS, None)
+
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     assert lre(*run) == 2
     expected = 'error: the explorer needs starlette and uvicorn: pip install "lre-lightning[explore]"\n'
-    assert capsys.readouterr().err == expected
+    assert capsys.readouterr().err.endswith(expected)
