@@ -23,6 +23,7 @@ from lre_lightning.commands.dataset import Dataset
 from lre_lightning.commands.distract import Distract
 from lre_lightning.commands.edit import Edit
 from lre_lightning.commands.evaluate import Evaluate
+from lre_lightning.commands.explore import Explore
 from lre_lightning.commands.fit import Fit
 from lre_lightning.commands.jlens import JLens
 from lre_lightning.commands.leaderboard import Leaderboard
@@ -38,7 +39,22 @@ from lre_lightning.storage.files import NotWritten
 from lre_lightning.storage.plain import printable
 
 KINDS = (
-    *(Fit, Validate, Predict, Edit, Evaluate, Dataset, Distract, Concepts, Cross, JLens, Push, Report, Leaderboard),
+    *(
+        Fit,
+        Validate,
+        Predict,
+        Explore,
+        Edit,
+        Evaluate,
+        Dataset,
+        Distract,
+        Concepts,
+        Cross,
+        JLens,
+        Push,
+        Report,
+        Leaderboard,
+    ),
     Data,
 )
 COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}

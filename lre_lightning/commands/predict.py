@@ -136,10 +136,7 @@ class Asked:
         self._all = line.options.all
         self._tokenizer = line.datamodule.tokenizer
         self._origins = {key[0]: Origin(**lres.metadata[key]["origin"]) for key in keys}
-        self._subjects = {name: {subject for subject, _ in origin.train} for name, origin in self._origins.items()}
-        with suppress(LREError):  # a collection needs no data
-            for relation in line.datamodule.candidates():
-                self._subjects.setdefault(relation.name, set()).update(sample.subject for sample in relation.samples)
+        self._subjects = subjects_of(line, lres)
 
     def of(self, text: Text, lenses: Sequence[Lens]) -> tuple[list[Lens], dict[str, str]]:
         """Choose and order the lenses of a text, and mark the subject in them.
@@ -164,6 +161,17 @@ class Asked:
         others = [lens for lens in lenses if lens.layer is None]
         found = {name: subjects[name] for name in shown} or {others[0].name: text.subject}
         return with_subjects([*(by_name[name] for name in shown), *others], self._tokenizer, found), notes
+
+
+def subjects_of(line: LRECommandLine, lres: LREStore | LRECollection) -> dict[str, set[str]]:
+    """Return the subjects of relations: those that LREs were estimated from, and those of the data."""
+    subjects: dict[str, set[str]] = {}
+    for key in first_trials(lres).items():
+        subjects[key[0]] = {subject for subject, _ in Origin(**lres.metadata[key]["origin"]).train}
+    with suppress(LREError):  # a collection needs no data
+        for relation in line.datamodule.candidates():
+            subjects.setdefault(relation.name, set()).update(sample.subject for sample in relation.samples)
+    return subjects
 
 
 def given_texts(options: Any) -> Iterator[Text]:

@@ -9,11 +9,35 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from PIL import Image
+from pydantic import TypeAdapter, ValidationError
 
+from lre_lightning.errors import LREError, first_line
 from lre_lightning.lens.lens import Lens
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.plotting import plot_lenses, to_pixels
 from lre_lightning.storage.files import write_whole, written_whole
+
+LENSES = "lenses.json"
+"""Name of the file of data."""
+
+
+def read_lenses_file(path: Path) -> list[Lens]:
+    """Read a file ``lenses.json``; an `LREError` if it is not one."""
+    try:
+        lenses = TypeAdapter(list[Lens]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise LREError(f"{str(path)!r} is not a file of lenses: {first_line(error)}") from error
+    for lens in lenses:
+        for grid in (lens.top, lens.probabilities):
+            if not grid or len(grid) != len(lens.layers) or {len(row) for row in grid} != {len(lens.tokens)}:
+                raise LREError(f"{str(path)!r} is not a file of lenses: a grid is not of layers by tokens")
+        if any(
+            not 0 < len(cell) <= len(shares)
+            for rows in zip(lens.top, lens.probabilities, strict=True)
+            for cell, shares in zip(*rows, strict=True)
+        ):
+            raise LREError(f"{str(path)!r} is not a file of lenses: a cell has other tokens than probabilities")
+    return lenses
 
 
 def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[Figure]:
@@ -33,5 +57,5 @@ def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[Figure]:
     lenses = [lens for text in grids for lens in text]
     write_whole(folder / "lenses.html", lens_page(lenses))
     data = json.dumps([asdict(lens) for lens in lenses], ensure_ascii=False, indent=1)
-    write_whole(folder / "lenses.json", data)
+    write_whole(folder / LENSES, data)
     return pictures

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +16,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
+from typing_extensions import Self
 
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lre.answers import check_top_k, most_likely
+from lre_lightning.lre.answers import check_top_k, distributions
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
@@ -38,6 +39,21 @@ MARK = "\u25b8"
 """What notebooks put before the subject's token and the layer of the LRE."""
 
 
+@dataclass(frozen=True)
+class Pinned:
+    """One token in every cell of a grid.
+
+    Attributes:
+        token: The token, as `token_text` shows it.
+        probabilities: Its probabilities, `[layer][token]`.
+        ranks: Its token ranks, in the same layout: 1 where it is the most likely token.
+    """
+
+    token: str
+    probabilities: Sequence[Sequence[float]]
+    ranks: Sequence[Sequence[int]]
+
+
 @dataclass(frozen=True, repr=False)
 class Lens:
     """A grid of layers by tokens: the most likely tokens of D(LRE(h)) for every hidden state h of a text.
@@ -51,6 +67,8 @@ class Lens:
         probabilities: Their probabilities, in the same layout.
         layer: The layer that the LRE was estimated at; None for the other lenses.
         token: The index of the subject's last token, which the lens speaks about; None if no subject was found.
+        pinned: A token that was looked for in every cell, if any.
+        ids: The ids of the tokens in `top`.
     """
 
     name: str
@@ -61,6 +79,8 @@ class Lens:
     probabilities: Sequence[Sequence[Sequence[float]]]
     layer: Layer | None = None
     token: int | None = None
+    pinned: Pinned | None = None
+    ids: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         rows = [[printable(cell.strip()) for cell in row] for row in self._table()]
@@ -123,32 +143,109 @@ def read_lenses(
         LREError: If the text is empty or too long, an LRE or the Jacobian lens was estimated from another LM, `top_k`
             or a layer is out of range, or logits are not finite.
     """
-    ids, chosen = check_text(lm, tokenizer, text, top_k, layers)
-    tokens = [token_text(tokenizer, token) for token in ids[0, 1:].tolist()]
+    check_top_k(lm, top_k)
+    states = TextStates.of(lm, tokenizer, text, layers)
     trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]
-    with torch.no_grad():
+    grids, subjects = [], {}
+    for name in names:
+        lre = lres[name, trials[name]]
+        subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
+        grids.append(states.attribute_lens(lre, top_k))
+    if jacobian_lens is not None and set(states.layers) & set(jacobian_lens.layers):
+        grids.append(states.jacobian_lens(jacobian_lens, top_k))
+    return with_subjects([*grids, states.lens(LOGIT_LENS, states.hidden, top_k)], tokenizer, subjects)
+
+
+@dataclass(frozen=True, eq=False)
+class TextStates:
+    """The hidden states of a text, which lenses read.
+
+    Attributes:
+        lm: The LM, on the device where it is to run.
+        tokenizer: Its tokenizer.
+        text: The text.
+        ids: Its token ids without the start token, `(tokens,)`, int64.
+        layers: The layers, from the embedding up.
+        hidden: The hidden states, `(layers, tokens, hidden)`.
+    """
+
+    lm: LanguageModel
+    tokenizer: PreTrainedTokenizerBase
+    text: str
+    ids: Tensor
+    layers: Sequence[Layer]
+    hidden: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        lm: LanguageModel,
+        tokenizer: PreTrainedTokenizerBase,
+        text: str,
+        layers: Sequence[Layer] | None = None,
+    ) -> Self:
+        """Run a text, with the start token in front, and keep its hidden states at some layers, or all if None.
+
+        Raises:
+            LREError: If the text is empty or too long, or a layer is out of range.
+        """
+        ids, chosen = check_text(lm, tokenizer, text, 1, layers)
         found = lm.hidden_states(ids.to(lm.device), chosen)
         hidden = torch.stack([found[layer][0, 1:].to(lm.device) for layer in chosen])
+        return cls(lm, tokenizer, text, ids[0, 1:], chosen, hidden)
 
-        def grid(name: str, outputs: Tensor, layer: Layer | None = None, shown: Sequence[Layer] = chosen) -> Lens:
-            best, probabilities = most_likely(lm, outputs, top_k)
-            texts = {token: token_text(tokenizer, token) for token in best.unique().tolist()}
-            top = [[[texts[token] for token in cell] for cell in row] for row in best.tolist()]
-            return Lens(name, text, tokens, shown, top, probabilities.tolist(), layer)
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens, as `token_text` shows them."""
+        return [token_text(self.tokenizer, token) for token in self.ids.tolist()]
 
-        grids, subjects = [], {}
-        for name in names:
-            lre = lres[name, trials[name]]
-            lre.check_model(lm)
-            subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
-            grids.append(grid(name, lre(hidden), lre.layer))
-        if jacobian_lens is not None:
-            jacobian_lens.check_model(lm)
-            shown = [layer for layer in chosen if layer in jacobian_lens.layers]
-            outputs = [jacobian_lens(hidden[chosen.index(layer)], layer) for layer in shown]
-            grids += [grid(JACOBIAN_LENS, torch.stack(outputs), shown=shown)] if shown else []
-        return with_subjects([*grids, grid(LOGIT_LENS, hidden)], tokenizer, subjects)
+    def attribute_lens(self, lre: LRE, top_k: int, pin: int | None = None) -> Lens:
+        """Read every hidden state as D(LRE(h)); an `LREError` if the LRE is of another LM."""
+        lre.check_model(self.lm)
+        return replace(self.lens(lre.origin.relation, lre(self.hidden), top_k, pin), layer=lre.layer)
+
+    def jacobian_lens(self, lens: JacobianLens, top_k: int, pin: int | None = None) -> Lens:
+        """Read hidden states as D(J h) at those of the layers that the lens has, of which there must be one.
+
+        Raises:
+            LREError: If the lens is of another LM.
+        """
+        lens.check_model(self.lm)
+        shown = [layer for layer in self.layers if layer in lens.layers]
+        outputs = torch.stack([lens(self.hidden[self.layers.index(layer)], layer) for layer in shown])
+        return replace(self.lens(JACOBIAN_LENS, outputs, top_k, pin), layers=shown)
+
+    @torch.no_grad()
+    def lens(self, name: str, outputs: Tensor, top_k: int, pin: int | None = None) -> Lens:
+        """Decode what a lens makes of the hidden states.
+
+        Args:
+            name: The name of the grid.
+            outputs: What D decodes, `(layers, tokens, hidden)`.
+            top_k: Number of tokens to keep for each hidden state.
+            pin: A token to look for in every cell.
+
+        Raises:
+            LREError: If logits are not finite.
+        """
+        best, ranks = [], []
+        for shares in distributions(self.lm, outputs):
+            best.append([part.cpu() for part in shares.topk(top_k)])
+            if pin is not None:
+                own = shares[:, pin, None]
+                ranks.append([own[:, 0].cpu(), (shares > own).sum(-1, dtype=torch.int32).cpu() + 1])
+        shape = outputs.shape[:2]
+        probabilities, ids = (torch.cat(parts).reshape(*shape, top_k) for parts in zip(*best, strict=True))
+        texts = {token: token_text(self.tokenizer, token) for token in ids.unique().tolist()}
+        top = [[[texts[token] for token in cell] for cell in row] for row in ids.tolist()]
+        pinned = None
+        if pin is not None:
+            found = (torch.cat(parts).reshape(shape).tolist() for parts in zip(*ranks, strict=True))
+            pinned = Pinned(token_text(self.tokenizer, pin), *found)
+        names = {text: token for token, text in texts.items()}
+        return Lens(name, self.text, self.tokens, self.layers, top, probabilities.tolist(), pinned=pinned, ids=names)
 
 
 def with_subjects(
@@ -164,14 +261,23 @@ def with_subjects(
     return marked
 
 
+def mentions(text: str, subjects: Iterable[str]) -> list[tuple[int, int]]:
+    """Return where a text has some subjects, not in the middle of a word: the first character and the end of each.
+
+    Of mentions that overlap the longest is meant. They are in the order of the text.
+    """
+    bounded = [rf"(?<!\w){re.escape(subject)}(?!\w)" for subject in subjects if subject.strip() and subject in text]
+    found = (match.span() for pattern in bounded for match in re.finditer(pattern, text))
+    kept: list[tuple[int, int]] = []
+    for first, end in sorted(found, key=lambda span: (span[0] - span[1], span)):
+        if all(end <= other or first >= last for other, last in kept):
+            kept.append((first, end))
+    return sorted(kept)
+
+
 def mentioned(text: str, subjects: Iterable[str]) -> str | None:
     """Return the longest of some subjects that a text has, not in the middle of a word; None if it has none."""
-
-    def has(subject: str) -> bool:
-        bounded = rf"(?<!\w){re.escape(subject)}(?!\w)"
-        return subject in text and bool(subject.strip()) and re.search(bounded, text) is not None
-
-    return max(filter(has, subjects), key=len, default=None)
+    return max((text[first:end] for first, end in mentions(text, subjects)), key=len, default=None)
 
 
 def check_text(
@@ -202,8 +308,13 @@ def first_trials(keys: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 def subject_token(tokenizer: PreTrainedTokenizerBase, text: str, subject: str) -> int:
     """Return the index of the last token of a subject's last mention, not counting the start token."""
+    return last_tokens(tokenizer, text, [text.rindex(subject) + len(subject)])[0]
+
+
+def last_tokens(tokenizer: PreTrainedTokenizerBase, text: str, ends: Iterable[int]) -> list[int]:
+    """Return the index of the last token before each of some places in a text, not counting the start token."""
     ((_, spans),) = tokenize(tokenizer, [text])
-    return sum(first < text.rindex(subject) + len(subject) for first, _ in spans) - 1
+    return [sum(first < end for first, _ in spans) - 1 for end in ends]
 
 
 def most_certain_token(lens: Lens, row: int) -> int:

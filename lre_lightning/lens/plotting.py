@@ -21,8 +21,8 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
+from lre_lightning.lens.grid import COLOURS, inks_of, step_of, title_of
 from lre_lightning.lens.lens import Lens
-from lre_lightning.lens.page import COLOURS, inks_of, step_of, title_of
 from lre_lightning.lens.tokens import escape, sentence, visible
 
 PLAIN_FONT = "DejaVu Sans"  # comes with matplotlib

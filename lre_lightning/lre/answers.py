@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -41,24 +43,29 @@ def check_top_k(lm: LanguageModel, top_k: int) -> None:
         raise LREError(f"top_k {top_k} is out of range: it must be 1 to {lm.vocab_size}, the LM's vocabulary size")
 
 
-def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens of D(hidden), most likely first; few logits exist at a time.
+def distributions(lm: LanguageModel, hidden: Tensor) -> Iterator[Tensor]:
+    """Yield softmax(D(hidden)) for a few rows at a time, since logits are large: `(rows, vocab)`, float32.
 
     Args:
         lm: The LM.
-        hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`.
-        top_k: The number of tokens.
+        hidden: Outputs of the last decoder block, or of an LRE, `(..., hidden)`; its leading axes are flattened.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    for states in flat.split(lm.logit_rows(len(flat))):
+        logits = lm.decode(states).float()
+        check_finite(lm, logits, f"the logits of {lm.name} are")
+        yield logits.softmax(-1)
+
+
+def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely tokens of D(hidden), most likely first; see `distributions`.
 
     Returns:
         Token ids, int64, and their probabilities, float32, `(..., top_k)` each, on the CPU.
     """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    best, probabilities = [], []
-    for states in flat.split(lm.logit_rows(len(flat))):
-        logits = lm.decode(states).float()
-        check_finite(lm, logits, f"the logits of {lm.name} are")
-        found = logits.softmax(-1).topk(top_k)
-        best.append(found.indices.cpu())
-        probabilities.append(found.values.cpu())
+    found = [shares.topk(top_k) for shares in distributions(lm, hidden)]
     shape = (*hidden.shape[:-1], top_k)
-    return torch.cat(best).reshape(shape), torch.cat(probabilities).reshape(shape)
+    probabilities, best = (
+        torch.cat([part.cpu() for part in parts]).reshape(shape) for parts in zip(*found, strict=True)
+    )
+    return best, probabilities

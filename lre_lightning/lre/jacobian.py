@@ -155,7 +155,7 @@ def sweep(
 
 def check_finite(lm: LanguageModel, numbers: Tensor, what: str) -> None:
     """Check numbers that an LM has computed; `what` begins the error, such as "the logits of gpt2 are"."""
-    if not torch.isfinite(numbers).all():
+    if numbers.numel() and not torch.isfinite(torch.stack(torch.aminmax(numbers))).all():  # 30 times faster on CPUs
         dtype = str(lm.dtype).removeprefix("torch.")
         raise LREError(f"{what} not finite in {dtype}: load the LM in bfloat16 or float32")
 

@@ -10,12 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lre_lightning.concepts.record import read_concept_records
 from lre_lightning.errors import LREError
-from lre_lightning.lens.page import load_template
+from lre_lightning.lens.files import LENSES, read_lenses_file
+from lre_lightning.lens.grid import script, style
+from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.page import grid_json, load_template
+from lre_lightning.lens.tokens import sentence
 from lre_lightning.progress import progress
 from lre_lightning.records import analysis
 from lre_lightning.records.files import read_records, result_files
@@ -82,15 +87,23 @@ def make_report(
     given = ["lre", "report", *map(str, results), "--out", str(out), *(["--title", title] if title else [])]
     command = shlex.join([*given, *(["--column", *map(str, columns)] if columns else [])])
     default = f"Linear relational embeddings of {', '.join(analysis.names_of(models))}"
-    return write_page(folder, title or default, chapters, results, command)
+    files = [place / part / "lenses" / LENSES for place in map(Path, results) for part in ("", "main")]
+    lenses = [lens for file in files if file.is_file() for lens in read_lenses_file(file)]
+    return write_page(folder, title or default, chapters, results, command, lenses)
 
 
 def write_page(
-    folder: Path, title: str, chapters: Sequence[Chapter], results: Sequence[str | Path], command: str
+    folder: Path,
+    title: str,
+    chapters: Sequence[Chapter],
+    results: Sequence[str | Path],
+    command: str,
+    lenses: Sequence[Lens] = (),
 ) -> Path:
     """Write a page of chapters, and its figures and tables as files next to it; return the page.
 
-    The records come from `results`, as in `make_report`, and `command` writes the page again.
+    The records come from `results`, as in `make_report`, and `command` writes the page again. `lenses` are shown after
+    the chapters.
     """
     wanted = {path_of(c, picture): picture for c in chapters for section in c.sections for picture in section.pictures}
     tracked = progress(list(wanted.items()), "Plotting", transient=True)
@@ -105,6 +118,8 @@ def write_page(
         inline=inline,
         anchor=anchor,
         path_of=path_of,
+        sentence=sentence,
+        grid_json=grid_json,
     )
     page = template.render(
         title=title,
@@ -112,6 +127,9 @@ def write_page(
         plotted=plotted,
         runs=list(runs_of(results)),
         command=command,
+        texts=[(text, list(group)) for text, group in groupby(lenses, lambda lens: lens.text)],
+        script=script(),
+        style=style(),
         date=newest.strftime("%Y-%m-%d %H:%M UTC"),
         versions={"python": platform.python_version(), **versions()},
     )

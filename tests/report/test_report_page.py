@@ -1,16 +1,18 @@
 """The page of a report as a browser reads it, and the files next to it."""
 
 import csv
+import json
 import os
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import stdev
 
 import pytest
 from matplotlib.figure import Figure
 
 from lre_lightning.errors import LREError
+from lre_lightning.lens.grid import grid_of
 from lre_lightning.records.files import write_records
 from lre_lightning.report import page
 from lre_lightning.report.chapters import folders_of
@@ -18,6 +20,7 @@ from lre_lightning.report.page import make_report
 from lre_lightning.report.sections import Picture
 from tests.helpers.command import EMPTY, without_plots
 from tests.helpers.page import Page
+from tests.lens.test_plotting import lens
 from tests.report.examples import MAIN, TORN, bare_of, minimal, moved, unscored
 
 HOSTILE = "<script>alert(\"1\")</script> & 'x' $y_1$ 50%"
@@ -261,6 +264,25 @@ def test_figures_take_the_colour_of_the_text_around_them():
     assert "stroke: currentColor" in svg
     assert "<text" in svg
     check(f"<style></style>{page.inline(svg, 'a')}{page.inline(other, 'b')}")
+
+
+def test_lenses_of_the_run_are_grids_of_the_page(tmp_path, fast):
+    run = write_run(tmp_path / "run", MAIN)
+    lenses = [lens(HOSTILE, layer=1), lens("logit lens", tokens=("</script>", " was"))]
+    (run / "lenses").mkdir()
+    file = run / "lenses" / "lenses.json"
+    file.write_text(json.dumps([asdict(one) for one in lenses]))
+    found = Page(make_report([run], tmp_path / "out").read_text())
+    *grids, script = found.all("script")
+    assert [json.loads(one["text"]) for one in grids] == [grid_of(one) for one in lenses]
+    assert script["text"].rstrip().endswith("drawAll();")
+    assert [one["href"] for one in found.all("a") if "lenses" in one["text"]] == ["#lenses"]
+    assert "".join(lenses[1].tokens) in found.texts("h3")
+    good = asdict(lenses[0])
+    for wrong in ("{", json.dumps([{**good, "top": []}]), json.dumps([{**good, "layers": ["x"]}])):
+        file.write_text(wrong)
+        with pytest.raises(LREError, match=r"lenses.json' is not a file of lenses"):
+            make_report([run], tmp_path / "out")
 
 
 def test_mistakes_are_reported_before_anything_is_written(tmp_path, fast, monkeypatch):

@@ -1,0 +1,102 @@
+"""The subcommand ``explore``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from lightning.pytorch.cli import LightningArgumentParser
+from typing_extensions import override
+
+from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.commands.predict import subjects_of
+from lre_lightning.commands.resuming import find_checkpoint
+from lre_lightning.commands.validate import FromLREs
+from lre_lightning.concepts.concepts import Concepts
+from lre_lightning.demo import COLLECTIONS
+from lre_lightning.explore.explorer import Explorer
+from lre_lightning.explore.server import HOST, PORT, check_installed, listen, serve
+from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.lens.lens import first_trials
+from lre_lightning.lre.origin import check_origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.sharing.collection import LRECollection
+
+
+class Explore(FromLREs):
+    """Look through lenses and edit on a page in the browser.
+
+    A local page, for this machine alone: type a text, see what every layer and token says through the lens of a
+    relation, the Jacobian lens, concepts or the logit lens, and edit a subject to see what the LM says instead. An LM
+    without LREs has the logit lens.
+    """
+
+    name = "explore"
+
+    @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        self.add_lres(parser, "take the LREs from")
+        jlens = "Jacobian lens to offer as well: a file, a folder or a hub name"
+        parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
+        other = "collection of another LM, to set side by side with this one"
+        parser.add_argument("--other", type=str | None, default=None, help=other)
+        parser.add_argument("--port", type=int, default=PORT, help="port of the page; 0 for any that is free")
+
+    @override
+    def check(self, line: LRECommandLine) -> None:
+        """Take the options of the checkpoint or the LM of the collection, where there is one."""
+        check_installed()
+        options = line.options
+        bundled = options.lres or options.model.name_or_path in COLLECTIONS
+        if (
+            not bundled
+            and options.ckpt_path == "last"
+            and not find_checkpoint("last", Path(options.checkpoint.dirpath))
+        ):
+            options.ckpt_path = None
+        super().check(line)
+
+    @override
+    def check_data(self, line: LRECommandLine) -> None:
+        if line.options.ckpt_path is not None:
+            super().check_data(line)
+
+    @override
+    def run(self, line: LRECommandLine) -> None:
+        if not line.trainer.is_global_zero:
+            return
+        listener = listen(line.options.port)
+        explorers = [self.explorer(line)]
+        if line.options.other is not None:
+            explorers.append(explorer_of_collection(line.options.other, explorers[0].lm.device))
+        for explorer in explorers:
+            print(f"{explorer.lm.label}: {len(explorer.lenses)} lenses")
+        print(f"http://{HOST}:{listener.getsockname()[1]}/ (stop with Ctrl-C)", flush=True)
+        serve(explorers, listener)
+
+    def explorer(self, line: LRECommandLine) -> Explorer:
+        """Return the explorer of the LREs, with the Jacobian lens that was named, and the run's concepts."""
+        options, root = line.options, Path(line.trainer.default_root_dir)
+        if line.collection is None and options.ckpt_path is None:
+            lm, lres = line.placed_lm(), line.model.bank.lres
+            lm.tokenizer = line.datamodule.tokenizer
+            names: list[str] = []
+        else:
+            lm, lres, names = self.lres_of(line)
+        lens = line.model.jacobian_lens if options.jlens is None else JacobianLens.load(options.jlens, lm)
+        concepts = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
+        own = [one for one in concepts if one.origin.fingerprint == lm.fingerprint]
+        return Explorer(lm, lres, names, subjects_of(line, lres), lens, own)
+
+
+def explorer_of_collection(source: str, device: torch.device) -> Explorer:
+    """Return the explorer of a collection, whose LM is loaded.
+
+    Raises:
+        LREError: If there is no such collection, or its LM cannot be loaded.
+    """
+    lres = LRECollection.from_pretrained(source)
+    loading = {name.removeprefix("loading."): value for name, value in lres.loading.items()}
+    lm = LanguageModel.from_pretrained(**loading).to(device)
+    check_origin(lres.index.origin, lm)
+    return Explorer(lm, lres, [*first_trials(lres)], {})

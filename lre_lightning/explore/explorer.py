@@ -1,0 +1,249 @@
+"""What the explorer's page asks for: the grid of a lens, and an edit. Plain data in, plain data out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from lre_lightning.concepts.concepts import Concepts
+from lre_lightning.errors import LREError
+from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.lens.grid import grid_of
+from lre_lightning.lens.lens import (
+    JACOBIAN_LENS,
+    LOGIT_LENS,
+    Lens,
+    Pinned,
+    TextStates,
+    first_trials,
+    last_tokens,
+    mentions,
+)
+from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.origin import Origin
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.tokenization import tokenize
+from lre_lightning.storage.plain import text as checked_text
+
+LONGEST, MOST_TOKENS = 2000, 128
+"""Bounds on the characters and the tokens of a text."""
+TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
+CONCEPTS = " (concepts)"
+"""What the name of a grid of concepts ends in, after its relation."""
+
+
+class Ask(BaseModel):
+    """What is common to all requests: strict types, nothing unknown, a bounded text, and the number of an LM."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: str = Field(max_length=LONGEST)
+    lm: int = Field(0, ge=0)
+
+
+class Read(Ask):
+    """A text to look at.
+
+    Attributes:
+        lens: The name of the lens; if empty, that of the first relation that the text asks about or mentions.
+        pin: An object, whose first token is to be found in every cell.
+        token: A token to be found there instead, by its id.
+    """
+
+    lens: str = Field("", max_length=LONGEST)
+    pin: str = Field("", max_length=200)
+    token: int | None = Field(None, ge=0)
+
+
+class Change(Ask):
+    """An edit.
+
+    Attributes:
+        relation: The relation whose LRE edits.
+        subject: The subject; found by the template if empty.
+        target: The subject to answer for instead.
+        layer: The layer to edit; the LRE's own if None.
+        rank: The rank of the edit; the LRE's own if None.
+    """
+
+    relation: str = Field(max_length=LONGEST)
+    subject: str = Field("", max_length=LONGEST)
+    target: str = Field(min_length=1, max_length=200)
+    layer: int | Literal["emb"] | None = None
+    rank: int | None = Field(None, ge=1)
+
+
+class Explorer:
+    """Answers requests about texts, one at a time.
+
+    Args:
+        lm: The LM, on the device where it is to run.
+        lres: LREs by relation and trial, with their `metadata`, such as a collection.
+        relations: The relations to offer, in this order.
+        subjects: Subjects of relations to find in texts, besides those that LREs were estimated from.
+        jacobian_lens: A Jacobian lens to offer.
+        concepts: Concepts to offer.
+
+    Raises:
+        LREError: If the Jacobian lens or the concepts were estimated from another LM.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        lres: Any,
+        relations: Sequence[str],
+        subjects: Mapping[str, Collection[str]],
+        jacobian_lens: JacobianLens | None = None,
+        concepts: Sequence[Concepts] = (),
+    ) -> None:
+        trials = first_trials(lres)
+        self.lm, self._lres, self._jacobian_lens = lm, lres, jacobian_lens
+        self._keys = {name: (name, trials[name]) for name in relations if name in trials}
+        self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
+        self._origins = {name: Origin(**metadata["origin"]) for name, metadata in self._metadata.items()}
+        self._subjects = {
+            name: dict.fromkeys([*dict(origin.train), *sorted(subjects.get(name, ()))])
+            for name, origin in self._origins.items()
+        }
+        self._concepts = {one.origin.relation + CONCEPTS: one.bind(lm) for one in reversed(concepts)}
+        if jacobian_lens is not None:
+            jacobian_lens.check_model(lm)
+
+    @property
+    def lenses(self) -> list[str]:
+        """The names of the lenses, relations first."""
+        generic = [LOGIT_LENS] if self._jacobian_lens is None else [JACOBIAN_LENS, LOGIT_LENS]
+        return [*self._keys, *sorted(self._concepts), *generic]
+
+    def about(self) -> dict[str, Any]:
+        """Return what the page offers: the LM, lenses, layers, and a first text."""
+        ask = next((origin for origin in self._origins.values() if origin.template and origin.train), None)
+        example = ask.template.split("\n")[0].replace("{}", ask.train[0][0]) if ask else "The sky is"
+        return {
+            "model": self.lm.label,
+            "lenses": self.lenses,
+            "layers": [*map(str, self.lm.layers)],
+            "example": example,
+        }
+
+    def found(self, text: str) -> dict[str, tuple[str, list[tuple[int, int]]]]:
+        """Return how a text has to do with relations, ``"asks"`` or ``"mentions"``, and where it has subjects of them.
+
+        Relations that it asks about come first; those that it has nothing to do with are left out.
+        """
+        asks, others = {}, {}
+        for name, origin in self._origins.items():
+            subject = origin.subject_of(text)
+            places = mentions(text, [*self._subjects[name], *([subject] if subject else [])])
+            if subject:
+                asks[name] = ("asks", places)
+            elif places:
+                others[name] = ("mentions", places)
+        return asks | others
+
+    def read(self, ask: Read) -> dict[str, Any]:
+        """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.
+
+        Raises:
+            LREError: If there is no such lens, or the text is empty or too long.
+        """
+        text, found = self._text(ask.text), self.found(ask.text)
+        name = ask.lens or next(iter([*found, *self._keys]), LOGIT_LENS)
+        if name not in self.lenses:
+            raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
+        relation = name.removesuffix(CONCEPTS)
+        places = found[relation][1] if relation in found else []
+        if relation not in self._origins and found:  # lenses without a relation have the subjects of the first one
+            places = next(iter(found.values()))[1]
+        states = TextStates.of(self.lm, self.lm.tokenizer, text)
+        lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
+        tokens = last_tokens(self.lm.tokenizer, text, [end for _, end in places])
+        subjects = [(text[first:end], token) for (first, end), token in zip(places, tokens, strict=True)]
+        return {
+            "grid": {**grid_of(lens, sorted(set(tokens))), "unit": unit},
+            "lens": name,
+            "found": [[one, how] for one, (how, _) in found.items()],
+            "subjects": subjects[::-1],
+            "edit": self._edit_of(relation),
+        }
+
+    def _text(self, text: str) -> str:
+        checked_text(text, "the text", LONGEST)
+        ((ids, _),) = tokenize(self.lm.tokenizer, [text])
+        if len(ids) > MOST_TOKENS:
+            raise LREError(f"the text has {len(ids)} tokens, and may have {MOST_TOKENS}: shorten it")
+        return text
+
+    def _edit_of(self, relation: str) -> dict[str, Any] | None:
+        if relation not in self._keys:
+            return None
+        metadata = self._metadata[relation]
+        targets = [*self._subjects[relation]][:MOST_SUBJECTS]
+        return {"relation": relation, "layer": str(metadata["layer"]), "rank": metadata["rank"], "targets": targets}
+
+    def _lens(self, states: TextStates, name: str, ask: Read) -> Lens:
+        pin = self._token(ask)
+        top_k = min(TOP_K, self.lm.vocab_size)
+        if name in self._concepts:
+            return _concept_lens(states, self._concepts[name], name, ask.pin)
+        if name == JACOBIAN_LENS and self._jacobian_lens is not None:
+            return states.jacobian_lens(self._jacobian_lens, top_k, pin)
+        if name == LOGIT_LENS:
+            return states.lens(LOGIT_LENS, states.hidden, top_k, pin)
+        return states.attribute_lens(self._lre(name), top_k, pin)
+
+    def _lre(self, relation: str) -> LRE:
+        if relation not in self._keys:
+            raise LREError(f"there is no LRE of {relation!r}")
+        lre: LRE = self._lres[self._keys[relation]]
+        return lre.to(self.lm.device)
+
+    def _token(self, ask: Read) -> int | None:
+        """Return the token to pin: the first one of an object, as it goes on after a word."""
+        if ask.token is not None:
+            if ask.token >= self.lm.vocab_size:
+                raise LREError(f"there is no token {ask.token}: the LM has {self.lm.vocab_size}")
+            return ask.token
+        if not ask.pin.strip():
+            return None
+        before = "a "
+        ((ids, spans),) = tokenize(self.lm.tokenizer, [before + checked_text(ask.pin.strip(), "the object", 200)])
+        return next(int(token) for token, (_, end) in zip(ids, spans, strict=True) if end > len(before))
+
+    def edit(self, ask: Change) -> dict[str, Any]:
+        """Return the LM's answers and continuations before and after an edit.
+
+        Raises:
+            LREError: If there is no such LRE, the subject is not in the text, or the layer or rank is out of range.
+        """
+        text, lre = self._text(ask.text), self._lre(ask.relation).bind(self.lm)
+        lre = replace(lre, rank=ask.rank or lre.rank)
+        layers = None if ask.layer is None else [ask.layer]
+        edit = lre.edit_prompt(text, self._text(ask.target), ask.subject or None, layers)
+        ((before, after),) = edit.continuations(NEW_TOKENS) if hasattr(self.lm.model, "generate") else [("", "")]
+        return {
+            "prompt": edit.prompt.text,
+            "subject": edit.prompt.subject,
+            "target": edit.target,
+            "layer": str(edit.layers[0]),
+            "rank": lre.edit_rank,
+            "before": {"answers": [*edit.before], "text": before},
+            "after": {"answers": [*edit.after], "text": after},
+        }
+
+
+def _concept_lens(states: TextStates, concepts: Concepts, name: str, pin: str) -> Lens:
+    """Return a grid of the objects whose concepts are nearest to each hidden state, with cosines as their values."""
+    scores = concepts(torch.nn.functional.normalize(states.hidden.float(), dim=-1)).cpu()
+    objects, best = concepts.objects, scores.topk(min(TOP_K, len(concepts.objects)))
+    top = [[[objects[place] for place in cell] for cell in row] for row in best.indices.tolist()]
+    lens = Lens(name, states.text, states.tokens, states.layers, top, best.values.tolist(), concepts.layer)
+    if pin not in objects:
+        return lens
+    own = scores[..., objects.index(pin)]
+    ranks = (scores > own[..., None]).sum(-1) + 1
+    return replace(lens, pinned=Pinned(pin, own.tolist(), ranks.tolist()))
