@@ -68,7 +68,7 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute the operation, and record it if it is a product."""
         if func.overloadpacket.__name__ in self.NAMES:
-            self.calls.append((func, [self._note(one) for one in args]))
+            self.calls.append((func.overloadpacket.default, [self._note(one) for one in args]))  # without `out`
         return func(*args, **(kwargs or {}))
 
     def _note(self, operand: Any) -> Any:
