@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import lens_page
 from lre_lightning.records.files import read_records
 from lre_lightning.report import baselines, relations
@@ -74,7 +74,7 @@ def test_names_are_printed_by_latex_as_they_are(shown_records, tmp_path):
 
 def test_names_on_the_page_of_a_lens_are_text():
     names = [*NAMES_TO_SHOW, *STRINGS[:10]]
-    lenses = [Lens(name, name, (name,), (0,), (((name,),),), (((1.0,),),), layer=0) for name in names]
+    lenses = [LensGrid(name, name, (name,), (0,), (((name,),),), (((1.0,),),), layer=0) for name in names]
     page = lens_page(lenses, NAMES_TO_SHOW[0])
     assert page.count("<script") == len(lenses) + 1
     assert "<img" not in page

@@ -20,7 +20,7 @@ from lre_lightning.commands.resuming import add_weights_only, find_checkpoint
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import Lens, first_trials, mentioned, print_lenses, read_lenses, with_subjects
+from lre_lightning.lens.lens import LensGrid, first_trials, mentioned, print_lenses, read_lenses, with_subjects
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -110,7 +110,7 @@ class Predict(FromLREs):
                 ckpt_path=options.ckpt_path,
                 weights_only=options.weights_only,
             )
-            grids = cast("list[list[Lens]]", found)
+            grids = cast("list[list[LensGrid]]", found)
         folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
         asked = Asked(line)
         shown = [asked.of(text, lenses) for text, lenses in zip(texts, grids, strict=True)]
@@ -138,7 +138,7 @@ class Asked:
         self._origins = {key[0]: Origin(**lres.metadata[key]["origin"]) for key in keys}
         self._subjects = subjects_of(line, lres)
 
-    def of(self, text: Text, lenses: Sequence[Lens]) -> tuple[list[Lens], dict[str, str]]:
+    def of(self, text: Text, lenses: Sequence[LensGrid]) -> tuple[list[LensGrid], dict[str, str]]:
         """Choose and order the lenses of a text, and mark the subject in them.
 
         Returns:

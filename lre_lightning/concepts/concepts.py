@@ -90,6 +90,11 @@ class Concepts(Lens):
         self._check_finite([self.vectors])
 
     @property
+    def name(self) -> str:  # type: ignore[override]
+        """The relation."""
+        return self.origin.relation
+
+    @property
     def title(self) -> str:  # type: ignore[override]
         """What messages call what they were made of."""
         return f"LRE behind the concepts of {self.origin.relation!r}"

@@ -14,15 +14,14 @@ from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
 from lre_lightning.lens.lens import (
-    JACOBIAN_LENS,
-    LOGIT_LENS,
-    Lens,
+    LensGrid,
     Pinned,
     TextStates,
     first_trials,
     last_tokens,
     mentions,
 )
+from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -101,7 +100,7 @@ class Explorer:
         concepts: Sequence[Concepts] = (),
     ) -> None:
         trials = first_trials(lres)
-        self.lm, self._lres, self._jacobian_lens = lm, lres, jacobian_lens
+        self.lm, self._lres = lm, lres
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         self._origins = {name: Origin(**metadata["origin"]) for name, metadata in self._metadata.items()}
@@ -110,14 +109,13 @@ class Explorer:
             for name, origin in self._origins.items()
         }
         self._concepts = {one.origin.relation + CONCEPTS: one.bind(lm) for one in reversed(concepts)}
-        if jacobian_lens is not None:
-            jacobian_lens.check_model(lm)
+        generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
+        self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
 
     @property
     def lenses(self) -> list[str]:
         """The names of the lenses, relations first."""
-        generic = [LOGIT_LENS] if self._jacobian_lens is None else [JACOBIAN_LENS, LOGIT_LENS]
-        return [*self._keys, *sorted(self._concepts), *generic]
+        return [*self._keys, *sorted(self._concepts), *self._generic]
 
     def about(self) -> dict[str, Any]:
         """Return what the page offers: the LM, lenses, layers, and a first text."""
@@ -152,7 +150,7 @@ class Explorer:
             LREError: If there is no such lens, or the text is empty or too long.
         """
         text, found = self._text(ask.text), self.found(ask.text)
-        name = ask.lens or next(iter([*found, *self._keys]), LOGIT_LENS)
+        name = ask.lens or next(iter([*found, *self._keys, *self._generic]))
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
@@ -185,16 +183,13 @@ class Explorer:
         targets = [*self._subjects[relation]][:MOST_SUBJECTS]
         return {"relation": relation, "layer": str(metadata["layer"]), "rank": metadata["rank"], "targets": targets}
 
-    def _lens(self, states: TextStates, name: str, ask: Read) -> Lens:
+    def _lens(self, states: TextStates, name: str, ask: Read) -> LensGrid:
         pin = self._token(ask)
         top_k = min(TOP_K, self.lm.vocab_size)
         if name in self._concepts:
             return _concept_lens(states, self._concepts[name], name, ask.pin)
-        if name == JACOBIAN_LENS and self._jacobian_lens is not None:
-            return states.jacobian_lens(self._jacobian_lens, top_k, pin)
-        if name == LOGIT_LENS:
-            return states.lens(LOGIT_LENS, states.hidden, top_k, pin)
-        return states.attribute_lens(self._lre(name), top_k, pin)
+        lens = self._generic[name] if name in self._generic else self._lre(name)
+        return states.grid(lens, top_k, pin)
 
     def _lre(self, relation: str) -> LRE:
         if relation not in self._keys:
@@ -236,12 +231,12 @@ class Explorer:
         }
 
 
-def _concept_lens(states: TextStates, concepts: Concepts, name: str, pin: str) -> Lens:
+def _concept_lens(states: TextStates, concepts: Concepts, name: str, pin: str) -> LensGrid:
     """Return a grid of the objects whose concepts are nearest to each hidden state, with cosines as their values."""
     scores = concepts(torch.nn.functional.normalize(states.hidden.float(), dim=-1)).cpu()
     objects, best = concepts.objects, scores.topk(min(TOP_K, len(concepts.objects)))
     top = [[[objects[place] for place in cell] for cell in row] for row in best.indices.tolist()]
-    lens = Lens(name, states.text, states.tokens, states.layers, top, best.values.tolist(), concepts.layer)
+    lens = LensGrid(name, states.text, states.tokens, states.layers, top, best.values.tolist(), concepts.layer)
     if pin not in objects:
         return lens
     own = scores[..., objects.index(pin)]

@@ -23,7 +23,7 @@ from lre_lightning.jlens.files import (
     read_published,
     write_published,
 )
-from lre_lightning.lre.lens import Lens
+from lre_lightning.lre.lens import JACOBIAN_LENS, Lens
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.storage.tensors import write_tensors
 
@@ -58,7 +58,7 @@ class JacobianLens(Lens):
     origin: LensOrigin | None = None
     lm: LanguageModel | None = field(default=None, repr=False)
 
-    title = "Jacobian lens"
+    name = title = JACOBIAN_LENS
 
     def __post_init__(self) -> None:
         check_jacobians([jacobian.shape for jacobian in self.jacobians.values()])
@@ -80,6 +80,10 @@ class JacobianLens(Lens):
         """Return J h for hidden states at a layer, `(..., hidden)`, in the dtype of J, on their device; see `at`."""
         jacobian = self.at(layer).to(hidden.device)
         return hidden.to(jacobian.dtype) @ jacobian.T
+
+    def reads(self, layer: Layer) -> bool:
+        """Return whether it has J at a layer."""
+        return layer in self.jacobians
 
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return J h for hidden states at layers of the lens; errors are those of `at`."""

@@ -12,7 +12,7 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.plotting import plot_lenses, to_pixels
 from lre_lightning.storage.files import write_whole, written_whole
@@ -21,10 +21,10 @@ LENSES = "lenses.json"
 """Name of the file of data."""
 
 
-def read_lenses_file(path: Path) -> list[Lens]:
+def read_lenses_file(path: Path) -> list[LensGrid]:
     """Read a file ``lenses.json``; an `LREError` if it is not one."""
     try:
-        lenses = TypeAdapter(list[Lens]).validate_json(path.read_bytes())
+        lenses = TypeAdapter(list[LensGrid]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise LREError(f"{str(path)!r} is not a file of lenses: {first_line(error)}") from error
     for lens in lenses:
@@ -40,8 +40,8 @@ def read_lenses_file(path: Path) -> list[Lens]:
     return lenses
 
 
-def write_lenses(grids: Sequence[Sequence[Lens]], folder: Path) -> list[Figure]:
-    """Write ``text<number>.png`` for each text, ``lenses.html``, and ``lenses.json``, a list of the fields of `Lens`.
+def write_lenses(grids: Sequence[Sequence[LensGrid]], folder: Path) -> list[Figure]:
+    """Write ``text<number>.png`` for each text, ``lenses.html``, and ``lenses.json``, the fields of each `LensGrid`.
 
     `grids` are the lenses of each text. Pictures of other texts that the folder has from before are removed. Returns
     the pictures.

@@ -13,13 +13,13 @@ from matplotlib.colors import to_hex
 from lre_lightning.lens.tokens import sentence, visible
 
 if TYPE_CHECKING:
-    from lre_lightning.lens.lens import Lens
+    from lre_lightning.lens.lens import LensGrid
 
 COLOURS, DARK_COLOURS = "magma_r", "magma"
 """Perceptually uniform: more likely is darker on a white page, and lighter on a black one."""
 
 
-def grid_of(lens: Lens, marked: Sequence[int] | None = None) -> dict[str, Any]:
+def grid_of(lens: LensGrid, marked: Sequence[int] | None = None) -> dict[str, Any]:
     """Return a grid as plain data, as ``grid.js`` draws it: with everything in a token visible, and each token once.
 
     Args:
@@ -73,7 +73,7 @@ def _rules(colours: str) -> str:
     return "\n".join([f".lens .scale {{ background: linear-gradient(to right, {strip}); }}", *rules, ""])
 
 
-def title_of(lens: Lens) -> str:
+def title_of(lens: LensGrid) -> str:
     """Return a grid's name, with the layer that its LRE was estimated at."""
     return sentence(lens.name) if lens.layer is None else f"{sentence(lens.name)} (LRE of layer {lens.layer})"
 

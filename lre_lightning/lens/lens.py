@@ -22,6 +22,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.answers import check_top_k, distributions
+from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
@@ -32,7 +33,6 @@ from lre_lightning.storage.plain import printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
 PRINTED = 3
 """Number of tokens that are printed of a cell."""
 MARK = "\u25b8"
@@ -55,7 +55,7 @@ class Pinned:
 
 
 @dataclass(frozen=True, repr=False)
-class Lens:
+class LensGrid:
     """A grid of layers by tokens: the most likely tokens of D(LRE(h)) for every hidden state h of a text.
 
     Attributes:
@@ -104,7 +104,7 @@ class Lens:
         ]
         return [header, *reversed(rows)]
 
-    def to(self, *args: Any, **kwargs: Any) -> Lens:
+    def to(self, *args: Any, **kwargs: Any) -> LensGrid:
         """Return the grid itself: Lightning moves predictions between devices, and this is on none."""
         return self
 
@@ -118,7 +118,7 @@ def read_lenses(
     top_k: int = 5,
     layers: Sequence[Layer] | None = None,
     jacobian_lens: JacobianLens | None = None,
-) -> list[Lens]:
+) -> list[LensGrid]:
     """Read a text through the lens of each relation, the Jacobian lens, if there is one, and the logit lens.
 
     Every LRE is applied to the hidden states of all layers, with its own beta, whatever layer it was estimated at. Of
@@ -151,10 +151,10 @@ def read_lenses(
     for name in names:
         lre = lres[name, trials[name]]
         subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
-        grids.append(states.attribute_lens(lre, top_k))
-    if jacobian_lens is not None and set(states.layers) & set(jacobian_lens.layers):
-        grids.append(states.jacobian_lens(jacobian_lens, top_k))
-    return with_subjects([*grids, states.lens(LOGIT_LENS, states.hidden, top_k)], tokenizer, subjects)
+        grids.append(states.grid(lre, top_k))
+    generic = [jacobian_lens, LogitLens()] if jacobian_lens is not None else [LogitLens()]
+    grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]
+    return with_subjects(grids, tokenizer, subjects)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,35 +201,21 @@ class TextStates:
         """The tokens, as `token_text` shows them."""
         return [token_text(self.tokenizer, token) for token in self.ids.tolist()]
 
-    def attribute_lens(self, lre: LRE, top_k: int, pin: int | None = None) -> Lens:
-        """Read every hidden state as D(LRE(h)); an `LREError` if the LRE is of another LM."""
-        lre.check_model(self.lm)
-        return replace(self.lens(lre.origin.relation, lre(self.hidden), top_k, pin), layer=lre.layer)
-
-    def jacobian_lens(self, lens: JacobianLens, top_k: int, pin: int | None = None) -> Lens:
-        """Read hidden states as D(J h) at those of the layers that the lens has, of which there must be one.
-
-        Raises:
-            LREError: If the lens is of another LM.
-        """
-        lens.check_model(self.lm)
-        shown = [layer for layer in self.layers if layer in lens.layers]
-        outputs = torch.stack([lens(self.hidden[self.layers.index(layer)], layer) for layer in shown])
-        return replace(self.lens(JACOBIAN_LENS, outputs, top_k, pin), layers=shown)
-
     @torch.no_grad()
-    def lens(self, name: str, outputs: Tensor, top_k: int, pin: int | None = None) -> Lens:
-        """Decode what a lens makes of the hidden states.
+    def grid(self, lens: Lens, top_k: int, pin: int | None = None) -> LensGrid:
+        """Decode what a lens makes of the hidden states, at those of the layers that it reads, of which there is one.
 
         Args:
-            name: The name of the grid.
-            outputs: What D decodes, `(layers, tokens, hidden)`.
+            lens: The lens.
             top_k: Number of tokens to keep for each hidden state.
             pin: A token to look for in every cell.
 
         Raises:
-            LREError: If logits are not finite.
+            LREError: If the lens is of another LM, or logits are not finite.
         """
+        lens.check_model(self.lm)
+        shown = [layer for layer in self.layers if lens.reads(layer)]
+        outputs = lens.read(self.hidden[[self.layers.index(layer) for layer in shown]], shown)
         best, ranks = [], []
         for shares in distributions(self.lm, outputs):
             best.append([part.cpu() for part in shares.topk(top_k)])
@@ -245,12 +231,14 @@ class TextStates:
             found = (torch.cat(parts).reshape(shape).tolist() for parts in zip(*ranks, strict=True))
             pinned = Pinned(token_text(self.tokenizer, pin), *found)
         names = {text: token for token, text in texts.items()}
-        return Lens(name, self.text, self.tokens, self.layers, top, probabilities.tolist(), pinned=pinned, ids=names)
+        layer = lens.layer if isinstance(lens, LRE) else None
+        best_shares = probabilities.tolist()
+        return LensGrid(lens.name, self.text, self.tokens, shown, top, best_shares, layer, pinned=pinned, ids=names)
 
 
 def with_subjects(
-    lenses: Sequence[Lens], tokenizer: PreTrainedTokenizerBase, subjects: Mapping[str, str | None]
-) -> list[Lens]:
+    lenses: Sequence[LensGrid], tokenizer: PreTrainedTokenizerBase, subjects: Mapping[str, str | None]
+) -> list[LensGrid]:
     """Return lenses of one text with the token of the subject that it has by relation; others have the first one's."""
     first = next((lens.name for lens in lenses if lens.name in subjects), None)
     marked = []
@@ -317,7 +305,7 @@ def last_tokens(tokenizer: PreTrainedTokenizerBase, text: str, ends: Iterable[in
     return [sum(first < end for first, _ in spans) - 1 for end in ends]
 
 
-def most_certain_token(lens: Lens, row: int) -> int:
+def most_certain_token(lens: LensGrid, row: int) -> int:
     """Return the index of the token at which a lens is most certain, in a row of its grid.
 
     The first token is left out if there are others: it has seen nothing of the text, and LMs use its hidden state as an
@@ -327,7 +315,7 @@ def most_certain_token(lens: Lens, row: int) -> int:
     return max(range(min(1, len(best) - 1), len(best)), key=best.__getitem__)
 
 
-def print_lenses(grids: Sequence[Sequence[Lens]], notes: Sequence[Mapping[str, str]] = ()) -> None:
+def print_lenses(grids: Sequence[Sequence[LensGrid]], notes: Sequence[Mapping[str, str]] = ()) -> None:
     """Print what each relation's lens says about each text, at the layer of its LRE and at the subject's token.
 
     Where no subject was found, it is the token where the lens is most certain. Without a relation it is what the

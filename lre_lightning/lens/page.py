@@ -15,10 +15,10 @@ from lre_lightning.lens.tokens import sentence
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from lre_lightning.lens.lens import Lens
+    from lre_lightning.lens.lens import LensGrid
 
 
-def lens_page(lenses: Sequence[Lens], title: str = "Attribute lens") -> str:
+def lens_page(lenses: Sequence[LensGrid], title: str = "Attribute lens") -> str:
     """Render grids as an HTML page that shows the most likely tokens of a cell on hover or focus.
 
     The page needs nothing from outside, and the same grids give the same page. Consecutive grids of one text form a
@@ -44,7 +44,7 @@ def load_template(package: str, name: str, html: bool = True, **functions: Any) 
     return environment.from_string(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
-def grid_json(lens: Lens) -> str:
+def grid_json(lens: LensGrid) -> str:
     """Return a grid as JSON for a script element."""
     text = json.dumps(grid_of(lens), separators=(",", ":"))
     return text.replace("<", "\\u003c")

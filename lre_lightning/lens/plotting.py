@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import COLOURS, inks_of, step_of, title_of
-from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.tokens import escape, sentence, visible
 
 PLAIN_FONT = "DejaVu Sans"  # comes with matplotlib
@@ -40,7 +40,7 @@ FRAME = "#0096d6"
 LABELS, MARGIN, HEAD, FOOT = 24.0, 12.0, 24.0, 34.0
 
 
-def plot_lenses(lenses: Sequence[Lens]) -> Figure:
+def plot_lenses(lenses: Sequence[LensGrid]) -> Figure:
     """Plot the grids of one text: layers upwards, tokens across, in each cell the most likely token.
 
     Cells are shaded by the probability of that token, on one scale from 0 to 1; the layer of the LRE and the subject's
@@ -75,7 +75,7 @@ def plot_lenses(lenses: Sequence[Lens]) -> Figure:
     return figure
 
 
-def _plot_grid(axes: Axes, lens: Lens, pen: _Pen, cell: float, title: float) -> None:
+def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float) -> None:
     """Plot one grid with cells and a title of the given widths."""
     best = np.array([[cell[0] for cell in row] for row in lens.probabilities])
     across, up = len(lens.tokens), len(lens.layers)

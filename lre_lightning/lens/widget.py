@@ -7,7 +7,7 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import grid_of, script, style
-from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.lens import LensGrid
 
 try:
     import anywidget
@@ -37,17 +37,17 @@ class LensWidget(anywidget.AnyWidget):
     grids: Any = traitlets.List().tag(sync=True)
     cell: Any = traitlets.List(traitlets.Int()).tag(sync=True)
 
-    def __init__(self, lenses: Sequence[Lens]) -> None:
+    def __init__(self, lenses: Sequence[LensGrid]) -> None:
         super().__init__()
         self.lenses = lenses
 
     @property
-    def lenses(self) -> Sequence[Lens]:
+    def lenses(self) -> Sequence[LensGrid]:
         """The grids that are shown."""
         return self._lenses
 
     @lenses.setter
-    def lenses(self, lenses: Sequence[Lens]) -> None:
+    def lenses(self, lenses: Sequence[LensGrid]) -> None:
         if not lenses:
             raise LREError("a widget of lenses needs at least one")
         self._lenses, self.cell = tuple(lenses), []

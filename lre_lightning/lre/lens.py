@@ -16,23 +16,31 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 
+LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
+
 
 class Lens(ABC):
     """A map of the hidden states of one LM.
 
     Attributes:
+        name: What grids call it: the relation, or the kind of lens.
         title: What messages call it.
         origin: The LM and the data that it was estimated from; None if that is not known.
-        layers: The layers that it was estimated at, from the embedding up.
+        layers: The layers that it was estimated at, from the embedding up; none for the logit lens.
         width: The width of the hidden states; 0 for any.
         lm: The LM that it runs; see `bind`. It is not part of the file.
     """
 
+    name: str
     title: str
     origin: Any
     layers: tuple[Layer, ...]
     width: int
     lm: LanguageModel | None
+
+    def reads(self, layer: Layer) -> bool:
+        """Return whether it maps hidden states at a layer: most lenses do at any, wherever they were estimated."""
+        return True
 
     @abstractmethod
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
@@ -53,7 +61,8 @@ class Lens(ABC):
             check_origin(asdict(self.origin), lm, self.title)
         if self.width not in (0, lm.hidden_size):
             raise LREError(f"the {self.title} has the width {self.width}, and {lm.name!r} {lm.hidden_size}")
-        lm.check_layers(self.layers)
+        if self.layers:
+            lm.check_layers(self.layers)
 
     def bind(self, lm: LanguageModel) -> Self:
         """Return the lens with the LM that it was estimated from, which it runs from then on.
@@ -83,7 +92,7 @@ class Lens(ABC):
 class LogitLens(Lens):
     """The identity: hidden states are decoded as if they were outputs of the last block."""
 
-    title, origin, layers, width, lm = "logit lens", None, (), 0, None
+    name, title, origin, layers, width, lm = LOGIT_LENS, LOGIT_LENS, None, (), 0, None
 
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return the hidden states as they are."""

@@ -72,6 +72,11 @@ class LRE(Lens):
             check_ranks([self.rank], self.operator.rank)
 
     @property
+    def name(self) -> str:  # type: ignore[override]
+        """The relation."""
+        return self.origin.relation
+
+    @property
     def title(self) -> str:  # type: ignore[override]
         """What messages call it."""
         return f"LRE of {self.origin.relation!r}"

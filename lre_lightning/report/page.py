@@ -18,7 +18,7 @@ from lre_lightning.concepts.record import read_concept_records
 from lre_lightning.errors import LREError
 from lre_lightning.lens.files import LENSES, read_lenses_file
 from lre_lightning.lens.grid import script, style
-from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import grid_json, load_template
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.progress import progress
@@ -98,7 +98,7 @@ def write_page(
     chapters: Sequence[Chapter],
     results: Sequence[str | Path],
     command: str,
-    lenses: Sequence[Lens] = (),
+    lenses: Sequence[LensGrid] = (),
 ) -> Path:
     """Write a page of chapters, and its figures and tables as files next to it; return the page.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.lens import Lens, read_lenses
+from lre_lightning.lens.lens import LensGrid, read_lenses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
@@ -277,7 +277,7 @@ class LREModule(FrozenLMModule):
         }:
             raise LREError(NO_LRE)
 
-    def predict_step(self, batch: str, batch_idx: int) -> list[Lens]:
+    def predict_step(self, batch: str, batch_idx: int) -> list[LensGrid]:
         """Read a text through the lens of each relation of the data, the Jacobian lens, if any, and the logit lens."""
         names = [relation.name for relation in self._data.relations]
         return read_lenses(self.lm, self._data.tokenizer, batch, self.lres, names, jacobian_lens=self.jacobian_lens)

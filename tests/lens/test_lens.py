@@ -11,7 +11,14 @@ from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.lens import JACOBIAN_LENS, LOGIT_LENS, Lens, mentioned, print_lenses, read_lenses, subject_token
+from lre_lightning.lens.lens import (
+    LensGrid,
+    mentioned,
+    print_lenses,
+    read_lenses,
+    subject_token,
+)
+from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -223,7 +230,9 @@ def test_ids_outside_the_vocabulary_are_shown_as_numbers(name):
 
 
 def test_a_lens_shows_itself_in_notebooks_and_interpreters():
-    lens = Lens("r", "a <b", ["a", "<b"], [0, 1], [[["x"], ["y"]], [["z"], ["w"]]], [[[0.5], [0.25]], [[0.1], [1.0]]])
+    lens = LensGrid(
+        "r", "a <b", ["a", "<b"], [0, 1], [[["x"], ["y"]], [["z"], ["w"]]], [[[0.5], [0.25]], [[0.1], [1.0]]]
+    )
     first, second = lens._repr_html_().split("<tr><td>")[1:]
     assert first.startswith("1</td><td>z 0.10</td><td>w 1.00</td>")
     assert second.startswith("0</td><td>x 0.50</td>")
@@ -251,7 +260,7 @@ def test_the_last_token_of_a_subjects_last_mention(name):
 def test_a_lens_is_printed_where_it_is_most_certain_but_not_at_the_first_token(capsys):
     likely = [[0.9, 0.1, 0.3, 0.2], [0.9, 0.4, 0.6, 0.7]]
     top = [[[f" {layer}{token}"] for token in "abcd"] for layer in "xy"]
-    grid = Lens("plays", "a b c d", ["a", " b", " c", " d"], [0, 1], top, [[[p] for p in row] for row in likely], 1)
+    grid = LensGrid("plays", "a b c d", ["a", " b", " c", " d"], [0, 1], top, [[[p] for p in row] for row in likely], 1)
     one = replace(grid, text="a", tokens=["a"], top=[row[:1] for row in top], probabilities=[[[0.9]], [[0.9]]])
     print_lenses([[grid, replace(grid, layer=None)], [replace(one, layer=0)]])
     print_lenses([[replace(grid, layer=0, token=3), replace(grid, token=2)]], [{"plays": "mentions d"}])

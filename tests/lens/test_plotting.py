@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from lre_lightning.errors import LREError
 from lre_lightning.lens import plotting
 from lre_lightning.lens.grid import inks_of, step_of
-from lre_lightning.lens.lens import Lens
+from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.plotting import families_of, plot_lenses, to_pixels
 from lre_lightning.lens.tokens import visible
 
@@ -35,7 +35,7 @@ def lens(name="plays sport", tokens=TOKENS, layers=LAYERS, seed=0, words=WORDS, 
     draw = random.Random(f"{name}{seed}")
     top = [[draw.choices(words, k=k) for _ in tokens] for _ in layers]
     best = [[sorted((draw.random() for _ in range(k)), reverse=True) for _ in tokens] for _ in layers]
-    return Lens(name, "".join(tokens), tokens, layers, top, best, layer)
+    return LensGrid(name, "".join(tokens), tokens, layers, top, best, layer)
 
 
 @pytest.mark.parametrize(
