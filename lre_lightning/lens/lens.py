@@ -201,11 +201,13 @@ class TextStates:
         """The tokens, as `token_text` shows them."""
         return [token_text(self.tokenizer, token) for token in self.ids.tolist()]
 
+    @torch.no_grad()
     def attribute_lens(self, lre: LRE, top_k: int, pin: int | None = None) -> Lens:
         """Read every hidden state as D(LRE(h)); an `LREError` if the LRE is of another LM."""
         lre.check_model(self.lm)
         return replace(self.lens(lre.origin.relation, lre(self.hidden), top_k, pin), layer=lre.layer)
 
+    @torch.no_grad()
     def jacobian_lens(self, lens: JacobianLens, top_k: int, pin: int | None = None) -> Lens:
         """Read hidden states as D(J h) at those of the layers that the lens has, of which there must be one.
 
