@@ -25,7 +25,7 @@ function makeView() {
   find("#views").append(root);
   const form = find(".ask", root), edit = find(".edit", root), shown = find(".shown", root);
   const fields = form.elements, changes = edit.elements, number = views.length;
-  let drawn = null, state = null, token = null, edited = false, turn = 0;
+  let drawn = null, state = null, token = null, edited = null;
   lms.forEach(({ model }, i) => add(fields.lm, "option", model, { value: i }));
   fields.lm.parentElement.hidden = lms.length < 2;
   for (const name of ["subjects", "targets"]) {
@@ -45,23 +45,30 @@ function makeView() {
   }
   offer(0);
 
-  // Runs one request at a time, and shows the answer of the last one alone.
+  // Asks, and shows the answer of the last request of its kind alone.
+  const turns = { read: 0, edit: 0 };
   async function work(status, path, body, done) {
-    const mine = ++turn;
+    const mine = ++turns[path], last = () => mine === turns[path];
     status.classList.remove("error");
     status.textContent = "…";
     root.classList.add("busy");
     try {
       const found = await ask(path, body);
-      if (mine === turn) done(found);
+      if (last()) done(found);
     } catch (error) {
-      if (mine === turn) {
+      if (last()) {
         status.classList.add("error");
         status.textContent = error.message;
       }
     } finally {
-      if (mine === turn) root.classList.remove("busy");
+      if (last()) root.classList.remove("busy");
     }
+  }
+
+  function forget() {
+    edited = null;
+    find(".answers", edit).replaceChildren();
+    find(".status", edit).textContent = "";
   }
 
   function draw(found) {
@@ -82,19 +89,20 @@ function makeView() {
           fields.pin.value = word === null ? "" : word.replace(/^␣/, "");
           look();
         },
-        actions: found.edit ? [[(y) => `edit at layer ${state.grid.layers[y]}`, (y, x) => editAt(y, x)]] : [],
+        actions: () => (state.edit ? [[(y) => `edit at layer ${state.grid.layers[y]}`, editAt]] : []),
       });
       if (focused) find("td[tabindex='0']", shown).focus({ preventScroll: true });
     }
     edit.hidden = !found.edit;
     if (!found.edit) return;
+    if (edited !== null && edited !== fields.text.value) forget();
     if (edit.dataset.relation !== found.edit.relation) {
       edit.dataset.relation = found.edit.relation;
       find("h3", edit).textContent = `Edit through the LRE of ${found.edit.relation}`;
       changes.layer.value = found.edit.layer;
       changes.rank.value = found.edit.rank ?? "";
       changes.target.value = "";
-      find(".answers", edit).replaceChildren();
+      forget();
     }
     const fill = (list, names) => list.replaceChildren(...names.map((name) => new Option("", name)));
     const subjects = [...new Set(found.subjects.map(([name]) => name))];
@@ -138,7 +146,7 @@ function makeView() {
         const said = add(part, "p", "… ");
         add(add(said, "q"), "bdi", text);
       }
-      edited = true;
+      edited = body.text;
       remember();
     });
   }
@@ -176,7 +184,7 @@ function makeView() {
     state: () => ({
       lm: fields.lm.value === "0" ? "" : fields.lm.value,
       text: fields.text.value, lens: fields.lens.value, pin: fields.pin.value, token: token ?? "",
-      ...(edited && !edit.hidden ? { subject: changes.subject.value, target: changes.target.value, layer: changes.layer.value, rank: changes.rank.value } : {}),
+      ...(edited !== null && !edit.hidden ? { subject: changes.subject.value, target: changes.target.value, layer: changes.layer.value, rank: changes.rank.value } : {}),
     }),
     async restore(given) {
       fields.text.value = given.text;
@@ -186,7 +194,8 @@ function makeView() {
       token = /^\d+$/.test(given.token ?? "") ? Number(given.token) : null;
       await look();
       if (!given.target || !state?.edit) return;
-      for (const name of ["subject", "target", "layer", "rank"]) if (given[name]) changes[name].value = given[name];
+      for (const name of ["subject", "target", "rank"]) if (given[name]) changes[name].value = given[name];
+      if (lms[fields.lm.value].layers.includes(given.layer)) changes.layer.value = given.layer;
       await change();
     },
   };

@@ -25,7 +25,9 @@ from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.prompts.tokenization import tokenize
+from lre_lightning.relations.relation import SLOT
 from lre_lightning.storage.plain import text as checked_text
 
 LONGEST, MOST_TOKENS = 2000, 128
@@ -47,7 +49,8 @@ class Read(Ask):
     """A text to look at.
 
     Attributes:
-        lens: The name of the lens; if empty, that of the first relation that the text asks about or mentions.
+        lens: The name of the lens; if empty, that of the first relation that the text asks about or mentions, or else
+            one without a relation.
         pin: An object, whose first token is to be found in every cell.
         token: A token to be found there instead, by its id.
     """
@@ -119,8 +122,10 @@ class Explorer:
 
     def about(self) -> dict[str, Any]:
         """Return what the page offers: the LM, lenses, layers, and a first text."""
-        ask = next((origin for origin in self._origins.values() if origin.template and origin.train), None)
-        example = ask.template.split("\n")[0].replace("{}", ask.train[0][0]) if ask else "The sky is"
+        asking = [origin for origin in self._origins.values() if SLOT in origin.template and origin.train]
+        origin = min(asking, key=lambda origin: origin.category != "factual", default=None)
+        template = origin.template.split(BETWEEN_TEMPLATES)[0] if origin else ""
+        example = template.replace(SLOT, origin.train[0][0]) if origin else "The sky is"
         return {
             "model": self.lm.label,
             "lenses": self.lenses,
@@ -150,7 +155,7 @@ class Explorer:
             LREError: If there is no such lens, or the text is empty or too long.
         """
         text, found = self._text(ask.text), self.found(ask.text)
-        name = ask.lens or next(iter([*found, *self._keys, *self._generic]))
+        name = ask.lens or next(iter([*found, *self._generic]))
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
@@ -205,9 +210,12 @@ class Explorer:
             return ask.token
         if not ask.pin.strip():
             return None
-        before = "a "
-        ((ids, spans),) = tokenize(self.lm.tokenizer, [before + checked_text(ask.pin.strip(), "the object", 200)])
-        return next(int(token) for token, (_, end) in zip(ids, spans, strict=True) if end > len(before))
+        before, pin = "a ", checked_text(ask.pin.strip(), "the object", 200)
+        ((ids, spans),) = tokenize(self.lm.tokenizer, [before + pin])
+        tokens = [token for token, (_, end) in zip(ids, spans, strict=True) if end > len(before)]
+        if not tokens:
+            raise LREError(f"the LM has no token for {pin!r}")
+        return int(tokens[0])
 
     def edit(self, ask: Change) -> dict[str, Any]:
         """Return the LM's answers and continuations before and after an edit.

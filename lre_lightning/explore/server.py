@@ -82,7 +82,7 @@ def application(explorers: Sequence[Explorer]) -> Starlette:
                 first = error.errors(include_url=False, include_input=False)[0]
                 return refused(f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
             except LREError as error:
-                return refused(str(error))
+                return refused(" ".join(str(error).split()))
             return JSONResponse(found, headers=HEADERS)
 
         return endpoint

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
@@ -27,17 +28,19 @@ def read_lenses_file(path: Path) -> list[LensGrid]:
         lenses = TypeAdapter(list[LensGrid]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise LREError(f"{str(path)!r} is not a file of lenses: {first_line(error)}") from error
-    for lens in lenses:
-        for grid in (lens.top, lens.probabilities):
-            if not grid or len(grid) != len(lens.layers) or {len(row) for row in grid} != {len(lens.tokens)}:
-                raise LREError(f"{str(path)!r} is not a file of lenses: a grid is not of layers by tokens")
-        if any(
-            not 0 < len(cell) <= len(shares)
-            for rows in zip(lens.top, lens.probabilities, strict=True)
-            for cell, shares in zip(*rows, strict=True)
-        ):
-            raise LREError(f"{str(path)!r} is not a file of lenses: a cell has other tokens than probabilities")
+    if not all(map(_is_grid, lenses)):
+        raise LREError(f"{str(path)!r} is not a file of lenses: a grid is not of layers by tokens")
     return lenses
+
+
+def _is_grid(lens: LensGrid) -> bool:
+    pinned = [lens.pinned.probabilities, lens.pinned.ranks] if lens.pinned else []
+    try:
+        shape = np.shape(lens.probabilities)
+        places = [shape[:2], *map(np.shape, pinned)]
+        return np.shape(lens.top) == shape and 0 not in shape and set(places) == {(len(lens.layers), len(lens.tokens))}
+    except ValueError:  # rows of different lengths
+        return False
 
 
 def write_lenses(grids: Sequence[Sequence[LensGrid]], folder: Path) -> list[Figure]:

@@ -68,14 +68,14 @@ export function toSvg(table, heading) {
 
 // Draws `grid` into `host` and returns what can be done with it: update(grid) for another grid of the same shape.
 // hooks.pin(word, id) is told which token is to be pinned, or null; without it only the tokens of a cell can be found.
-// hooks.cell(y, x) is told which cell was chosen, and hooks.actions is [[label, run(y, x)]], which cells offer.
+// hooks.cell(y, x) is told which cell was chosen, and hooks.actions() is what cells offer, [[label(y, x), run(y, x)]].
 export function drawGrid(host, grid, hooks = {}) {
   host.classList.add("lens");
   host.replaceChildren();
   const title = add(host, "h3"), tools = add(host, "div", "", { class: "tools" });
   const frame = add(host, "div", "", { class: "frame" });
   const table = add(frame, "table", "", { class: "grid", role: "grid" });
-  const tip = add(host, "div", "", { class: "tip", role: "tooltip", hidden: "" });
+  const tip = add(host, "div", "", { class: "tip", role: "group", hidden: "" });
   tip.id = `tip${Math.random().toString(36).slice(2)}`;
   const body = add(table, "tbody"), rows = grid.layers.length, cells = [];
   for (let y = rows - 1; y >= 0; y--) {
@@ -155,7 +155,7 @@ export function drawGrid(host, grid, hooks = {}) {
       add(one, "bdi", name);
       add(line, "td", amount(grid.values[y][x][k]));
     });
-    for (const [label, run] of hooks.actions ?? []) button(tip, label(y, x), () => run(y, x));
+    for (const [label, run] of hooks.actions?.() ?? []) button(tip, label(y, x), () => run(y, x));
     tip.hidden = false;
     tip.querySelectorAll("button")[inside]?.focus();
     const box = cell.getBoundingClientRect(), own = tip.getBoundingClientRect(), around = host.getBoundingClientRect();

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def lens_page(lenses: Sequence[LensGrid], title: str = "Attribute lens") -> str:
     """Render grids as an HTML page that shows the most likely tokens of a cell on hover or focus.
 
-    The page needs nothing from outside, and the same grids give the same page. Consecutive grids of one text form a
-    section.
+    A token of a cell can be pinned, and is then found among the most likely ones of every cell. The page needs nothing
+    from outside, and the same grids give the same page. Consecutive grids of one text form a section.
     """
     if not lenses:
         raise LREError("a page of lenses needs at least one")

@@ -67,7 +67,7 @@ def test_a_typed_text_is_read_and_a_cell_shows_its_most_likely_tokens(page, expl
     assert page.locator(".grid th.own").all_text_contents() == ["2", "a"]
     assert "asks about country capital city" in page.locator(".ask + .status").text_content()
     page.locator(".grid tbody tr").nth(2).locator("td").nth(6).hover()
-    tip = page.get_by_role("tooltip")
+    tip = page.locator(".tip")
     assert "layer 3, token 7: a" in tip.inner_text()
     names = [grid["words"][word] for word in grid["top"][4][6]]
     assert tip.get_by_role("button").all_text_contents()[:8] == names
@@ -84,7 +84,7 @@ def test_arrow_keys_go_from_cell_to_cell_and_enter_pins(page, explorer):
     for key in ("ArrowLeft", "ArrowUp", "ArrowDown", "ArrowDown", "ArrowRight", "End", "Home", "End", "ArrowLeft"):
         page.keyboard.press(key)
     focused = page.locator(".grid td:focus")
-    tip = page.get_by_role("tooltip")
+    tip = page.locator(".tip")
     assert "layer 3, token 7: a" in tip.inner_text()
     assert page.evaluate(
         "document.activeElement.getAttribute('aria-describedby') === document.querySelector('.tip').id"
@@ -188,7 +188,7 @@ def test_a_narrow_dark_screen_shows_all_of_it(browser, address):
         )
         assert colours == ["rgb(20, 23, 28)"] * 2
         page.locator(".grid tbody tr").nth(2).locator("td").last.tap()
-        tip = page.get_by_role("tooltip").bounding_box()
+        tip = page.locator(".tip").bounding_box()
         assert tip["x"] >= 0
         assert tip["x"] + tip["width"] <= 360
 

@@ -18,6 +18,7 @@ from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS
 from lre_lightning.lre.origin import Origin
 from tests.explore.conftest import RELATIONS
 from tests.helpers.command import QUIET, lre
+from tests.helpers.hostile import STRINGS
 from tests.helpers.toy import write_toy_model
 
 TEXT = "The capital of Kenya is not that of South Korea or Peru"
@@ -55,7 +56,7 @@ def test_the_relation_and_the_subjects_are_found_in_the_text(explorer):
     assert read == ["The capital of Kenya", "The capital of Kenya is not that of South Korea", TEXT]
     assert explorer.read(Read(text=TEXT, lens=LOGIT_LENS))["grid"]["marked"] == found["grid"]["marked"]
     nothing = explorer.read(Read(text="of the"))
-    assert (nothing["lens"], nothing["found"], nothing["grid"]["marked"]) == (RELATIONS[0], [], [])
+    assert (nothing["lens"], nothing["found"], nothing["grid"]["marked"]) == (JACOBIAN_LENS, [], [])
 
 
 def test_a_pinned_object_has_its_rank_and_probability_in_every_cell(explorer):
@@ -170,6 +171,21 @@ def test_a_mistake_comes_back_as_one_line(client, path, ask, line):
     assert answer.status_code == 400
     assert line in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize("text", STRINGS, ids=range(len(STRINGS)))
+def test_any_text_is_answered_or_refused_in_a_line(client, text):
+    common = {"relation": RELATIONS[1], "target": "Peru"}
+    for path, ask in (
+        ("read", {"text": f"{text} Peru {text}", "pin": text}),
+        ("read", {"text": "Peru", "lens": text}),
+        ("edit", {"text": f"{text} Peru {text}", "subject": "Peru", **common}),
+        ("edit", {"text": f"Peru {text} is", "subject": text, **common}),
+        ("edit", {"text": ASKS, **common, "target": text}),
+    ):
+        answer = client.post(path, content=json.dumps(ask), headers={"content-type": "application/json"})
+        assert answer.status_code in (200, 400)
+        assert answer.status_code == 200 or answer.json()["error"].strip()
 
 
 def test_other_pages_and_hosts_and_large_requests_are_refused(client):

@@ -279,8 +279,10 @@ def test_lenses_of_the_run_are_grids_of_the_page(tmp_path, fast):
     assert [one["href"] for one in found.all("a") if "lenses" in one["text"]] == ["#lenses"]
     assert "".join(lenses[1].tokens) in found.texts("h3")
     good = asdict(lenses[0])
-    for wrong in ("{", json.dumps([{**good, "top": []}]), json.dumps([{**good, "layers": ["x"]}])):
-        file.write_text(wrong)
+    ragged = [good["top"][0][:1], *good["top"][1:]]
+    pinned = {"token": "x", "probabilities": [[0.5]], "ranks": [[1]]}
+    for wrong in ({"top": []}, {"layers": ["x"]}, {"top": ragged}, {"tokens": ["a"]}, {"pinned": pinned}, {"text": 1}):
+        file.write_text(json.dumps([{**good, **wrong}]))
         with pytest.raises(LREError, match=r"lenses.json' is not a file of lenses"):
             make_report([run], tmp_path / "out")
 
