@@ -42,7 +42,7 @@ def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
     for metric, method, prompt, layer, axis, point, count, total, score in _scores(record):
         identity = None if None in (layer, record.identity_layers) else layer in (record.identity_layers or ())
         place = {"layer": layer, "identity": identity, "beta": None, "rank": None} | ({axis: point} if axis else {})
-        chosen = layer in (None, record.layer) and (not axis or point == getattr(record, axis))
+        chosen = layer == record.layer and (not axis or point == getattr(record, axis))
         found = {"metric": metric, "method": method, "prompt": prompt, **place, "chosen": chosen}
         yield common | found | {"count": count, "total": total, "score": score}
 

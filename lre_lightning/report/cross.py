@@ -71,9 +71,11 @@ def controls_table(scores: Sequence[CrossScore]) -> Table:
     caption = (
         "What of an LRE is particular to its relation: scores on a relation's test samples. Means and standard "
         "deviations over relations. An edit takes W alone: without b it is the relation's own, and with b alone there "
-        "is none."
+        "is none. "
+        "Shuffled examples have each other's objects; they are left out where prompts show none, one, or one object's."
     )
-    return Table("controls", caption, ("LRE", *SCORES), tuple(map(row, (OWN, *CONTROLS, SAME, OTHER))))
+    kinds = [kind for kind in (OWN, *CONTROLS, SAME, OTHER) if kind != CONTROLS[-1] or any(row(kind)[1:])]
+    return Table("controls", caption, ("LRE", *SCORES), tuple(map(row, kinds)))
 
 
 def derived_table(scores: Sequence[CrossScore], found: Sequence[Derivation]) -> Table:

@@ -48,16 +48,27 @@ def distraction_table(results: Sequence[LatentKnowledge], average: Literal["micr
                 _row(group, f"Most frequent objects, {short} prompts", lambda result: result.most_frequent, average),
                 _row(group, f"Random guess, {short} prompts", lambda result: result.guessed, average),
             ]
+    undistracted = "".join(_undistracted(results, kind) for kind in _PROMPTS)
     over = "prompts" if average == "micro" else "relations, with standard deviations"
     return Table(
         "attribute_lens" if average == "micro" else "attribute_lens_macro",
         f"Recall of the attribute lens on prompts that distract {results[0].model if results else 'the LM'}, over "
         "facts that it knows undistracted: how often the first token of the true object, or of the false one, is among "
-        f"the k most likely. Means over {over}.",
+        f"the k most likely. Means over {over}.{undistracted}",
         ("condition", *(f"R@{k}" for k in columns), f"false object R@{columns[0]}", "prompts"),
         (*rows, *controls),
         totals=len(controls),
     )
+
+
+def _undistracted(results: Sequence[LatentKnowledge], kind: str) -> str:
+    """Return, after a space, that prompts of a kind do not distract the LM, if it says more truths than falsehoods."""
+    group = [result for result in results if result.distraction == kind and result.ks[0] == 1]
+    true, false = sum(result.found[LM][0] for result in group), sum(result.false_found[LM][0] for result in group)
+    if true <= false:
+        return ""
+    known, prompt = sum(result.known for result in group), _PROMPTS[kind][0].lower()
+    return f" The {prompt}s do not distract it: it says the truth {true} times of {known}, the falsehood {false} times."
 
 
 def _row(results: Sequence[LatentKnowledge], label: str, reader: str | _Counts, average: str) -> Row:

@@ -16,6 +16,7 @@ from lre_lightning.records.analysis import SCORES, ModelResults
 from lre_lightning.records.files import read_records
 from lre_lightning.report import plotting
 from lre_lightning.report.page import write_page
+from lre_lightning.report.relations import CONSTANT_TEXT
 from lre_lightning.report.sections import Chapter, Section, picture_of
 from lre_lightning.report.tables import Table
 from lre_lightning.storage.files import check_writable
@@ -66,7 +67,8 @@ def ranked(models: Sequence[ModelResults]) -> list[ModelResults]:
 
 def models_table(models: Sequence[ModelResults]) -> Table:
     """Return a row per LM, in the order given."""
-    shared = shared_scores(models)
+    shared, constant = shared_scores(models), [analysis.constant(model.main) for model in models]
+    blind = [name for name in analysis.CONSTANT if any(name in found for found in constant)]
     rows = tuple(
         (
             place,
@@ -75,14 +77,18 @@ def models_table(models: Sequence[ModelResults]) -> Table:
             len(analysis.per_relation(model.main, analysis.faithfulness)),
             *map(analysis.overall, scores),
             *analysis.both_scores(model.main),
+            *(analysis.overall(found.get(answer, {})) for answer in blind),
         )
-        for place, ((name, model), scores) in enumerate(zip(analysis.named(models).items(), shared, strict=True), 1)
+        for place, ((name, model), scores, found) in enumerate(
+            zip(analysis.named(models).items(), shared, constant, strict=True), 1
+        )
     )
     return Table(
         "leaderboard",
         f"LMs by the faithfulness of their LREs over the {plotting.number_of(len(shared[0][0]))} that all of them were "
-        "scored on, and both scores over all relations of each. Means and standard deviations over relations.",
-        ("place", "LM", "n", "relations scored", *(f"{name}, shared" for name in SCORES), *SCORES),
+        "scored on, and both scores over all relations of each. Means and standard deviations over relations."
+        + (f" {CONSTANT_TEXT}" if blind else ""),
+        ("place", "LM", "n", "relations scored", *(f"{name}, shared" for name in SCORES), *SCORES, *blind),
         rows,
     )
 
@@ -91,12 +97,20 @@ def relations_table(models: Sequence[ModelResults], score: str) -> Table:
     """Return a row per relation with a score on each LM, the relation that is the most linear on average first."""
     found = [analysis.per_relation(model.main, SCORES[score]) for model in models]
     kinds = analysis.categories(record for model in models for record in analysis.counted(model.main))
+    constant = [analysis.constant(model.main) for model in models] if score == "faithfulness" else []
+    blind = {name: by_mean([found.get(name, {}) for found in constant]) for name in analysis.CONSTANT}
+    blind = {name: means for name, means in blind.items() if means}
     return Table(
         f"relations_{score}",
-        f"{score.capitalize()} by relation and LM, and its mean over LMs. Means and standard deviations over trials.",
-        ("relation", "category", "LMs", "mean", *analysis.names_of(models)),
+        f"{score.capitalize()} by relation and LM, and its mean over LMs. Means and standard deviations over trials."
+        + (f" {CONSTANT_TEXT} They are means over LMs." if blind else ""),
+        ("relation", "category", "LMs", "mean", *blind, *analysis.names_of(models)),
         tuple(
-            (name, kinds[name], sum(name in one for one in found), mean, *(one.get(name) for one in found))
+            (
+                *(name, kinds[name], sum(name in one for one in found), mean),
+                *(means.get(name) for means in blind.values()),
+                *(one.get(name) for one in found),
+            )
             for name, mean in by_mean(found).items()
         ),
     )

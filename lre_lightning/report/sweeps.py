@@ -75,11 +75,13 @@ def layers(records: Sequence[TrialRecord]) -> Section:
         table = replace(
             table,
             caption=f"{table.caption} {CONSTANT_TEXT} Says more: relations whose interval of faithfulness is above all "
-            "of these; at a layer with none, the LRE says nothing of the subject.",
+            "of these; at a layer with none, nothing shows that the LRE says anything of the "
+            "subject.",
             columns=(*table.columns, "says more"),
             rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
         )
-    pictures = (picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records))
+    note = identity_text(kept).strip()
+    pictures = tuple(picture_of(plot, records, note=note) for plot in (plot_layers, plot_layers_by_relation))
     return Section("Layers", pictures, (table,))
 
 

@@ -15,14 +15,17 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
 from lre_lightning.prompts.source import PromptSource
-from lre_lightning.prompts.trials import Trial
+from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.relations.relation import Sample
 from lre_lightning.scoring.derived import Derivation, derivations, derived_lres
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
 from lre_lightning.scoring.states import TrialStates, run_trial
 
 CONTROLS = ("W without b", "b alone", "shuffled examples")
-"""Changes of a relation's own LRE: W s, b, and W and b from examples whose objects are exchanged."""
+"""Changes of a relation's own LRE: W s, b, and W and b from examples whose objects are exchanged.
+
+The last is left out where it could not differ, as prompts show no examples, one, or those of one object.
+"""
 
 
 @dataclass(frozen=True)
@@ -103,15 +106,16 @@ def _scores_of_trial(
     own = readers[trial.relation.name]
     for lre in readers.values():
         lre.check_model(lm)
-    controls = (
+    changed = (
         replace(own, bias=torch.zeros_like(own.bias)),
         replace(own, weight=own.bias.new_zeros(2 * own.bias.shape)),
         shuffled(lm, data, trial, own),
     )
+    controls = [(name, lre) for name, lre in zip(CONTROLS, changed, strict=True) if lre is not None]
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
     states = run_trial(lm, data, index, layers, max_known)
     derived = derived_lres(lm, data, trial, readers, found)
-    for name, lre in chain(readers.items(), zip(CONTROLS, controls, strict=True), derived):
+    for name, lre in chain(readers.items(), controls, derived):
         faithful, causal = counts(states, lre, layers.index(lre.layer))
         yield CrossScore(
             model=lm.label,
@@ -134,12 +138,22 @@ def counts(states: TrialStates, lre: LRE, index: int) -> tuple[int, int]:
     return int(states.count_faithful(said)), int(states.count_causal(edited))
 
 
-def shuffled(lm: LanguageModel, data: PromptSource, trial: Trial, lre: LRE) -> LRE:
-    """Estimate an LRE at the same layer from prompts in which every example has the object of the next one."""
+def shuffled(lm: LanguageModel, data: PromptSource, trial: Trial, lre: LRE) -> LRE | None:
+    """Estimate an LRE at the same layer from prompts in which every example has the object of the next one.
+
+    It is None if those are the same prompts.
+    """
     objects = [sample.object for sample in trial.train]
     exchanged = tuple(
         Sample(sample.subject, object_)
         for sample, object_ in zip(trial.train, [*objects[1:], *objects[:1]], strict=True)
     )
-    weight, bias = estimate_trial(lm, data.tokenizer, replace(trial, train=exchanged), lre.layer, data.prompts)
+    other = replace(trial, train=exchanged)
+    own, others = (
+        {prompt.input_ids for prompt in train_prompts(one, data.tokenizer, options=data.prompts)}
+        for one in (trial, other)
+    )
+    if own == others:
+        return None
+    weight, bias = estimate_trial(lm, data.tokenizer, other, lre.layer, data.prompts)
     return replace(lre, weight=weight, bias=bias)

@@ -34,21 +34,22 @@ def with_choice(
     betas: Sequence[float],
     ranks: Sequence[int],
     criterion: Criterion,
-    answers: Answers,
+    answers: Answers | None = None,
 ) -> TrialRecord:
     """Return the record with faithfulness on the whole grid, and causality as far as it decides the choice.
 
     `choose` takes the same layer and rank from it as from the record of `scores.with_grid`. The counts of points that
     were left, as they could no longer be chosen, or not at all, are None; all others are those of the whole grid. A
-    collective call. What was said is kept in `answers`.
+    collective call. What was said is kept in `answers`, if given.
     """
     lm, operators = states.runs.lm, list(lres.values())
     said = faithfulness_predictions(lm, operators, states.subject[states.known], betas)
     faithful, total = states.count_faithful(said), len(states.all_edited)
     blocks = torch.arange(len(states.edited), device=states.edited.device).tensor_split(max(1, -(-total // EDITS)))
     change = states.change
-    answers.said = said
-    answers.edited = edited = torch.full((len(states.edited), len(lres), len(ranks)), -1, device=said.device)
+    edited = torch.full((len(states.edited), len(lres), len(ranks)), -1, device=said.device)
+    if answers is not None:
+        answers.said, answers.edited = said, edited
 
     places = [list(lres).index(layer) for layer in eligible_layers([record], lres)]
 

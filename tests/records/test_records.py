@@ -293,7 +293,8 @@ def test_rows_hold_every_count_once_with_its_score():
         place = *(row[name] for name in ("metric", "method", "prompt", "layer")), axis, axis and row[axis]
         assert expected[place] == (row["count"], row["total"], row["score"])
         assert row["identity"] == (None if row["layer"] is None else row["layer"] == 0)
-        assert row["chosen"] == all(row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
+        at = (row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
+        assert row["chosen"] == (all(at) and row["layer"] is not None)
         common = ("relation", "trial", "model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
 

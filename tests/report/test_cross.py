@@ -45,6 +45,8 @@ def test_controls_stand_beside_other_relations():
     assert shown[0][1].startswith("0.90")
     assert shown[1][1].startswith("0.30")
     assert [row[2] == "-" for row in shown] == [False, True, True, False, False, False]  # they are known beforehand
+    kept = [one for one in scores() if one.reader != "shuffled examples"]
+    assert [row[0] for row in to_text(controls_table(kept))][:4] == ["its own LRE", *CONTROLS[:2], shown[4][0]]
     assert shown[4][1].startswith("0.55")  # capital by currency and back
     assert shown[5][1].startswith("0.07")  # (0 + 0.1 + (0 + 0.2) / 2) / 3
 

@@ -91,3 +91,14 @@ def test_different_k_and_an_unknown_average_are_refused():
         distraction_table([counted(), counted(ks=(1, 5))])
     with pytest.raises(LREError, match="average must be 'micro' or 'macro', got 'none'"):
         distraction_table([counted()], "none")
+
+
+def test_prompts_that_do_not_distract_are_named():
+    """The LM says 30 truths of 40, and 18 falsehoods."""
+    undistracted = [counted(known=30, found={LM: (30, 30, 30), LENS: (0, 0, 0)}), counted()]
+    said = "The repetition-distracted prompts do not distract it: it says the truth 30 times of 40, the falsehood 18"
+    for average in ("micro", "macro"):
+        caption = distraction_table([*undistracted, counted(distraction="instruction")], average).caption
+        assert said in caption
+        assert "instruction-distracted" not in caption
+    assert "do not distract" not in distraction_table([counted()]).caption

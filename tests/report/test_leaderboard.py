@@ -42,6 +42,13 @@ def test_lms_are_ranked_over_the_relations_that_all_have(tmp_path):
     assert float(relations[1]["mean"]) == pytest.approx((0.9 + 0.9 + 0.7) / 3)
     assert [relations[1][name] for name in ("LMs", "better", "good", "fair")] == ["3", "0.9", "0.9", "0.7"]
     assert [relations[3][name] for name in ("LMs", "better", "good", "fair")] == ["1", "", "0.0", ""]
+    # The most frequent objects are right for 3 and 6 of 10, in every record.
+    assert [(row["majority of training"], row["majority of data"]) for row in rows] == [("0.3", "0.6")] * 3
+    assert {(row["majority of training"], row["majority of data"]) for row in relations} == {("0.3", "0.6")}
+    assert "b alone" not in rows[0]  # beta 0 is not on the grid
+    causality = rows_of(tmp_path / "out", "relations_causality")
+    assert "majority of data" not in causality[0]
+    assert "the most frequent first token" in tables[0].caption
     found = Page(page.read_text())
     assert found.texts("h3")[:2] == ["LMs", "Relations"]
     assert (tmp_path / "out" / "figures" / "linearity.svg").exists()

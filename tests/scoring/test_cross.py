@@ -59,6 +59,16 @@ def test_shuffled_examples_have_the_object_of_the_next_one():
     assert (found.layer, found.beta, found.origin) == (own.layer, own.beta, own.origin)
 
 
+@pytest.mark.parametrize(("n", "shots", "same"), [(1, None, False), (3, 0, False), (3, None, True)])
+def test_where_examples_cannot_differ_they_are_not_shuffled(n, shots, same):
+    lm = LanguageModel(tiny_model("gpt2"))
+    lm.tokenizer = words()
+    samples = tuple(Sample(f"w{i}", "w50" if same else f"w{i + 40}") for i in range(10, 16))
+    relation = Relation("toy", "", ("{} w7",), (), "", "", False, samples)
+    data = RelationDataModule(lm.tokenizer, source=relation, n_shot=n, trials=1, prompts={"shots": shots})
+    assert shuffled(lm, data, data.trial(0), random_lre(lm, "toy", 0)) is None
+
+
 def test_relations_without_an_lre_are_an_error(random_toy, toy_relations):
     with pytest.raises(LREError, match="no relation of the data has an LRE: give the relations and the seed"):
         cross_scores(random_toy, data_of(toy_relations), {})
