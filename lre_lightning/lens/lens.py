@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
 PRINTED = 3
-"""Number of tokens that are printed of a cell."""
+"""Number of tokens printed per cell."""
 MARK = "\u25b8"
 """What notebooks put before the subject's token and the layer of the LRE."""
 
@@ -154,7 +154,7 @@ def read_lenses(
 def with_subjects(
     lenses: Sequence[Lens], tokenizer: PreTrainedTokenizerBase, subjects: Mapping[str, str | None]
 ) -> list[Lens]:
-    """Return lenses of one text with the token of the subject that it has by relation; others have the first one's."""
+    """Mark the subject's token in lenses of one text, by relation; lenses without one get that of the first."""
     first = next((lens.name for lens in lenses if lens.name in subjects), None)
     marked = []
     for lens in lenses:
@@ -165,7 +165,7 @@ def with_subjects(
 
 
 def mentioned(text: str, subjects: Iterable[str]) -> str | None:
-    """Return the longest of some subjects that a text has, not in the middle of a word; None if it has none."""
+    """Return the longest of some subjects that a text mentions as whole words; None if there is none."""
 
     def has(subject: str) -> bool:
         bounded = rf"(?<!\w){re.escape(subject)}(?!\w)"

@@ -22,15 +22,15 @@ from lre_lightning.relations.relation import LONGEST, Relation, Sample, check_te
 from lre_lightning.storage.plain import LONGEST_NAME, listing, mapping, printable, shown, text, truth
 
 MOST_SAMPLES = 10_000_000
-"""Samples that a relation or a table may have."""
+"""Largest number of samples of a relation or a table."""
 MOST_SHOWN = 20
-"""Problems listed in a message."""
+"""Largest number of problems that one message lists."""
 
 _T = TypeVar("_T")
 
 
 class Problems:
-    """The errors of several checks, each in a ``with`` block that it ends, to be raised as one.
+    """Collects the errors of several checks, each in a ``with`` block of its own, and raises them as one.
 
     >>> problems = Problems()
     >>> for line, value in enumerate([3, "Ottawa", " "], 1):
@@ -112,7 +112,6 @@ def _entry(data: Mapping[str, Any], key: str, at: str) -> Any:
 def _entries(
     data: Mapping[str, Any], key: str, at: str, required: bool, check: Callable[[Any, str], _T], problems: Problems
 ) -> tuple[_T, ...]:
-    """Check the entries of a list."""
     entries: list[Any] | tuple[Any, ...] = ()
     with problems:
         entries = listing(_entry(data, key, at) if required else data.get(key, []), f"{at}: {key}", MOST_SAMPLES)

@@ -65,7 +65,10 @@ def test_optional_keys_have_defaults():
     [
         ({"name": 3}, "name must be a string, not 3"),
         ({"name": " "}, "name is ' '; it must not be empty"),
-        ({"name": "x" * 1001}, f"name has 1001 characters, and may have {LONGEST_NAME}: it begins with '{'x' * 47}"),
+        (
+            {"name": "x" * 1001},
+            f"name has 1001 characters, over the limit of {LONGEST_NAME}: it begins with '{'x' * 47}",
+        ),
         ({"name": "\x1b[31m"}, "name is '\\x1b[31m', which contains the control character '\\x1b'"),
         ({"prompt_templates": "The {} is"}, "prompt_templates must be a list, not 'The {} is'"),
         ({"prompt_templates": []}, "prompt_templates is empty; it must hold at least one entry"),
