@@ -159,7 +159,7 @@ class RelationDataModule(LightningDataModule):
             return
         relations = self.candidates()
         for name in (self.prompts.train_samples or {}).keys() - self._chosen.keys():
-            raise LREError(f"train_samples are given for {name!r}, which is none of the relations")
+            raise LREError(f"train_samples are given for {name!r}, which is not among the relations")
         if self._expected is not None:
             check_repeatable(self._expected, *self._chosen[relations[0].name])
         for relation in relations:
@@ -197,7 +197,7 @@ class RelationDataModule(LightningDataModule):
             LREError: It has too few samples, or is none of them.
         """
         if relation.name not in self._chosen:
-            raise LREError(f"{relation.name!r} is none of the relations")
+            raise LREError(f"{relation.name!r} is not among the relations")
         _, templates = self._chosen[relation.name]
         train = (self.prompts.train_samples or {}).get(relation.name)
         options = self.prompts.sampling, train, templates, self.prompts.choosing_trials

@@ -144,7 +144,7 @@ def head(records: Sequence[TrialRecord]) -> str:
 - Layer and rank are those of the best causality on the first trial's samples, where scores look better than elsewhere.
 
 [Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
-`python -m scripts.measure FOLDER` measures them again, in some hours on two cores, and goes on where it was stopped."""
+`python -m scripts.measure FOLDER` measures them again in some hours on two cores, and resumes what was stopped."""
 
 
 def verdicts(table: Table) -> str:

@@ -180,5 +180,5 @@ def _record(path: Path, line: bytes) -> ConceptRecord:
             whole(record.causal[method], "causal", most=record.edited)
             number(record.f1[method], "f1", 1)
     except (ValueError, KeyError, RecursionError) as error:
-        raise LREError(f"{str(path)!r} holds a line that is no record of concepts: {first_line(error)}") from error
+        raise LREError(f"{str(path)!r} has a line that is not a record of concepts: {first_line(error)}") from error
     return record

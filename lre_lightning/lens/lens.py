@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PRINTED = 3
-"""Number of tokens that are printed of a cell."""
+"""Number of tokens printed per cell."""
 MARK = "\u25b8"
 """What notebooks put before the subject's token and the layer of the LRE."""
 
@@ -239,7 +239,7 @@ class TextStates:
 def with_subjects(
     lenses: Sequence[LensGrid], tokenizer: PreTrainedTokenizerBase, subjects: Mapping[str, str | None]
 ) -> list[LensGrid]:
-    """Return lenses of one text with the token of the subject that it has by relation; others have the first one's."""
+    """Mark the subject's token in lenses of one text, by relation; lenses without one get that of the first."""
     first = next((lens.name for lens in lenses if lens.name in subjects), None)
     marked = []
     for lens in lenses:
@@ -264,7 +264,7 @@ def mentions(text: str, subjects: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def mentioned(text: str, subjects: Iterable[str]) -> str | None:
-    """Return the longest of some subjects that a text has, not in the middle of a word; None if it has none."""
+    """Return the longest of some subjects that a text mentions as whole words; None if there is none."""
     return max((text[first:end] for first, end in mentions(text, subjects)), key=len, default=None)
 
 

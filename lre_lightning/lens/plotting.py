@@ -171,7 +171,7 @@ class _Pen:
         return "".join(character if self._family_of[character] else escape(character) for character in kept)
 
 
-_families: dict[str, str | None] = {" ": PLAIN_FONT}  # the one glyph that is rightly empty
+_families: dict[str, str | None] = {" ": PLAIN_FONT}  # the one glyph that has no ink
 
 
 def families_of(characters: Iterable[str]) -> dict[str, str | None]:

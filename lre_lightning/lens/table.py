@@ -34,7 +34,7 @@ def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], 
     """Read texts, in one batch, through one LRE of each of some relations, at the subject and the layer of the LRE.
 
     The subject is the one that the text names, else the one that it asks about at its end in a template of the
-    relation. Without either, the lens is read at the token where it is most certain, the first one left out.
+    relation. Without either, the lens is read at the token, other than the first, where it is most certain.
 
     Returns:
         A row per text and relation: `text`, `subject`, `relation`, `layer`, `token` (the one that is read), `answer_1`,
@@ -106,15 +106,15 @@ def _decoded(lm: LanguageModel, hidden: Tensor, top_k: int) -> list[list[tuple[s
 
 
 def check_name(path: Path) -> None:
-    """Raise an `LREError` unless the name of a table ends as one of its formats does."""
+    """Check that the name of a table ends in one of its formats."""
     if path.suffix not in (".csv", ".jsonl"):
         raise LREError(f"the table {str(path)!r} must end in .csv or .jsonl")
 
 
 class AnswerTable:
-    """A file of rows that grows while texts are read, and that the same command continues after a stop.
+    """A file of rows that grows while texts are read; the same command resumes it after a stop.
 
-    Beside it, ``<path>.progress.json`` says what the table is of, how many texts are in it, and its size.
+    Beside it, ``<path>.progress.json`` says what the table was made from, how many texts are in it, and its size.
 
     Args:
         path: The file, ``.csv`` or ``.jsonl``.
@@ -133,7 +133,7 @@ class AnswerTable:
             self._continue()
 
     def _continue(self) -> None:
-        """Take up the table where it was left; rows that were not finished are cut off."""
+        """Resume the table; unfinished rows are cut off."""
         try:
             found = mapping(json.loads(self._progress.read_text(encoding="utf-8")), "it")
             self.done, self._bytes = (whole(found.get(name), name) for name in ("texts", "bytes"))

@@ -46,11 +46,11 @@ LOGIT_BYTES = 2**27
 """Bytes of logits that exist at a time where only their argmax is needed."""
 
 COSTS: dict[Way, str] = {
-    "copied": "every prompt of a batch gets a copy of what it keeps of their beginning, which takes memory",
-    "stepwise": "every prompt gets a copy of what it keeps of their beginning, and the last tokens are run one by one",
-    "whole": "what they have in common is run again for every prompt, which takes time",
+    "copied": "every prompt of a batch gets a copy of the LM's state after the common prefix, which takes memory",
+    "stepwise": "every prompt gets a copy of the LM's state after the common prefix, and its tokens run one by one",
+    "whole": "the common prefix is run again for every prompt, which takes time",
 }
-"""What ways to run prompts cost, beside sharing their prefix."""
+"""What it costs to run prompts in other ways than with a shared prefix."""
 
 
 class LanguageModel(nn.Module):
@@ -178,7 +178,7 @@ class LanguageModel(nn.Module):
         return f"{self.name}@{self.revision}" if self.revision else self.name
 
     def release(self) -> None:
-        """Drop the weights, whatever else refers to this LM; it cannot be run any more."""
+        """Free the weights, even if something else still refers to this LM; it can no longer be run."""
         for module in self.modules():
             for tensors in (module._parameters, module._buffers):
                 tensors.update(dict.fromkeys(tensors))
@@ -350,12 +350,12 @@ class LanguageModel(nn.Module):
 
     @property
     def way(self) -> Way:
-        """How prompts that begin alike are run; found by trying, and the same for all."""
+        """How prompts with a common beginning are run; found by trying."""
         return self._behaviour.way
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether what prompts have in common is run once; else each is run as a whole."""
+        """Whether the common beginning of prompts is run once; otherwise each prompt is run as a whole."""
         return self.way != "whole"
 
     def prefix(self, ids: Tensor, before: Prefix | None = None) -> Prefix | None:

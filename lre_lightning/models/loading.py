@@ -119,7 +119,7 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
 
 @contextmanager
 def bars_where_seen() -> Iterator[None]:
-    """Let the loaders' progress bars be shown in terminals and notebooks alone: they would fill a file."""
+    """Show the loaders' progress bars only in terminals and notebooks: they would fill a log file."""
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
@@ -144,8 +144,8 @@ def bars_where_seen() -> Iterator[None]:
 def _read_once() -> Iterator[None]:
     """Read the header of a GGUF file once, and map the names of its tensors once.
 
-    transformers does the one for the configuration and for the weights, and the other for every module of the LM, and
-    both take long in Python.
+    transformers reads it once for the configuration and once for the weights, and maps the names once for every module
+    of the LM, both of which are slow in Python.
     """
     import gguf
 
@@ -213,7 +213,7 @@ def locate(name_or_path: str, gguf_file: str | None = None) -> Located:
     if path.suffix.lower() == ".gguf" and gguf_file is None:
         if not path.is_file():
             raise LREError(
-                f"GGUF file {name_or_path!r} does not exist: of one on the hub, give the name of the "
+                f"GGUF file {name_or_path!r} does not exist; for one on the hub, give the name of the "
                 "repository, and that of the file as the option gguf_file"
             )
         return Located(str(path.parent), path.name)

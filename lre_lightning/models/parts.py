@@ -62,7 +62,7 @@ class Behaviour:
     Attributes:
         hidden_size: Width of the hidden states of blocks; residual streams are laid side by side.
         tuple_length: Length of the tuple that a block returns; None if it returns the hidden states alone.
-        way: How prompts that begin alike are run: the cheapest way that equals running whole prompts.
+        way: How prompts with a common beginning are run: the cheapest way that gives the results of whole prompts.
         skips: Whether it can be run from a block on, without those before.
         in_place: Whether a block changes the hidden states that it is given in place.
     """
@@ -144,7 +144,7 @@ def _run(name: str, module: Callable[..., Any], **inputs: Any) -> Any:
 
 
 def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) -> Tensor:
-    """Run on outputs of the last block `(..., hidden)` what the model does after it: the decoder head D.
+    """Apply the decoder head D, all that the model does after its last block, to outputs of it `(..., hidden)`.
 
     `items` is the length of the tuple that a block returns. Returns logits `(..., vocab)`.
     """
@@ -222,10 +222,10 @@ def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
 
 
 def _find_way(parts: Parts, states: list[Tensor]) -> Way:
-    """Return the cheapest way to run prompts that begin alike, of those that equal whole prompts.
+    """Return the cheapest way to run prompts with a common beginning that gives the results of whole prompts.
 
-    One token at a time is what caches are made for. Several at a time must draw on all that this draws on: models
-    without code for it ignore a state, which may change little.
+    Caches are made for one token at a time. Several at a time must depend on every tensor that one token depends on: a
+    model without code for them ignores a state, and that may change its results only little.
     """
     if _shares_prefix(parts, states[-1]):
         return "shared"
@@ -256,7 +256,7 @@ def _shares_prefix(parts: Parts, expected: Tensor) -> bool:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _used_states(parts: Parts, way: Way) -> list[bool] | None:
-    """Return which tensors of a prefix's cache a suffix of several tokens draws on, None if runs of prefixes are wrong.
+    """Return which tensors of a prefix's cache a longer suffix depends on; None if runs of prefixes are wrong.
 
     Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. States and
     gradients must equal those of whole prompts; errors must be small beside those of a wrong prefix, too.
@@ -341,7 +341,7 @@ def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], pr
 @torch.enable_grad()
 @torch.inference_mode(False)
 def _check_gradients(name: str, parts: Parts) -> None:
-    """Refuse a model with a quantized vocabulary, or with layers of whole numbers that pass no gradients on."""
+    """Refuse a model with a quantized vocabulary, or with integer layers that pass on no gradients."""
     for module in (parts.embedding, parts.unembedding):
         if not weight_of(module).is_floating_point():
             raise _unsupported(
@@ -368,7 +368,7 @@ def _check_gradients(name: str, parts: Parts) -> None:
             stack.enter_context(replace(parts.embedding, lambda hidden: hidden.detach().requires_grad_(True)))
             _run(name, parts.backbone, input_ids=_probe_ids(parts.embedding))
     if cut:
-        raise _unsupported(name, f"its {type(cut[0]).__name__} passes no gradients on")
+        raise _unsupported(name, f"its {type(cut[0]).__name__} passes on no gradients")
 
 
 def _has_whole_numbers(module: nn.Module) -> bool:

@@ -32,7 +32,7 @@ PRODUCTS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
 class _Group:
     """Prompts with equally many tokens before the subject's last one, and equally many from there on.
 
-    They are some of those that were run together, of which everything but `rows` and `places` is kept.
+    They are some of the prompts that were run together; everything but `rows` and `places` is kept for all of these.
     """
 
     rows: Tensor  # indices of the prompts in the batch, int64 `(prompts,)`
@@ -43,7 +43,7 @@ class _Group:
     states: dict[Layer, Tensor]  # hidden states of the prompts as they are, `(run together, suffix, hidden)`
 
     def select(self, rows: Tensor) -> _Group:
-        """Return those of the prompts that are among `rows`, `(chosen,)`, of the batch; their rows are places there."""
+        """Return the prompts that are among `rows` of the batch, `(chosen,)`; their rows become indices into `rows`."""
         found, chosen = (rows[:, None] == self.rows).nonzero().unbind(1)
         return dataclasses.replace(self, rows=found, places=self.places[chosen])
 

@@ -68,7 +68,7 @@ def predict_points(lm: LanguageModel, output: Tensor) -> Tensor:
 
 
 def _where(logits: Tensor, best: Tensor) -> Tensor:
-    """Return where each row of `logits` has its largest value, `best`: a search that few rows need, as most agree."""
+    """Return where each row of `logits` has its largest value, `best`, with one search for all rows that agree."""
     answers, rest = torch.zeros_like(best, dtype=torch.long), torch.ones_like(best, dtype=torch.bool)
     while rest.any():
         first = rest.long().argmax()

@@ -1,4 +1,4 @@
-"""The tokens before those that are run: what an LM keeps of them, continued by many runs and changed by none."""
+"""Prefixes: what an LM keeps of earlier tokens, from which many runs continue without changing it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def multiply_dequantized(model: nn.Module) -> bool:
     """Let the layers of bitsandbytes multiply by their dequantized weights, in the dtype of their inputs.
 
     The 8-bit product of bitsandbytes rounds its inputs too, except columns with outliers anywhere in the batch, so that
-    the result for a prompt would depend on the prompts beside it. Its 4-bit product passes no gradients on if it packs
+    the result for a prompt would depend on the prompts beside it. Its 4-bit product passes on no gradients if it packs
     the weights for the CPU, and weights that are packed already are an error. Returns True if there are such layers.
     """
     library: Any = sys.modules.get("bitsandbytes")

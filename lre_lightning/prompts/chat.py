@@ -85,7 +85,7 @@ class Conversation:
     def _render(self, messages: list[dict[str, str]], ask: bool) -> str:
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # a template may raise anything
             raise LREError(f"the chat template does not accept such a conversation: {first_line(error)}") from error
 
     def _check_controls(self, *contents: str) -> None:

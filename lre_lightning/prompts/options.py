@@ -121,7 +121,7 @@ def choose_templates(
     """
     if isinstance(template, Mapping):
         for name in template.keys() - {relation.name for relation in relations}:
-            raise LREError(f"a template is given for {name!r}, which is none of the relations")
+            raise LREError(f"a template is given for {name!r}, which is not among the relations")
     templates = [(relation, _templates_of(relation, template)) for relation in relations]
     chosen = [(relation, found) for relation, found in templates if found]
     if not chosen:

@@ -36,7 +36,7 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], control
     """Tokenize whole texts, with nothing added.
 
     Text that looks like a control token, such as ``</s>``, is tokenized as text unless `controls` is set. Offsets are
-    corrected: a space that the tokenizer adds in front covers no character, and a token of a single byte covers one.
+    corrected: a space that the tokenizer itself adds counts as no character, and a token of a single byte as one.
     """
     return _corrected(tokenizer, texts, [(e.ids, e.offsets) for e in _tokenize(tokenizer, texts, controls)], controls)
 
@@ -158,7 +158,7 @@ def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], contro
 def _corrected(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], encodings: Iterable[Encoding], controls: bool
 ) -> list[Encoding]:
-    """Refuse control tokens where there should be none, and correct the characters of bytes and of a space in front."""
+    """Refuse control tokens where there should be none, and correct the spans of single bytes and of an added space."""
     refused = set() if controls else set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     spaces = {tokenizer.convert_tokens_to_ids(space) for space in SPACES} - {tokenizer.unk_token_id}
     unigram = isinstance(tokenizer.backend_tokenizer.model, Unigram)
@@ -168,7 +168,7 @@ def _corrected(
             token = tokenizer.convert_ids_to_tokens(next(id_ for id_ in ids if id_ in refused))
             raise LREError(f"a prompt has {token!r} in it, which the tokenizer takes for a control token: leave it out")
         corrected = _split_bytes(tokenizer, ids, spans, text) if unigram else spans
-        # A space that the tokenizer has put in front is given the first character, which it does not stand for.
+        # A space that the tokenizer has added is given the span of the first character.
         if ids and ids[0] in spaces and not text[:1].isspace() and text[:1] not in SPACES:
             corrected = [(0, 0), *corrected[1:]]
         found.append((ids, corrected))
@@ -176,7 +176,7 @@ def _corrected(
 
 
 def _split_bytes(tokenizer: "PreTrainedTokenizerBase", ids: list[int], spans: list[Span], text: str) -> list[Span]:
-    """Give each byte its own character: Unigram models give it all unknown characters around it."""
+    """Let the token of a byte span one character: in Unigram models it spans all unknown characters around it."""
     if not any(map(eq, spans, spans[1:])):
         return spans
     tokens = tokenizer.convert_ids_to_tokens(ids)

@@ -91,7 +91,7 @@ def draw(
         seed: At least 0.
         sampling: ``"random"`` or ``"balanced"``.
         train: The training samples in their order, instead of drawing them: `n_shot` subjects, or [subject, object].
-            Of subjects that differ in their form only, the one written exactly like this is used.
+            Where subjects differ only in their Unicode form, an exact match takes precedence.
         templates: The templates to ask for each sample with; the relation's first one if empty.
         choosing_trials: The number of first trials that test on another half of the subjects than the others; 0 if all
             test on all.
@@ -195,7 +195,7 @@ def _named(relation: Relation, wanted: Sequence[TrainSample], n_shot: int) -> tu
 
 
 def _find(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sample]]) -> Sample:
-    """Return the sample of a subject, or of a subject and an object; one that is written exactly like this first."""
+    """Return the sample of a subject, or of a subject and an object; an exact match takes precedence."""
     parts = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(parts, Sequence) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
         raise LREError(f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]")

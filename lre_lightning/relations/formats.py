@@ -25,7 +25,7 @@ from lre_lightning.relations.json_files import check_file, distinct_keys
 from lre_lightning.storage.plain import printable
 
 LARGEST_TABLE = 2**31
-"""Bytes that a table may have."""
+"""Largest size of a table in bytes."""
 
 Row: TypeAlias = tuple[int, Any]
 """The number of a row, and its cells by column."""
@@ -48,14 +48,14 @@ class Rows:
     read: Callable[[Sequence[str]], Iterable[Row]]
 
     def placed(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """Iterate over the rows, each after its place for errors; an `LREError` ends this where one cannot be read."""
+        """Iterate over the rows, each with its place for error messages; the first unreadable one is an `LREError`."""
         with readable(self.place):
             for number, row in self.read(names):
                 yield f"{self.place}, {self.unit} {number}", row
 
 
 Opened: TypeAlias = tuple[str, str, list[Rows]]
-"""The name of a source for errors, the name of its relation if it has no column of relations, and its rows."""
+"""The name of a source in error messages, the name of its relation if it has no column of relations, and its rows."""
 
 
 def has_table_suffix(name: str | Path) -> bool:

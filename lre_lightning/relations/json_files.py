@@ -17,7 +17,7 @@ from lre_lightning.storage.files import safe_name, write_whole
 from lre_lightning.storage.plain import printable, shown
 
 LARGEST_FILE = 2**26
-"""Bytes that a JSON file may have."""
+"""Largest size of a JSON file in bytes."""
 
 
 def read_folder(folder: str | Path) -> list[tuple[Path, Relation]]:
@@ -76,7 +76,7 @@ def check_file(path: Path, largest: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise LREError(f"{path} cannot be read: it is not an ordinary file")
     if found.st_size > largest:
-        raise LREError(f"{path} cannot be read: it has {found.st_size} bytes, and may have {largest}")
+        raise LREError(f"{path} cannot be read: it has {found.st_size} bytes, over the limit of {largest}")
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from lre_lightning.storage.plain import LONGEST_NAME, printable, shown, text
 from lre_lightning.storage.typed import Checked, Invalid, Name, Truth, typed
 
 MOST_SAMPLES = 10_000_000
-"""Samples that a relation or a table may have."""
+"""Largest number of samples of a relation or a table."""
 MOST_SHOWN = 20
-"""Problems listed in a message."""
+"""Largest number of problems that one message lists."""
 
 
 class Problems:
-    """The errors of several checks, each in a ``with`` block that it ends, to be raised as one.
+    """Collects the errors of several checks, each in a ``with`` block of its own, and raises them as one.
 
     >>> problems = Problems()
     >>> for line, value in enumerate([3, "Ottawa", " "], 1):

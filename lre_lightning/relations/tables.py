@@ -97,7 +97,7 @@ def _rows(part: Rows, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Iterate over the rows, each with its place."""
     for count, row in enumerate(part.placed(names)):
         if count >= MOST_SAMPLES:
-            raise LREError(f"{part.place} has too many rows: it may have {MOST_SAMPLES}")
+            raise LREError(f"{part.place} has too many rows: the limit is {MOST_SAMPLES}")
         yield row
 
 

@@ -22,11 +22,7 @@ from lre_lightning.scoring.states import TrialStates
 
 
 class Measured:
-    """Sums of the measures of a trial's prompts in this process, layer by layer.
-
-    Args:
-        states: The test prompts.
-    """
+    """Sums of the measures of a trial's prompts in this process, layer by layer."""
 
     def __init__(self, states: TrialStates) -> None:
         self.states, self.lm = states, states.runs.lm

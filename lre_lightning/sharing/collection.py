@@ -36,8 +36,8 @@ class NoSuchLRE(LREError, KeyError):
 class LRECollection(Mapping[TrialKey, LRE]):
     """LREs of one LM by relation and trial; a relation alone stands for its first trial.
 
-    Only the index is read at first. Each LRE is read, or downloaded, when it is looked up, checked as a stranger's file
-    is, and not kept.
+    Only the index is read at first. Each LRE is read, or downloaded, when it is looked up, checked as a file from
+    others, and not kept.
 
     Args:
         place: Where the files are; see `from_pretrained`.
@@ -66,8 +66,8 @@ class LRECollection(Mapping[TrialKey, LRE]):
         """Open a collection.
 
         Args:
-            source: A name on the Hugging Face hub, such as ``"org/name"``, the folder of a collection, that of a run as
-                it is, or ``"demo"`` for the bundled LREs of the bundled LM.
+            source: A name on the Hugging Face hub, such as ``"org/name"``, the folder of a collection, a run's folder,
+                or ``"smollm2"`` or ``"demo"`` for the bundled LREs of that LM.
             revision: Branch, tag or commit on the hub.
             token: Token for the hub; the one that is logged in with if None.
             cache_dir: Folder for downloads; the hub's usual one if None.

@@ -22,7 +22,7 @@ from lre_lightning.storage.typed import Checked, Count, typed
 from lre_lightning.training.bank import TrialKey, file_of
 
 INDEX, CARD, RECORDS, FIGURE, LRES = "index.json", "README.md", "fit_results.jsonl", "relations.png", "lres"
-"""Names in a collection's folder. Records and LREs have those that they have in a run's folder."""
+"""Names in a collection's folder; those of records and LREs are the same in a run's folder."""
 
 FORMAT = "lre-lightning collection 1"
 LARGEST_INDEX, MOST_LRES = 2**26, 100_000
@@ -46,7 +46,7 @@ class Entry:
 
     Attributes:
         metadata: `LRE.metadata`: its layer, beta, rank and origin.
-        trials: The trials that it is the mean of; its own one if it is no mean.
+        trials: The trials that it is the mean of, or its only one.
         factors: The rank of W in factors; None for W in full.
         dtype: The dtype of W or of its singular vectors, such as ``"bfloat16"``.
         scores: Its faithfulness and causality on the test samples of its trial.
@@ -161,7 +161,7 @@ class Index:
         """Read an index that `write` wrote."""
         try:
             if not path.is_file() or path.stat().st_size > LARGEST_INDEX:
-                raise LREError("it is too large, or no file")
+                raise LREError("it is too large, or not a file")
             plain = mapping(json.loads(path.read_bytes()), "it")
             if plain.get("format") != FORMAT:
                 raise LREError(f"its format is {shown(plain.get('format'))}, and this version reads {FORMAT!r}")
@@ -210,7 +210,7 @@ def plain_scores(scores: Iterable[float | None]) -> Scores:
 
 
 def part_of(made: Any, *names: str) -> dict[str, Any]:
-    """Return a part of what an index says of how it was made; empty if it does not say it."""
+    """Return a part of what an index says about how it was made; empty if it is missing."""
     for name in names:
         made = made.get(name) if isinstance(made, Mapping) else None
     return dict(made) if isinstance(made, Mapping) else {}

@@ -73,7 +73,7 @@ def find(
     """Find a collection by its folder, that of a run, or its name on the hub.
 
     Returns:
-        Its place, at the commit that the revision is now, and whether it has an index.
+        Its place, at the revision's current commit, and whether it has an index.
     """
     path = COLLECTIONS.get(str(source)) or Path(source).expanduser()
     if path.is_dir():

@@ -39,7 +39,7 @@ class Form:
         rank: The rank of W in factors; ``"auto"`` for the smallest power of two from 4 to 256 that loses at most 0.01
             of either score, and W in full where none does; None for W in full.
         dtype: The dtype of singular vectors: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        least: The smallest rank that ``"auto"`` tries. Scores on few samples see little of what a low rank loses.
+        least: The smallest rank that ``"auto"`` tries. Scores on few samples reveal little of what a low rank loses.
 
     Raises:
         LREError: If a value is invalid, or there is a narrow dtype without a rank.

@@ -32,14 +32,15 @@ def write_collection(
     scorer: Scorer | None = None,
     about: About | None = None,
 ) -> LRECollection:
-    """Write a collection to a folder: LREs, index, records and card. The same call continues one that was stopped.
+    """Write a collection to a folder: LREs, index, records and card. The same call resumes one that was stopped.
 
     Args:
         collection: The LREs, such as those of a run's folder.
         folder: The folder to write to, not that of the run.
         form: The form in which LREs are kept. If None, a collection stays as it is, and a run's has the default form.
         scorer: Scores LREs whose form changes; None leaves these scores out.
-        about: What the card says beside that. Of an LM's folder without a name on the hub, the last part is kept.
+        about: What else the card says. An LM from a folder, without a name on the hub, is named by the last part of its
+            path.
 
     Returns:
         The collection in the folder.
@@ -113,7 +114,7 @@ def _check_folder(folder: Path, collection: LRECollection) -> None:
 
 
 def _made(collection: LRECollection, form: Form | None, about: About | None) -> dict[str, Any]:
-    """Return how the LREs were made: their form, the fit's configuration, versions of packages, and what is said."""
+    """Return how the LREs were made: form, configuration of the fit, versions of packages, and `about`."""
     made = dict(collection.index.made)
     if not made:
         checkpoint = Path(str(collection.place)) / "checkpoints" / "last.ckpt"
@@ -134,7 +135,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _named(entry: Entry, made: Mapping[str, Any]) -> Entry:
-    """Return an entry with the name of the LM that others load it by."""
+    """Return an entry with the name by which others load the LM."""
     origin = entry.metadata["origin"]
     name = made["about"].get("base_model") or _without_folders(origin["model"])
     return replace(entry, metadata={**entry.metadata, "origin": {**origin, "model": name}})

@@ -24,7 +24,9 @@ def text(value: object, what: str, longest: int = LONGEST_TEXT) -> str:
     if not isinstance(value, str):
         raise LREError(f"{what} must be a string, not {shown(value)}")
     if len(value) > longest:
-        raise LREError(f"{what} has {len(value)} characters, and may have {longest}: it begins with {shown(value)}")
+        raise LREError(
+            f"{what} has {len(value)} characters, over the limit of {longest}: it begins with {shown(value)}"
+        )
     found = CONTROLS.search(value)
     if found:
         kind = "an unpaired surrogate" if found[0] >= "\ud800" else f"the control character {found[0]!r}"
@@ -58,7 +60,7 @@ def listing(value: object, what: str, longest: int = MOST_NODES) -> list[Any] | 
     if not isinstance(value, list | tuple):
         raise LREError(f"{what} must be a list, not {shown(value)}")
     if len(value) > longest:
-        raise LREError(f"{what} has {len(value)} entries, and may have {longest}")
+        raise LREError(f"{what} has {len(value)} entries, over the limit of {longest}")
     return value
 
 

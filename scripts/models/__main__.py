@@ -36,11 +36,11 @@ TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # some models compute p
 HEAD = """# Every causal LM of transformers
 
 Written by `make models`: a tiny random model of each type that `AutoModelForCausalLM` of transformers {version} knows,
-with its hidden states, Jacobians and patched runs compared with plain runs of whole prompts. How prompts that begin
-alike are run is found by trying. *Shared prefix*: all attend to the keys and values of what they have in common.
-*Copied prefix*: each continues a copy of what the model keeps of it, such as the state of a recurrence. *Stepwise*: the
-tokens after it are run one at a time, because the model is wrong on several. *Whole prompts*: nothing is run in common,
-because the model keeps nothing of tokens, or is wrong with it. Some models compute parts in float32, which bounds the
+with its hidden states, Jacobians and patched runs compared with plain runs of whole prompts. How prompts with a
+common prefix are run is found by trying. *Shared prefix*: all attend to its keys and values. *Copied prefix*: each
+continues a copy of what the model keeps of it, such as the state of a recurrence. *Stepwise*: the tokens after it are
+run one at a time, because the model is wrong on several. *Whole prompts*: every prompt is run as a whole, because the
+model has no cache of tokens, or is wrong with it. Some models compute parts in float32, which bounds the
 error.
 
 {counts}

@@ -189,5 +189,5 @@ def test_records_of_strangers(tmp_path, change):
     write_concept_records(RECORDS, path)
     assert read_concept_records(path) == read_concept_records(tmp_path) == RECORDS
     path.write_text(json.dumps(asdict(RECORDS[0]) | change) + "\n")
-    with pytest.raises(LREError, match="holds a line that is no record of concepts"):
+    with pytest.raises(LREError, match="has a line that is not a record of concepts"):
         read_concept_records(path)

@@ -210,14 +210,14 @@ def test_templates_that_no_relation_has_are_refused(make):
     for source, template, message in (
         (TOLD, "zero-shot", "no relation has a template for 'zero-shot': give one yourself"),
         (TOLD, 2, "no relation has a template 2: the relations have at most 2, counted from 0"),
-        (TOLD, {"tolled": "{}"}, "a template is given for 'tolled', which is none of the relations"),
+        (TOLD, {"tolled": "{}"}, "a template is given for 'tolled', which is not among the relations"),
         (BARE, 0, "has no template: give one"),
     ):
         with pytest.raises(LREError, match=message):
             make(source=source, template=template).setup()
     for template in ("bare", {"bare": "{}"}, "{}"):
         assert make(source=BARE, template=template).trial(0).asked_with == ("{}",)
-    with pytest.raises(LREError, match="'bare' is none of the relations"):
+    with pytest.raises(LREError, match="'bare' is not among the relations"):
         make(source=TOLD).draw(BARE, 0)
 
 

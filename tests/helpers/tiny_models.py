@@ -130,7 +130,7 @@ WAYS = {
     **dict.fromkeys(("openai", "recurrent_gemma", "rwkv"), "whole"),
     **dict.fromkeys([*FAMILIES, "gemma3n", "opt_350m"], "shared"),
 }
-"""How prompts that begin alike are run."""
+"""How prompts with a common beginning are run."""
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:

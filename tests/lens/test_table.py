@@ -103,7 +103,7 @@ def test_texts_of_files_and_data_sets(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("texts.csv", "prompt\na\n", "has the columns prompt, and no 'text': name that of texts"),
+        ("texts.csv", "prompt\na\n", "has the columns prompt, and no 'text': name the column of texts"),
         ("texts.csv", "text,subject\nabc,d\n", "the text 'abc' does not contain the subject 'd'"),
         ("texts.jsonl", '{"text": 3}\n', "line 1: text must be a string, not 3"),
         ("texts.txt", b"\xff\xfe\xfa", "texts.txt, line 1 is not in UTF-8"),

@@ -245,7 +245,7 @@ def test_training_samples_by_relation():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_samples": {"citties": ["a"]}}, "samples are given for 'citties', which is none of the relations"),
+        ({"train_samples": {"citties": ["a"]}}, "samples are given for 'citties', which is not among the relations"),
         ({"train_samples": {"cities": ["sity 0"] * 4}}, r"no sample 'sity 0' .*did you mean 'city 0'\?"),
         ({"train_samples": {"cities": 3}}, "train_samples must be lists by relation, got {'cities': 3}"),
         ({"train_samples": {"cities": ["a"]}, "trials": 2}, "with train_samples all 2 trials would be the same: give"),

@@ -99,7 +99,7 @@ def test_a_missing_field_is_refused():
         ({"trial": 2**70}, ".* must be a whole number .* not a number of 71 bits"),
         ({"range_size": 0}, "range_size must be a whole number of 1"),
         ({"relation": "\x1b[31m"}, ".*contains the control character '.x1b'"),
-        ({"relation": "x" * 10**4}, "relation has 10000 characters, and may have 1000"),
+        ({"relation": "x" * 10**4}, "relation has 10000 characters, over the limit of 1000"),
         ({"template": "\ud83d"}, ".*contains an unpaired surrogate"),
         ({"train": [["France"]]}, "train.0. has 1 entries, too few"),
         ({"faithful": [[0, 1], [2, 3]]}, "faithful must have 3 x 2 counts"),

@@ -56,7 +56,7 @@ def test_such_a_relation_file_is_an_error(tmp_path, kind):
         read_json(path)
     assert len(str(caught.value)) < 1000
     os.truncate(path, 2**40)
-    with little_memory(), pytest.raises(LREError, match="has 1099511627776 bytes, and may have 67108864"):
+    with little_memory(), pytest.raises(LREError, match="has 1099511627776 bytes, over the limit of 67108864"):
         read_json(path)
 
 

@@ -65,12 +65,15 @@ def test_optional_keys_have_defaults():
     [
         ({"name": 3}, "name must be a string, not 3"),
         ({"name": " "}, "name is ' '; it must not be empty"),
-        ({"name": "x" * 1001}, f"name has 1001 characters, and may have {LONGEST_NAME}: it begins with '{'x' * 47}"),
+        (
+            {"name": "x" * 1001},
+            f"name has 1001 characters, over the limit of {LONGEST_NAME}: it begins with '{'x' * 47}",
+        ),
         ({"name": "\x1b[31m"}, "name is '\\x1b[31m', which contains the control character '\\x1b'"),
         ({"prompt_templates": "The {} is"}, "prompt_templates must be a list, not 'The {} is'"),
         ({"prompt_templates": []}, "prompt_templates is empty; it must hold at least one entry"),
         ({"prompt_templates": ["{} is", "{} {a}"]}, "prompt_templates[1] is '{} {a}'; it must have exactly one {}"),
-        ({"prompt_templates": ["{}" + "x" * 10_000]}, "prompt_templates[0] has 10002 characters, and may"),
+        ({"prompt_templates": ["{}" + "x" * 10_000]}, "prompt_templates[0] has 10002 characters, over the limit"),
         ({"prompt_templates_zs": None}, "prompt_templates_zs must be a list, not None"),
         ({"prompt_templates_zs": [3]}, "prompt_templates_zs[0] must be a string, not 3"),
         ({"properties": []}, "properties must be an object with names for keys, not a list"),

@@ -174,11 +174,12 @@ def test_the_problems_of_all_rows_are_in_one_message_with_the_names_of_their_col
         "h,i,three,,The is,false\n"
     )
     columns = {"object": "tail", "relation": "rel", "category": "kind", "template": "q"}
+    long = f"'{'r' * 47}...{'r' * 48}'"
     assert read(content, columns=columns).split("\n") == [
         "the relations have 6 problems:",
         "  facts.csv, line 4: subject is ''; it must not be empty",
         "  facts.csv, line 5: kind is 'd', but 'c' in an earlier row of 'one'",
-        f"  facts.csv, line 7: rel has 2000 characters, and may have 1000: it begins with '{'r' * 47}...{'r' * 48}'",
+        f"  facts.csv, line 7: rel has 2000 characters, over the limit of 1000: it begins with {long}",
         "  facts.csv, line 8: tail is ''; it must not be empty",
         "  facts.csv, line 9: symmetric must be true or false, not 'no'",
         "  facts.csv, line 10: q is 'The is'; it must have exactly one {} for the subject, and no other brace",
@@ -277,7 +278,7 @@ def test_any_byte_of_a_parquet_file_may_be_wrong(tmp_path):
 
 def test_the_number_of_rows_is_limited(monkeypatch):
     monkeypatch.setattr(tables, "MOST_SAMPLES", 3)
-    with pytest.raises(LREError, match="has too many rows: it may have 3"):
+    with pytest.raises(LREError, match="has too many rows: the limit is 3"):
         read_table(Dataset.from_dict({"subject": ["a"] * 4, "object": ["b"] * 4}))
 
 
