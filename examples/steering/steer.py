@@ -8,7 +8,7 @@ import argparse
 import torch
 
 from lre_lightning import LRE, LanguageModel, Relation, estimate, load_relations
-from lre_lightning.lre.matrix_free import prompts_to_run
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.prompt import make_prompts
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

@@ -12,9 +12,8 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lens.lens import first_trials
 from lre_lightning.lre.editing import PromptEdit
-from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.lre.origin import Origin
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.plain import printable

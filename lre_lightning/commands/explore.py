@@ -17,7 +17,7 @@ from lre_lightning.demo import COLLECTIONS
 from lre_lightning.explore.explorer import Explorer
 from lre_lightning.explore.server import HOST, PORT, check_installed, listen, serve
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.lens import first_trials
+from lre_lightning.lre.lre import first_trials
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.sharing.collection import LRECollection

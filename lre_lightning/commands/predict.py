@@ -20,8 +20,9 @@ from lre_lightning.commands.resuming import add_weights_only, find_checkpoint
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import LensGrid, first_trials, mentioned, print_lenses, read_lenses, with_subjects
+from lre_lightning.lens.lens import LensGrid, mentioned, print_lenses, read_lenses, with_subjects
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
+from lre_lightning.lre.lre import first_trials
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.texts import Text, read_text_file

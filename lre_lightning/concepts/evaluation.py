@@ -23,10 +23,10 @@ from lre_lightning.concepts.record import (
 )
 from lre_lightning.concepts.states import KnownStates, known_states
 from lre_lightning.grid import Layer
-from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts

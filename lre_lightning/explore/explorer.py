@@ -13,16 +13,9 @@ from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import (
-    LensGrid,
-    Pinned,
-    TextStates,
-    first_trials,
-    last_tokens,
-    mentions,
-)
+from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions
 from lre_lightning.lre.lens import Lens, LogitLens
-from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES

@@ -23,7 +23,7 @@ from lre_lightning.html import html_table
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.answers import check_top_k, distributions
 from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens
-from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import tokenize_text
@@ -284,14 +284,6 @@ def check_text(
     ids = torch.tensor([tokenize_text(tokenizer, text)])
     lm.check_ids(ids)
     return ids, chosen
-
-
-def first_trials(keys: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the first trial of each relation in the keys of LREs."""
-    trials: dict[str, int] = {}
-    for relation, trial in keys:
-        trials[relation] = min(trial, trials.get(relation, trial))
-    return trials
 
 
 def subject_token(tokenizer: PreTrainedTokenizerBase, text: str, subject: str) -> int:

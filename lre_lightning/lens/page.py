@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import resources
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import grid_of, script, style
 from lre_lightning.lens.tokens import sentence
+from lre_lightning.storage.templates import load_template
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
     from lre_lightning.lens.lens import LensGrid
 
 
@@ -29,19 +27,6 @@ def lens_page(lenses: Sequence[LensGrid], title: str = "Attribute lens") -> str:
     sections = [(text, list(group)) for text, group in groupby(lenses, lambda lens: lens.text)]
     template = load_template("lre_lightning.lens", "lens.html.j2", sentence=sentence, data=grid_json)
     return template.render(title=title, sections=sections, script=script(), style=style())
-
-
-def load_template(package: str, name: str, html: bool = True, **functions: Any) -> Template:
-    """Load a template of a package, which escapes values if it is HTML.
-
-    It can call `functions`, and use them as filters. Undefined names are errors.
-    """
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=html, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(functions)
-    environment.filters.update(functions)
-    return environment.from_string(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def grid_json(lens: LensGrid) -> str:

@@ -14,10 +14,11 @@ from lre_lightning.errors import LREError, check_choice
 from lre_lightning.grid import Layer, check_ranks, usual_rank
 from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.lre import LRE
-from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
+from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.operators import Operator, wide_dtype
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.options import LINES, Prompts, choose_templates
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial, draw, train_prompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -288,3 +288,11 @@ class LRE(Lens):
         examples = ", ".join(f"{subject} \u2192 {object_}" for subject, object_ in origin.train)
         rows = [("LM", origin.model), ("layer", self.layer), ("beta", self.beta), ("rank", self.rank or "full")]
         return html_table([*rows, ("width", len(self.bias)), ("examples", examples)], caption=f"LRE: {origin.relation}")
+
+
+def first_trials(keys: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the first trial of each relation in the keys of LREs."""
+    trials: dict[str, int] = {}
+    for relation, trial in keys:
+        trials[relation] = min(trial, trials.get(relation, trial))
+    return trials

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,11 +12,8 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import check_finite
 from lre_lightning.lre.operators import Dense, Factors, Operator, wide_dtype
 from lre_lightning.lre.triplets import Accuracy, triplets_of_products
-from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.products import Product, double_vjp, jvp, vjp
-from lre_lightning.prompts.batch import collate
-from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
 
@@ -142,12 +139,6 @@ class MatrixFree(Operator):
         """Return whether a condition holds in all processes, whose rounding may differ; a collective call."""
         (agreed,) = self._processes.sum(torch.tensor([int(condition)]))
         return int(agreed) == self._processes.count
-
-
-def prompts_to_run(lm: LanguageModel, prompts: Sequence[Prompt]) -> PromptBatch:
-    """Return prompts as a batch that is ready to be run."""
-    batch = collate(prompts, 0, 0, range(len(prompts)))
-    return PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)
 
 
 def forward_product(runs: PromptBatch) -> Product:

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.prompt import Prompt
 
 Side: TypeAlias = Literal["right", "left"]
@@ -143,3 +145,9 @@ def collate(
         prompts=tuple(prompts),
     )
     return batch.padded(padding_side)
+
+
+def prompts_to_run(lm: LanguageModel, prompts: Sequence[Prompt]) -> PromptBatch:
+    """Return prompts as a batch that is ready to be run."""
+    batch = collate(prompts, 0, 0, range(len(prompts)))
+    return PromptBatch(lm, batch.input_ids, batch.subject_position, batch.last_position)

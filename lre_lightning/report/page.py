@@ -19,7 +19,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.lens.files import LENSES, read_lenses_file
 from lre_lightning.lens.grid import script, style
 from lre_lightning.lens.lens import LensGrid
-from lre_lightning.lens.page import grid_json, load_template
+from lre_lightning.lens.page import grid_json
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.progress import progress
 from lre_lightning.records import analysis
@@ -29,6 +29,7 @@ from lre_lightning.report.columns import read_columns
 from lre_lightning.report.sections import Chapter, Picture
 from lre_lightning.report.tables import Table, to_text, write_table
 from lre_lightning.storage.files import check_writable, write_whole
+from lre_lightning.storage.templates import load_template
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -96,6 +97,8 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
         raise LREError(f"checkpoint {str(path)!r} does not exist, or is not a file")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except UnpicklingError as error:
+        raise LREError(f"checkpoint {str(path)!r} holds more than tensors and plain data") from error
     except Exception as error:  # readers of archives and pickles raise anything on broken bytes
         reason = printable(first_line(error))
         raise LREError(f"checkpoint {str(path)!r} cannot be read; is it truncated? ({reason})") from error

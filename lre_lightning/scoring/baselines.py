@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
-from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.scores import faithfulness_predictions, grid_of

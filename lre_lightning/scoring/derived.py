@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.lre.lre import LRE
-from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.relations.relation import Relation, Sample

@@ -151,7 +151,7 @@ def _faithful(
     rows, lm = whole.known.nonzero().flatten(), states.runs.lm
     says = torch.where(lm.predict(predicted) == states.predicted[rows], whole.predicted[rows], -1)
     others = torch.full_like(rows, -1)
-    others[torch.searchsorted(rows, whole.edited)] = runs.most_probable(whole.edited, of_targets)
+    others[torch.searchsorted(rows, whole.edited.contiguous())] = runs.most_probable(whole.edited, of_targets)
     closed = [runs.most_probable(rows, output) for output in (predicted, bias.expand_as(predicted))]
     by_lm = replace(whole, predicted=whole.predicted.scatter(0, rows, runs.most_probable(rows, states.object[rows])))
     counts: list[int] = by_lm.count_faithful(torch.stack([*closed, others], 1)).tolist()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lre_lightning.lens.page import load_template
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.records.analysis import counted, short_name
 from lre_lightning.records.record import TrialRecord
@@ -20,6 +19,7 @@ from lre_lightning.report.tables import cell_text
 from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, part_of
 from lre_lightning.sharing.places import REPOSITORY
 from lre_lightning.storage.files import write_whole
+from lre_lightning.storage.templates import load_template
 
 LIBRARY = "lre-lightning"
 DATA_LICENCES = {

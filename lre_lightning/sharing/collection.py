@@ -14,8 +14,7 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
-from lre_lightning.lens.lens import first_trials
-from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import Records, read_records

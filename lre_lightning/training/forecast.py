@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.lre.matrix_free import prompts_to_run
 from lre_lightning.lre.operators import Dense, wide_dtype
 from lre_lightning.models.memory import free_memory
 from lre_lightning.models.points import predict_points
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.trials import test_prompts, train_prompts
 from lre_lightning.runs.times import duration
 from lre_lightning.training.method import Method, Products, choose_method

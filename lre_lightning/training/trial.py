@@ -17,11 +17,11 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import IDENTITY, LREEstimator, identity_layers
 from lre_lightning.lre.jacobian import PromptJacobian, sweep
 from lre_lightning.lre.lre import LRE
-from lre_lightning.lre.matrix_free import MatrixFree, forward_product, prompts_to_run
+from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.operators import Operator
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.batch import RelationBatch
+from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
