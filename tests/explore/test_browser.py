@@ -177,6 +177,8 @@ def test_picture_and_data_are_saved(page, explorer, tmp_path):
     rows = [*csv.DictReader(StringIO(found["CSV"]))]
     assert len(rows) == 7 * len(grid["tokens"]) * 8
     assert [row["answer"] for row in rows if row["place"] == "1"] == [word for row in cells for word in row]
+    sizes = re.findall(r'<svg[^>]*? y="(\d+)"[^>]*? height="(\d+)"', found["SVG"])
+    assert max(int(y) + int(high) for y, high in sizes) == int(re.search(r'height="(\d+)"', found["SVG"])[1])
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", found["SVG"])
     assert texts[:2] == [ASKS, grid["title"]]
     assert {"␣capital", "emb", *cells[3]} <= set(texts)
