@@ -42,7 +42,8 @@ export function toSvg(table, heading) {
     made.textContent = text;
     return made;
   };
-  const { width, height } = table.getBoundingClientRect(), top = 18 * heading.length + 8;
+  const sum = (all, size) => [...all].reduce((total, one) => total + one[size], 0);
+  const width = sum(table.rows[0].cells, "offsetWidth"), height = sum(table.rows, "offsetHeight"), top = 18 * heading.length + 8;
   const ink = getComputedStyle(table.closest(".lens"));
   const size = { width, height: height + top, viewBox: `0 0 ${width} ${height + top}` };
   const svg = put(document.createDocumentFragment(), "svg", { ...size, "font-family": "system-ui, sans-serif", "font-size": 12 });

@@ -84,6 +84,7 @@ def test_arrow_keys_go_from_cell_to_cell_and_enter_pins(page, explorer):
     for key in ("ArrowLeft", "ArrowUp", "ArrowDown", "ArrowDown", "ArrowRight", "End", "Home", "End", "ArrowLeft"):
         page.keyboard.press(key)
     focused = page.locator(".grid td:focus")
+    assert page.locator(".grid td[tabindex='0']").count() == 1  # still
     tip = page.locator(".tip")
     assert "layer 3, token 7: a" in tip.inner_text()
     assert page.evaluate(
@@ -107,17 +108,22 @@ def test_arrow_keys_go_from_cell_to_cell_and_enter_pins(page, explorer):
 
 
 def test_an_edit_shows_what_the_lm_says_before_and_after(page, explorer):
-    look(page, ASKS)
-    page.locator(".grid tbody tr").nth(4).locator("td").nth(6).click()  # layer 1
-    page.fill("[name=target]", "Peru")
-    page.locator(".grid tbody tr").nth(4).locator("td").nth(6).click()
+    look(page, text := "The capital of Kenya is not that of Peru")
+    assert page.locator("[name=subject]").input_value() == "Peru"
+    kenya = likely(explorer, text)[0]["marked"][0]
+    page.locator(".grid tbody tr").nth(4).locator("td").nth(kenya).click()  # layer 1
+    page.fill("[name=target]", "Italy")
+    page.locator(".grid tbody tr").nth(4).locator("td").nth(kenya).click()
     with page.expect_response("**/edit"):
         page.get_by_role("button", name="edit at layer 1").click()
     page.wait_for_selector(".answers ol")
-    expected = explorer.edit(Change(text=ASKS, relation="country capital city", target="Peru", layer=1))
+    expected = explorer.edit(
+        Change(text=text, relation="country capital city", subject="Kenya", target="Italy", layer=1)
+    )
     shown = page.locator(".answers li bdi").all_text_contents()
     assert shown == [answer for when in ("before", "after") for answer, _ in expected[when]["answers"]]
     assert page.locator(".answers q").all_text_contents() == [expected["before"]["text"], expected["after"]["text"]]
+    assert page.locator(".edit .status").text_content() == "Kenya \u2192 Italy, layer 1, rank 16"
     page.fill("[name=rank]", "1000")
     with page.expect_response("**/edit"):
         page.get_by_role("button", name="Edit", exact=True).click()
@@ -171,6 +177,8 @@ def test_picture_and_data_are_saved(page, explorer, tmp_path):
     rows = [*csv.DictReader(StringIO(found["CSV"]))]
     assert len(rows) == 7 * len(grid["tokens"]) * 8
     assert [row["answer"] for row in rows if row["place"] == "1"] == [word for row in cells for word in row]
+    sizes = re.findall(r'<svg[^>]*? y="(\d+)"[^>]*? height="(\d+)"', found["SVG"])
+    assert max(int(y) + int(high) for y, high in sizes) == int(re.search(r'height="(\d+)"', found["SVG"])[1])
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", found["SVG"])
     assert texts[:2] == [ASKS, grid["title"]]
     assert {"␣capital", "emb", *cells[3]} <= set(texts)
