@@ -214,7 +214,7 @@ class TextStates:
             LREError: If the lens is of another LM, or logits are not finite.
         """
         lens.check_model(self.lm)
-        shown = [layer for layer in self.layers if lens.reads(layer)]
+        shown = tuple(layer for layer in self.layers if lens.reads(layer))
         outputs = lens.read(self.hidden[[self.layers.index(layer) for layer in shown]], shown)
         best, ranks = [], []
         for shares in distributions(self.lm, outputs):

@@ -31,7 +31,8 @@ def words_of(grid):
 
 def test_the_grid_is_that_of_read_lenses(explorer):
     lm = explorer.lm
-    lenses = read_lenses(lm, lm.tokenizer, TEXT, explorer._lres, RELATIONS, 8, jacobian_lens=explorer._jacobian_lens)
+    jacobian_lens = explorer._generic[JACOBIAN_LENS]
+    lenses = read_lenses(lm, lm.tokenizer, TEXT, explorer._lres, RELATIONS, 8, jacobian_lens=jacobian_lens)
     assert [lens.name for lens in lenses] == explorer.lenses == [*RELATIONS, JACOBIAN_LENS, LOGIT_LENS]
     for lens in lenses:
         found = explorer.read(Read(text=TEXT, lens=lens.name))
