@@ -14,7 +14,7 @@ from typing import Any
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.progress import progress
-from lre_lightning.storage.files import failures_named
+from lre_lightning.storage.files import failures_named, make_folder
 
 REPOSITORY = "https://github.com/evandez/relations"
 REVISION = "1b9ec3cf2b8368e42bde7e80fcef384312a6ec07"
@@ -65,6 +65,7 @@ def _fetch(files: Any, names: Sequence[str], timeout: float) -> None:
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(timeout=timeout)
     for name in progress(names, "Downloading"):
+        make_folder(Path(files.abspath, name).parent)  # pooch fails if another process makes it in between
         try:
             path = Path(files.fetch(name, downloader=downloader))
         except requests.RequestException as error:

@@ -158,7 +158,7 @@ def test_missing_and_damaged_files_are_downloaded_again(server, manifest):
 
 def test_a_cache_that_cannot_be_written_is_named(server, manifest, cache):
     cache.touch()
-    assert failure().startswith(f"{str(cache)!r} cannot be written: Not a directory")
+    assert failure().startswith(f"{str(cache)!r} cannot be written: File exists; a file is where a folder should be")
     assert server.requests == []
 
 
