@@ -24,7 +24,7 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.lre.lens import Lens
+from lre_lightning.lre.lens import RelationLens
 from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -50,7 +50,7 @@ class Metadata(TypedDict):
 
 
 @dataclass(frozen=True, eq=False)
-class Concepts(Lens):
+class Concepts(RelationLens):
     """A direction for every object of a relation, which classifies and steers the hidden states of subjects.
 
     Attributes:
@@ -90,19 +90,9 @@ class Concepts(Lens):
         self._check_finite([self.vectors])
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        """The relation."""
-        return self.origin.relation
-
-    @property
     def title(self) -> str:  # type: ignore[override]
         """What messages call what they were made of."""
         return f"LRE behind the concepts of {self.origin.relation!r}"
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override]
-        """The layer of s."""
-        return (self.layer,)
 
     @property
     def width(self) -> int:  # type: ignore[override]

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lre.origin import check_origin
+from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
 
 LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
@@ -87,6 +87,28 @@ class Lens(ABC):
     def _check_finite(self, tensors: Iterable[Tensor]) -> None:
         if not all(torch.isfinite(tensor).all() for tensor in tensors):
             raise LREError(f"the {self.title} holds values that are not finite")
+
+
+class RelationLens(Lens):
+    """A lens of one relation, estimated at one layer.
+
+    Attributes:
+        origin: The LM, relation and samples that it was estimated from.
+        layer: The layer.
+    """
+
+    origin: Origin
+    layer: Layer
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The relation."""
+        return self.origin.relation
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override]
+        """Its layer."""
+        return (self.layer,)
 
 
 class LogitLens(Lens):

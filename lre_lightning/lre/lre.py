@@ -20,7 +20,7 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.files import check_shapes, read_lre
-from lre_lightning.lre.lens import Lens
+from lre_lightning.lre.lens import RelationLens
 from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -28,7 +28,7 @@ from lre_lightning.storage.tensors import write_tensors
 
 
 @dataclass(frozen=True, eq=False)
-class LRE(Lens):
+class LRE(RelationLens):
     """A linear relational embedding, LRE(s) = beta W s + b (Equation 4 of the paper).
 
     Attributes:
@@ -72,19 +72,9 @@ class LRE(Lens):
             check_ranks([self.rank], self.operator.rank)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        """The relation."""
-        return self.origin.relation
-
-    @property
     def title(self) -> str:  # type: ignore[override]
         """What messages call it."""
         return f"LRE of {self.origin.relation!r}"
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override]
-        """Its layer."""
-        return (self.layer,)
 
     @property
     def width(self) -> int:  # type: ignore[override]
