@@ -74,8 +74,8 @@ def _rules(colours: str) -> str:
 
 
 def title_of(lens: LensGrid) -> str:
-    """Return a grid's name, with the layer that its LRE was estimated at."""
-    return sentence(lens.name) if lens.layer is None else f"{sentence(lens.name)} (LRE of layer {lens.layer})"
+    """Return a grid's name, with the layer that it was estimated at."""
+    return sentence(lens.name) if lens.layer is None else f"{sentence(lens.name)}, estimated at layer {lens.layer}"
 
 
 def step_of(probability: float) -> int:

@@ -59,13 +59,13 @@ class LensGrid:
     """A grid of layers by tokens: the most likely tokens of D(LRE(h)) for every hidden state h of a text.
 
     Attributes:
-        name: The relation, ``"Jacobian lens"`` or ``"logit lens"``.
+        name: The relation, the relation of concepts, ``"Jacobian lens"`` or ``"logit lens"``.
         text: The text.
         tokens: Its tokens, as `token_text` shows them, without the start token.
         layers: The layers, from the embedding up.
         top: The most likely tokens for every layer and token, most likely first, `[layer][token][k]`.
         probabilities: Their probabilities, in the same layout.
-        layer: The layer that the LRE was estimated at; None for the other lenses.
+        layer: The layer that an LRE or concepts were estimated at; None for the other lenses.
         token: The index of the subject's last token, which the lens speaks about; None if no subject was found.
         pinned: A token that was looked for in every cell, if any.
         ids: The ids of the tokens in `top`.

@@ -78,7 +78,7 @@ def test_a_typed_text_is_read_and_a_cell_shows_its_most_likely_tokens(page, expl
 def test_arrow_keys_go_from_cell_to_cell_and_enter_pins(page, explorer):
     look(page, ASKS)
     grid, _ = likely(explorer, ASKS)
-    assert page.get_by_role("grid").get_attribute("aria-label").startswith("country capital city (LRE of layer 2)")
+    assert page.get_by_role("grid").get_attribute("aria-label").startswith("country capital city, estimated at layer 2")
     page.locator(".grid td[tabindex='0']").focus()
     assert page.locator(".grid td[tabindex='0']").count() == 1
     for key in ("ArrowLeft", "ArrowUp", "ArrowDown", "ArrowDown", "ArrowRight", "End", "Home", "End", "ArrowLeft"):
@@ -171,7 +171,7 @@ def test_picture_and_data_are_saved(page, explorer, tmp_path):
     for name in ("SVG", "CSV", "JSON"):
         with page.expect_download() as download:
             page.get_by_role("button", name=name).click()
-        assert download.value.suggested_filename == f"country_capital_city_LRE_of_layer_2_.{name.lower()}"
+        assert download.value.suggested_filename == f"country_capital_city_estimated_at_layer_2.{name.lower()}"
         found[name] = open(download.value.path(), encoding="utf-8").read()  # noqa: SIM115
     assert json.loads(found["JSON"])["values"] == grid["values"]
     rows = [*csv.DictReader(StringIO(found["CSV"]))]

@@ -52,7 +52,7 @@ def test_the_page_holds_every_grid(page):
 
 def test_nothing_in_a_token_or_title_is_markup(page):
     assert page.texts("title") + page.texts("h1") == ["Lenses <of> a&b"] * 2
-    titles = ["plays sport (LRE of layer 1)", "<b>logit</b> lens", "plays sport"]
+    titles = ["plays sport, estimated at layer 1", "<b>logit</b> lens", "plays sport"]
     assert [data["title"] for data in grids_of(page)] == titles
     assert len(page.all("script")) == len(GRIDS) + 1
     assert page.all("b") == []
@@ -166,6 +166,6 @@ def test_a_widget_shows_lenses_and_says_which_cell_was_chosen(browser):
         assert page.evaluate("window.model.saved") == [1, len(GRIDS[2].layers) - 1, 2]
         shown.lenses = GRIDS[:1]
         page.evaluate("grids => { model.state.grids = grids; model.changed() }", shown.grids)
-        assert page.locator("h3").all_text_contents() == ["plays sport (LRE of layer 1)"]
+        assert page.locator("h3").all_text_contents() == ["plays sport, estimated at layer 1"]
     with pytest.raises(LREError, match="at least one"):
         widget.LensWidget([])

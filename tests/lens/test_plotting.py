@@ -140,7 +140,7 @@ def cells_of(axes, grid):
 
 def test_cells_hold_the_most_likely_tokens_shaded_by_their_probabilities():
     grids = [lens("plays sport", layer=2), lens("attended", layer="emb"), lens("logit lens")]
-    titles = ["plays sport (LRE of layer 2)", "attended (LRE of layer emb)", "logit lens"]
+    titles = ["plays sport, estimated at layer 2", "attended, estimated at layer emb", "logit lens"]
     figure = plot_lenses(grids)
     *panels, scale = figure.axes
     assert figure.texts[0].get_text() == "Bill Bradley was"
