@@ -2,7 +2,7 @@
 
 Run with `python -m benchmarks.data`. The tokenizer is GPT-2's if ``LRE_TOKENIZERS_DIR`` has it, else the bundled one.
 Times and memory are measured in one process per kind of file, without the imports. All kinds are asserted to give the
-same relations, and prompts to equal those that are tokenized as a whole.
+same relations.
 """
 
 from __future__ import annotations
@@ -15,18 +15,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 from benchmarks.common import aimed, table, timed
 from lre_lightning.datamodules import RelationDataModule
-from lre_lightning.prompts.prompt import Prompt
-from lre_lightning.prompts.tokenization import Encoding, tokenize
 from lre_lightning.relations.json_files import write_relations
 from lre_lightning.relations.relation import Relation, Sample
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 RELATIONS, SAMPLES, OBJECTS = 500, 200, 50
 TOKENIZER = Path(os.environ.get("LRE_TOKENIZERS_DIR", "")) / "gpt2"
@@ -95,17 +88,12 @@ def load(place: Path) -> tuple[float, float, float, int, str]:
     return loaded, ready, memory / 2**10, count, digest
 
 
-def prompts_of(relations: list[Relation], tokenizer: str) -> tuple[float, list[Prompt]]:
-    """Return the seconds to make all test prompts of a trial of each relation, and the prompts."""
+def prompts_of(relations: list[Relation], tokenizer: str) -> tuple[float, int]:
+    """Return the seconds to make all test prompts of a trial of each relation, and their number."""
     data = RelationDataModule(tokenizer, source=relations, n_shot=8, trials=1)
     data.setup()
     seconds, batches = timed(lambda: list(data.val_dataloader()))
-    return seconds, [prompt for batch in batches for prompt in batch.prompts]
-
-
-def encode_whole(tokenizer: PreTrainedTokenizerBase, head: str, tails: list[str]) -> list[Encoding]:
-    """Replace `tokenize_after`, but tokenize the head again for each tail."""
-    return tokenize(tokenizer, [head + tail for tail in tails])
+    return seconds, sum(map(len, batches))
 
 
 def main() -> None:
@@ -122,16 +110,9 @@ def main() -> None:
     print(table(f"{RELATIONS * SAMPLES:,} samples in {RELATIONS} relations", header, rows))
 
     name = str(TOKENIZER) if TOKENIZER.is_dir() else "demo"
-    seconds, found = prompts_of(relations[:20], name)
-    with patch("lre_lightning.prompts.prompt.tokenize_after", encode_whole):
-        whole, prompts = prompts_of(relations[:20], name)
-    assert found == prompts, "prompts differ from those that are tokenized as a whole"
-    rows = [
-        ["the context tokenized once", f"{len(prompts) / seconds:,.0f}", f"{whole / seconds:.1f}"],
-        ["the context tokenized for each prompt", f"{len(prompts) / whole:,.0f}", "1"],
-    ]
-    title = f"{len(prompts):,} prompts of 8 examples, tokenizer {Path(name).name}"
-    print("\n" + table(title, ["way", "prompts per second", "times faster"], rows))
+    seconds, prompts = prompts_of(relations[:20], name)
+    title = f"Prompts of 8 examples, tokenizer {Path(name).name}"
+    print("\n" + table(title, ["prompts", "per second"], [[f"{prompts:,}", f"{prompts / seconds:,.0f}"]]))
 
 
 if __name__ == "__main__":

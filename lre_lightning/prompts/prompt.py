@@ -16,7 +16,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.models.tokenizer import check_tokenizer, start_token, token_text
 from lre_lightning.prompts.chat import Conversation, Question
 from lre_lightning.prompts.options import LINES, Prompts
-from lre_lightning.prompts.tokenization import Encoding, Span, tokenize, tokenize_after
+from lre_lightning.prompts.tokenization import Encoding, Span, tokenize
 from lre_lightning.relations.relation import SLOT, Relation, Sample, check_template
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ def make_prompts(
     turns = [(fill(template, sample.subject), sample.object) for sample in examples]
     chat = Conversation(tokenizer, turns, options.system)
     questions = [chat.ask(fill(template, sample.subject), sample.object) for sample in samples]
-    tails = [text.removeprefix(chat.head) for asked in questions for text in (asked.text, asked.answered)]
-    encodings = tokenize_after(tokenizer, chat.head, tails, controls=True)
+    encodings = tokenize(tokenizer, _texts(questions), controls=True)
     prompts = []
     for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True):
         first = chat.controls.get(encoding[0][0]) if encoding[0] else None
@@ -161,15 +160,15 @@ def make_prompts_after(
     for head, sample in zip(heads, samples, strict=True):
         text = head + fill(template, sample.subject)
         questions.append(Question(text, len(head), len(text), f"{text} {sample.object}", len(text) + 1))
-    texts = [text for asked in questions for text in (asked.text, asked.answered)]
-    if len(set(heads)) == 1:
-        encodings = tokenize_after(tokenizer, heads[0], [text.removeprefix(heads[0]) for text in texts])
-    else:
-        encodings = tokenize(tokenizer, texts)
+    encodings = tokenize(tokenizer, _texts(questions))
     return [
         _prompt(template, sample, asked, lead, encoding, answered)
         for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True)
     ]
+
+
+def _texts(questions: Sequence[Question]) -> list[str]:
+    return [text for asked in questions for text in (asked.text, asked.answered)]
 
 
 def _prompt(

@@ -25,7 +25,6 @@ from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.hostile import tried
 from tests.helpers.relations import with_papers_relations
-from tests.prompts.test_tokenization import PHRASE, TEMPLATE, outcome
 
 # The subject.
 
@@ -62,9 +61,27 @@ def check_subject(tokenizer, prompt, template):
     assert prompt.subject_span == (holding[0], holding[-1] + 1)
 
 
+CHARACTERS = st.characters(codec="utf-8")
+WORDS = ["Paris", "New York City", "the", "capital of", "São Paulo", "北京", "it's", "Is", "is in", "1924", "ris", "xq"]
+SIGNS = [".", ", ", "!!", "</", "s>", "<s>", "<work>", "'s", "-", "\u0301", "\u200b", "😀", "👍🏽", "\ufb01", "İ", "▁"]
+SPACES = [" ", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\x00", "\u2028"]
+PHRASE = st.lists(
+    st.one_of(*map(st.sampled_from, (WORDS, SPACES, SIGNS)), st.text(CHARACTERS, max_size=3)), max_size=5
+).map("".join)
+TEMPLATE = st.one_of(
+    st.sampled_from(["The capital of {} is", "{}", "In {},", "Q: {}?\nA:"]), st.tuples(PHRASE, PHRASE).map("{}".join)
+)
 DIFFICULT = ["Tesla, Inc.", "x" * 40, "a", "\u200b", "京", "👍🏽 & co", "Café", "{}", "{0.__class__}", r"\1 (C++)"]
-ANY = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+ANY = st.text(CHARACTERS, min_size=1, max_size=8)
 SUBJECT = st.one_of(PHRASE, st.sampled_from(DIFFICULT), ANY).filter(str.strip)
+
+
+def outcome(function, *inputs):
+    """Return the result of a call, or the message of its error."""
+    try:
+        return function(*inputs)
+    except LREError as error:
+        return str(error)
 
 
 @st.composite
