@@ -384,10 +384,10 @@ def _check(record: TrialRecord) -> None:
 
 
 def _check_outcomes(record: TrialRecord) -> None:
-    """Check that the outcomes are of known samples in order."""
-    samples = [-1, *(sample for sample, _, _ in record.outcomes), record.tested]
+    """Check that the outcomes are of known samples in order; a trial that stops at `max_known` has not asked all."""
+    samples = [-1, *(sample for sample, _, _ in record.outcomes)]
     if len(record.outcomes) > record.known or any(one >= other for one, other in pairwise(samples)):
-        raise LREError(f"outcomes must be of at most {record.known} of {record.tested} test prompts, in order")
+        raise LREError(f"outcomes must be of at most {record.known} test prompts, in order")
     if any(faithful not in (0, 1) or causal not in (-1, 0, 1) for _, faithful, causal in record.outcomes):
         raise LREError("outcomes must be 0 or 1, or -1 without an edit")
 
