@@ -81,6 +81,7 @@ MORE = (
         "knows: success, and how that compares with what else changes, KL(before || after) in nats of the next token "
         "in prompts of other relations with the same subject, and with the mean log probability that the LM without "
         "the move gives to the eight tokens that it writes with it. [Guide](guides/edits.md#moves-along-a-lens). "
+        "A second live swap undoes the first, so that nothing is left of it on SmolLM2; clamping avoids that. "
         "`python -m scripts.moves` makes the table, from a few relations.",
         "moves",
     ),
@@ -264,9 +265,9 @@ def rules(lms: Mapping[str, tuple[Sequence[TrialRecord], Sequence[TrialRecord]]]
         "W from the LM's own derivatives (*exact*), and from those with the scales of norms and attention weights as "
         "constants (*frozen*, `--model.fitting.backward frozen`, [method](method.md#backward-rules)), on the same "
         "trials. The first trial chose layer, rank and β for each rule, and scores are those of the other two; at the "
-        "best layer, of the first. Means over the relations that have been measured by both, their paired difference and "
-        "its 95% interval. The demo's LREs are more faithful at β = 1 by the frozen rule than by the exact one at any β; "
-        "its best β is nearer to 1 on both LMs. Causality does not change as far as these relations can tell."
+        "best layer, of the first. Means over the relations that have been measured by both, their paired difference "
+        "and its 95% interval. By the frozen rule the demo's LREs are more faithful at β = 1 than by the exact one at "
+        "its best β, and the best β is nearer to 1 on both LMs. Of causality these relations can't tell a difference."
     )
     rows = [(name, *row) for name, (exact, frozen) in lms.items() for row in _rule_rows(exact, frozen)]
     columns = ("LM", "score", "relations", "exact", "frozen", "difference", "better", "worse")
