@@ -66,6 +66,12 @@ def main(folder: str, source: str = "paper") -> None:
     for table in TABLES:
         shutil.copy(root / "main" / table, RESULTS)
     shutil.copy(root / "main" / "cross" / "cross.png", RESULTS.parent / "images" / "results")
+    frozen = ["--model.fitting.backward=frozen", "--model.fitting.grid=choice", "--data.trials=3"]
+    fit("frozen", chosen(scored)[1], *frozen)
+    for rule in ("exact", "frozen"):
+        options = f"--model.fitting.backward={rule}", "--model.fitting.grid=choice", "--data.source=demo"
+        lre("fit", root / rule, *options)
+        shutil.copy(root / rule / "fit_results.jsonl", RESULTS / {"exact": "demo.jsonl"}.get(rule, "demo_frozen.jsonl"))
     lens(root)
     fit("jlens", *chosen(scored[::4]), "--data.trials=1", f"--model.fitting.jacobian_lens={root / 'lens'}")
 

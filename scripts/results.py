@@ -8,19 +8,24 @@ What the paper measured on GPT-J is in docs/results/paper.csv (Table "hparams-gp
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from lre_lightning import LanguageModel, LRECollection, read_lenses
+from lre_lightning.grid import DEFAULT_BETAS
 from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.records.analysis import (
     GENERIC_METHODS,
     SCORES,
+    Score,
     by_model,
     causality,
+    counted,
     faithfulness,
     joint,
+    over_relations,
     overall,
     per_relation,
 )
@@ -70,6 +75,16 @@ MORE = (
         "concepts_accuracy",
         "concepts_causality",
     ),
+    (
+        "Moves along lenses",
+        "The subject's state moved so that the LM answers for another subject, in prompts without examples that it "
+        "knows: success, and how that compares with what else changes, KL(before || after) in nats of the next token "
+        "in prompts of other relations with the same subject, and with the mean log probability that the LM without "
+        "the move gives to the eight tokens that it writes with it. [Guide](guides/edits.md#moves-along-a-lens). "
+        "A second live swap undoes the first, so that nothing is left of it on SmolLM2; clamping avoids that. "
+        "`python -m scripts.moves` makes the table, from a few relations.",
+        "moves",
+    ),
 )
 """Tables of other commands: title, what it shows, and files."""
 
@@ -111,6 +126,9 @@ def main() -> None:
         sections.append(f"## Relation by relation\n\n![{note}](images/results/cross.png)\n\n*{note}*")
     if (DOCS / "results" / "jlens.jsonl").is_file():
         sections.append(beside_the_jacobian_lens(read_records([DOCS / "results" / "jlens.jsonl"])))
+    lms = {"smollm2": ("main", "trials", "frozen"), "demo": ("demo", "demo_frozen")}
+    read = {name: [read_records([DOCS / "results" / f"{file}.jsonl"]) for file in files] for name, files in lms.items()}
+    sections.append(rules({name: (list(chain(*exact)), frozen) for name, (*exact, frozen) in read.items()}))
     lens()
     (DOCS / "results.md").write_text("\n\n".join([*text, *sections]) + "\n", encoding="utf-8")
 
@@ -239,6 +257,51 @@ def beside_the_jacobian_lens(records: Sequence[TrialRecord]) -> str:
     names = [record.relation for record in records]
     table = by_relation("generic", "", names, scores, ("mean", *map(overall, scores.values())))
     return f"## LREs and the Jacobian lens\n\n{note}\n\n{markdown(table)}"
+
+
+def rules(lms: Mapping[str, tuple[Sequence[TrialRecord], Sequence[TrialRecord]]]) -> str:
+    """Return the table of the exact backward pass beside the frozen one, by LM."""
+    note = (
+        "W from the LM's own derivatives (*exact*), and from those with the scales of norms and attention weights as "
+        "constants (*frozen*, `--model.fitting.backward frozen`, [method](method.md#backward-rules)), on the same "
+        "trials. The first trial chose layer, rank and β for each rule, and scores are those of the other two; at the "
+        "best layer, of the first. Means over the relations that have been measured by both, their paired difference "
+        "and its 95% interval. By the frozen rule the demo's LREs are more faithful at β = 1 than by the exact one at "
+        "its best β, and the best β is nearer to 1 on both LMs. Of causality these relations can't tell a difference."
+    )
+    rows = [(name, *row) for name, (exact, frozen) in lms.items() for row in _rule_rows(exact, frozen)]
+    columns = ("LM", "score", "relations", "exact", "frozen", "difference", "better", "worse")
+    return f"## Backward rules\n\n{note}\n\n" + markdown(Table("rules", "", columns, tuple(rows), digits=3))
+
+
+def _rule_rows(exact: Sequence[TrialRecord], frozen: Sequence[TrialRecord]) -> Iterator[tuple[Cell, ...]]:
+    both = {record.relation for record in counted(exact)} & {r.relation for r in counted(frozen) if r.trial == 2}
+    found = [[record for record in records if record.relation in both] for records in (exact, frozen)]
+    first, later = ([[r for r in records if (r.trial > 0) == late] for records in found] for late in (False, True))
+    best = [max(DEFAULT_BETAS, key=lambda beta: _mean(partial(faithfulness, beta=beta), own)) for own in first]
+    scores: dict[str, tuple[Sequence[Sequence[TrialRecord]], Sequence[Score]]] = {
+        "faithfulness, β = 1": (later, [partial(faithfulness, beta=1.0)] * 2),
+        f"faithfulness, β = {best[0]:g} and {best[1]:g}": (later, [partial(faithfulness, beta=beta) for beta in best]),
+        "causality": (later, [causality] * 2),
+        "faithfulness at the best layer, β = 1": (first, [_at_the_best_layer] * 2),
+    }
+    for name, (records, score) in scores.items():
+        means = [per_relation(own, one) for own, one in zip(records, score, strict=True)]
+        names, pairs = joint(*means)
+        apart = pairs[:, 1] - pairs[:, 0]
+        difference = estimate(pairs[:, ::-1], mean_difference)
+        counts = int((apart > 1e-9).sum()), int((apart < -1e-9).sum())
+        yield (name, len(names), *(float(mean) for mean in pairs.mean(0)), difference, *counts)
+
+
+def _at_the_best_layer(record: TrialRecord) -> float:
+    layers = [layer for layer in record.layers if layer not in (record.identity_layers or ())]
+    return max(faithfulness(record, layer, 1.0) for layer in layers)
+
+
+def _mean(score: Score, records: Sequence[TrialRecord]) -> float:
+    found = over_relations(records, score)
+    return found.value if found else 0.0
 
 
 def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> str:

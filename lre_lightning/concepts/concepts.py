@@ -25,6 +25,7 @@ from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.estimator import LREEstimator, draw_one
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lens import RelationLens
+from lre_lightning.lre.moving import Coordinates
 from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -114,6 +115,12 @@ class Concepts(RelationLens):
     def __getitem__(self, object: str) -> Tensor:
         """Return the vector of an object, `(hidden,)`."""
         return self.vectors[self.index(object)]
+
+    def coordinates(self, *objects: str, layers: Sequence[Layer] | None = None) -> Coordinates:
+        """Return the concepts of some objects, all if none is named, as coordinates at layers, its own if None."""
+        chosen = objects or self.objects
+        directions = self.vectors[[self.index(name) for name in chosen]]
+        return Coordinates(tuple(chosen), dict.fromkeys([self.layer] if layers is None else layers, directions))
 
     def index(self, object: str) -> int:
         """Return the index of an object."""

@@ -22,16 +22,19 @@ class Averaging:
         skip: The number of positions at the beginning of a text that are left out, since LMs use them as attention
             sinks. The last position is left out too.
         positions: The number of positions p of each text with ``"same"``, spread evenly; all if None.
+        backward: The rule of the backward pass, ``"exact"`` or ``"frozen"``; see `lre_lightning.models.backward`.
     """
 
     targets: Targets = option("later")
     skip: int = option(16)
     positions: int | None = option()
+    backward: Literal["exact", "frozen"] = option("exact")
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_choice("targets", self.targets, get_args(Targets))
         check_number("skip", self.skip, 0)
+        check_choice("backward", self.backward, ("exact", "frozen"))
         if self.positions is not None:
             check_number("positions", self.positions, 1)
             if self.targets == "later":

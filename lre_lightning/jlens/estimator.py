@@ -16,6 +16,7 @@ from lre_lightning.jlens.files import LensOrigin
 from lre_lightning.jlens.lens import JacobianLens, standard_error
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.lre.operators import wide_dtype
+from lre_lightning.models.backward import backward_rule, check_backward
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.processes import Processes
 
@@ -55,13 +56,16 @@ class JacobianLensEstimator:
         self, lm: LanguageModel, layers: Sequence[Layer] | None = None, averaging: Averaging = Averaging()
     ) -> None:
         self.lm, self.layers, self.averaging, self.count = lm, lm.check_layers(layers), averaging, 0
+        check_backward(lm, averaging.backward)
         wide, width = wide_dtype(lm.dtype, lm.device), lm.hidden_size
         self.sums = torch.zeros(len(self.layers), width, width, dtype=wide, device=lm.device)
         self.squares = torch.zeros(len(self.layers), dtype=torch.float64)
 
     def update(self, input_ids: Tensor) -> None:
         """Add the Jacobian of one text, token ids `(positions,)`, at every layer."""
-        for i, jacobian in enumerate(text_jacobian(self.lm, input_ids, self.averaging, self.layers).values()):
+        with backward_rule(self.averaging.backward):
+            jacobians = text_jacobian(self.lm, input_ids, self.averaging, self.layers)
+        for i, jacobian in enumerate(jacobians.values()):
             with torch.inference_mode(False):
                 self.sums[i] += jacobian
             self.squares[i] += float(torch.linalg.vector_norm(jacobian, dtype=self.sums.dtype)) ** 2

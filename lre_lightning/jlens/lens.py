@@ -24,6 +24,7 @@ from lre_lightning.jlens.files import (
     write_published,
 )
 from lre_lightning.lre.lens import JACOBIAN_LENS, Lens
+from lre_lightning.lre.moving import Coordinates
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.storage.tensors import write_tensors
 
@@ -88,6 +89,19 @@ class JacobianLens(Lens):
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return J h for hidden states at layers of the lens; errors are those of `at`."""
         return torch.stack([self(hidden, layer) for hidden, layer in zip(states, layers, strict=True)])
+
+    def coordinates(self, lm: LanguageModel, *tokens: str, layers: Sequence[Layer]) -> Coordinates:
+        """Return what the lens reads for tokens as coordinates at layers: h along J^T u, u of the unembedding.
+
+        Raises:
+            LREError: If a text is not a single token, or a layer is none of the lens.
+        """
+        ids = [lm.tokenizer.encode(token, add_special_tokens=False) for token in tokens]
+        for token, found in zip(tokens, ids, strict=True):
+            if len(found) != 1:
+                raise LREError(f"{token!r} is {len(found)} tokens, and a coordinate is one: begin it with its space")
+        rows = lm.unembedding(torch.tensor([found[0] for found in ids]))
+        return Coordinates(tokens, {layer: rows.to(self.at(layer)) @ self.at(layer) for layer in layers})
 
     def at(self, layer: Layer) -> Tensor:
         """Return J at a layer, `(hidden, hidden)`."""

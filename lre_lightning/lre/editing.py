@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
@@ -60,6 +62,10 @@ class PromptEdit:
         edited[..., self.position, :] += self.delta.to(hidden)
         return edited
 
+    def at(self, layer: Layer, states: Tensor) -> Tensor:
+        """Edit hidden states of the subject at one of `layers`, `(..., hidden)`."""
+        return states + self.delta.to(states)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Keep the edit in place while the LM runs, also in `generate`, in batches and with a cache.
@@ -93,10 +99,11 @@ class PromptEdit:
             finally:
                 generating = False
 
-        def edit(hidden: Tensor) -> Tensor:
+        def edit(layer: Layer, hidden: Tensor) -> Tensor:
             edited = hidden.clone()
             rows, starts = places.to(hidden.device).T
-            edited[rows, starts + self.position - 1] += self.delta.to(hidden)
+            subjects = rows, starts + self.position - 1
+            edited[subjects] = self.at(layer, hidden[subjects])
             return edited
 
         own: Any = getattr(self.lm.model, "generate", None)
@@ -105,13 +112,13 @@ class PromptEdit:
                 stack.enter_context(overridden({self.lm.model: generate}, "generate"))
             stack.enter_context(observe_ids(self.lm.module_at("emb"), look))
             for layer in self.layers:
-                stack.enter_context(replace(self.lm.module_at(layer), edit))
+                stack.enter_context(replace(self.lm.module_at(layer), partial(edit, layer)))
             yield
         if not applied:
             raise LREError(f"the edit of {self.prompt.text!r} was not applied: no run of the LM held this prompt")
 
     @torch.no_grad()
-    def answered(self, top_k: int) -> PromptEdit:
+    def answered(self, top_k: int) -> Self:
         """Return the edit with the LM's most likely answers before and after it."""
         last = self.lm.num_layers - 1
         before = hidden_at(self.lm, self.prompt, last, -1)

@@ -17,6 +17,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.operators import Operator, wide_dtype
 from lre_lightning.lre.origin import Origin
+from lre_lightning.models.backward import Backward, backward_rule, check_backward
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.options import LINES, Prompts, choose_templates
@@ -119,6 +120,7 @@ def estimate(
     seed: int = 0,
     prompts: Prompts = LINES,
     method: Literal["dense", "matrix_free"] = "dense",
+    backward: Backward = "exact",
 ) -> LRE:
     """Estimate the LRE of a relation at one layer, as a fit does, without scoring it.
 
@@ -136,12 +138,13 @@ def estimate(
         method: ``"dense"`` computes W, and ``"matrix_free"`` only products with it when they are needed: one for each
             s that the LRE is applied to, and a few times `rank` for the first edit. Such an LRE needs the LM as long
             as it is used; `lre.low_rank(rank)` can be saved.
+        backward: The rule of the backward pass that W is read off; see `Fitting`.
 
     Returns:
         The LRE, bound to `lm`.
 
     Raises:
-        LREError: If the relation, layer, beta, rank or method is not valid, or the relation has too few samples.
+        LREError: If the relation, layer, beta, rank, method or rule is not valid, or the relation has too few samples.
 
     Example:
         >>> from lre_lightning import LanguageModel, estimate
@@ -151,6 +154,7 @@ def estimate(
     """
     (layer,) = lm.check_layers([layer])
     check_choice("method", method, ("dense", "matrix_free"))
+    check_backward(lm, backward)
     (rank,) = check_ranks([usual_rank(lm.hidden_size) if rank is None else rank], lm.hidden_size)
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
     asked = train_prompts(drawn, lm.tokenizer, options=prompts)
@@ -159,11 +163,11 @@ def estimate(
     weight: Tensor | Operator
     if method == "matrix_free":
         runs = prompts_to_run(lm, asked)
-        weight = MatrixFree(runs, layer, forward_product(runs))
+        weight = MatrixFree(runs, layer, forward_product(runs, backward), backward=backward)
         bias = weight.bias()
     else:
-        weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts)
-    return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts), beta, rank, lm)
+        weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts, backward)
+    return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts, backward), beta, rank, lm)
 
 
 IDENTITY = (
@@ -183,12 +187,19 @@ def identity_layers(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequen
 
 
 def estimate_trial(
-    lm: LanguageModel, tokenizer: PreTrainedTokenizerBase, trial: Trial, layer: Layer, prompts: Prompts
+    lm: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    trial: Trial,
+    layer: Layer,
+    prompts: Prompts,
+    backward: Backward = "exact",
 ) -> tuple[Tensor, Tensor]:
     """Estimate W, `(hidden, hidden)`, and b, `(hidden,)`, at one layer from the training samples of a trial."""
     estimator = LREEstimator([layer])
     for prompt in train_prompts(trial, tokenizer, options=prompts):
-        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer]))
+        with backward_rule(backward):
+            found = prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer])
+        estimator.update(found)
     return estimator.weight(layer), estimator.bias(layer)
 
 

@@ -12,6 +12,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.jacobian import check_finite
 from lre_lightning.lre.operators import Dense, Factors, Operator, wide_dtype
 from lre_lightning.lre.triplets import Accuracy, triplets_of_products
+from lre_lightning.models.backward import Backward, backward_rule
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.products import Product, double_vjp, jvp, vjp
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
@@ -36,6 +37,7 @@ class MatrixFree(Operator):
         layer: The layer of s.
         forward: The product for W s; see `forward_product`.
         processes: The processes that hold the same prompts.
+        backward: The rule of the products.
 
     Attributes:
         products: Number of vectors that W has been multiplied by in this process, from either side.
@@ -44,10 +46,16 @@ class MatrixFree(Operator):
     """
 
     def __init__(
-        self, runs: PromptBatch, layer: Layer, forward: Product = jvp, processes: Processes = ONE_PROCESS
+        self,
+        runs: PromptBatch,
+        layer: Layer,
+        forward: Product = jvp,
+        processes: Processes = ONE_PROCESS,
+        backward: Backward = "exact",
     ) -> None:
         lm = runs.lm
         self.runs, self.layer, self._forward, self._processes = runs, layer, forward, processes
+        self._backward = backward
         self.width = self.rank = lm.hidden_size
         self.dtype, self.device = torch.promote_types(lm.dtype, torch.float32), lm.device
         self.products = 0
@@ -120,7 +128,8 @@ class MatrixFree(Operator):
         # Products are linear, so vectors can be scaled to what 16 bits represent best; powers of two round nothing.
         exponent = torch.frexp(vectors.to(self.dtype).abs().amax(-1, keepdim=True)).exponent
         scale = torch.ldexp(torch.ones_like(exponent, dtype=self.dtype), exponent)
-        found = self.runs.products(self.layer, vectors / scale, product)
+        with backward_rule(self._backward):
+            found = self.runs.products(self.layer, vectors / scale, product)
         check_finite(lm, found, f"a product with the Jacobian at layer {self.layer} of {lm.name} is")
         return (found.to(wide_dtype(lm.dtype, self.device)) * scale).mean(0)
 
@@ -141,8 +150,13 @@ class MatrixFree(Operator):
         return int(agreed) == self._processes.count
 
 
-def forward_product(runs: PromptBatch) -> Product:
+def forward_product(runs: PromptBatch, backward: Backward = "exact") -> Product:
     """Find the cheapest product F'(s) v that the LM has and that agrees with F'(s)^T v, by trying each once."""
+    with backward_rule(backward):
+        return _forward_product(runs)
+
+
+def _forward_product(runs: PromptBatch) -> Product:
     lm, one = runs.lm, runs.select(torch.tensor([0]))
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, 1, lm.hidden_size, generator=generator).to(one.lm.device, lm.dtype)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
+from lre_lightning.models.backward import Backward
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Form, Prompts
 from lre_lightning.prompts.prompt import Prompt, make_prompt, make_prompts
@@ -34,6 +35,7 @@ class Origin:
         template: The prompt template; several are joined by `BETWEEN_TEMPLATES`.
         train: The training samples (subject, object), in the order of the draw.
         form: The form of the prompts, `Prompts.form`.
+        backward: The rule of the backward pass that W was read off.
     """
 
     model: Text
@@ -45,9 +47,10 @@ class Origin:
     template: Text = ""
     train: tuple[tuple[Text, Text], ...] = ()
     form: Form = field(default_factory=lambda: LINES.form)
+    backward: Backward = "exact"
 
     @classmethod
-    def of(cls, lm: LanguageModel, trial: Trial, prompts: Prompts = LINES) -> Self:
+    def of(cls, lm: LanguageModel, trial: Trial, prompts: Prompts = LINES, backward: Backward = "exact") -> Self:
         """Return the origin of the LREs of a trial."""
         return cls(
             model=lm.name,
@@ -59,6 +62,7 @@ class Origin:
             template=trial.template,
             train=tuple((sample.subject, sample.object) for sample in trial.train),
             form=prompts.form,
+            backward=backward,
         )
 
     def prompt(self, lm: LanguageModel, subject: str) -> Prompt:

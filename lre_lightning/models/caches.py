@@ -198,9 +198,23 @@ def _attention(
     """Compute scaled dot-product attention, the softmax at least in float32; every query must see some key."""
     if not (isinstance(key, Joined) and isinstance(value, Joined)) or query.ndim != 4 or dropout_p:
         return NotImplemented
+    weights, value = attention_weights(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return weights @ value
+
+
+def attention_weights(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Any]:
+    """Return the weights of scaled dot-product attention, and the values that they weigh, one head for each query's."""
     if enable_gqa:
         repeats = query.shape[1] // key.shape[1]
-        key, value = (_each(Tensor.repeat_interleave, one, repeats, 1) for one in (key, value))
+        key, value = (_repeat_heads(one, repeats) for one in (key, value))
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -209,7 +223,12 @@ def _attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return weights.to(query.dtype) @ value
+    return weights.to(query.dtype), value
+
+
+def _repeat_heads(states: Any, repeats: int) -> Any:
+    repeat = Tensor.repeat_interleave
+    return _each(repeat, states, repeats, 1) if isinstance(states, Joined) else repeat(states, repeats, 1)
 
 
 _METADATA: set[Any] = {

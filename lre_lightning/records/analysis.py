@@ -43,7 +43,7 @@ class ModelResults:
     """The records of one LM by the kind of their prompts.
 
     Attributes:
-        model: Name or folder of the LM.
+        model: Name or folder of the LM, `TrialRecord.label`.
         main: Records of the main evaluation: the relations' first templates (see `template_places`), at the n with most
             measurements.
         by_n: Records with the relations' first templates by n, including those of `main`.
@@ -61,7 +61,7 @@ class ModelResults:
 def by_model(records: Iterable[TrialRecord]) -> list[ModelResults]:
     """Group records by LM and kind of prompts: LMs as they first occur, relations by category and name."""
     models = []
-    for model, group in _grouped(records, "model").items():
+    for model, group in _grouped(records, "label").items():
         group.sort(key=lambda record: (record.category, record.relation, record.trial))
         places = template_places(group)
         by_n = _grouped([record for record in group if places.get(_template(record)) == 0], "n_shot")
@@ -122,7 +122,7 @@ def named(models: Sequence[ModelResults]) -> dict[str, ModelResults]:
 
 def lm_of(records: Sequence[TrialRecord]) -> str:
     """Return the short name of the LM that records are of."""
-    return short_name(records[0].model)
+    return short_name(records[0].label)
 
 
 def faithfulness(

@@ -134,6 +134,7 @@ class TrialRecord:
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
         model: Name or folder of the LM, followed by @ and its revision if one was asked for.
+        backward: The rule of the backward pass that W was read off, ``"exact"`` in records of earlier versions.
         n_shot: Number n of training examples.
         template: The prompt template; for prompts from several templates, all of them joined by `BETWEEN_TEMPLATES`.
         template_index: Its index among the relation's own templates; None for a template of the user's.
@@ -188,6 +189,7 @@ class TrialRecord:
     beta: float = 1.0
     rank: int | None = None
     model: str = ""
+    backward: str = "exact"
     n_shot: int = 0
     template: str = ""
     template_index: int | None = 0
@@ -217,7 +219,12 @@ class TrialRecord:
     def key(self) -> tuple[Any, ...]:
         """The LM, prompts, relation and trial that distinguish the record from others."""
         prompts = self.n_shot, self.template_index, self.template, json.dumps(self.prompts, sort_keys=True)
-        return self.model, *prompts, self.relation, self.trial
+        return self.label, *prompts, self.relation, self.trial
+
+    @property
+    def label(self) -> str:
+        """The LM, with the rule of the backward pass unless it is exact: what reports compare."""
+        return self.model if self.backward == "exact" else f"{self.model} ({self.backward})"
 
     @property
     def scored(self) -> bool:
@@ -377,10 +384,10 @@ def _check(record: TrialRecord) -> None:
 
 
 def _check_outcomes(record: TrialRecord) -> None:
-    """Check that the outcomes are of known samples in order."""
-    samples = [-1, *(sample for sample, _, _ in record.outcomes), record.tested]
+    """Check that the outcomes are of known samples in order; a trial that stops at `max_known` has not asked all."""
+    samples = [-1, *(sample for sample, _, _ in record.outcomes)]
     if len(record.outcomes) > record.known or any(one >= other for one, other in pairwise(samples)):
-        raise LREError(f"outcomes must be of at most {record.known} of {record.tested} test prompts, in order")
+        raise LREError(f"outcomes must be of at most {record.known} test prompts, in order")
     if any(faithful not in (0, 1) or causal not in (-1, 0, 1) for _, faithful, causal in record.outcomes):
         raise LREError("outcomes must be 0 or 1, or -1 without an edit")
 

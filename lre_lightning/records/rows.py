@@ -11,7 +11,10 @@ from lre_lightning.grid import place_of
 from lre_lightning.records.record import GENERIC, GRIDS, MAJORITIES, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
-COMMON = ("model", "relation", "category", "trial", "n_shot", "template", "template_index", "reported", *_NUMBERS)
+_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported")
+COMMON = ("model", "backward", *_TRIAL, *_NUMBERS)
+EARLIER = {"identity": None, "backward": "exact"}
+"""What rows of earlier versions lack, and what it was then."""
 PLACE = ("layer", "identity", "beta", "rank", "chosen")
 COLUMNS = (*COMMON, "metric", "method", "prompt", *PLACE, "count", "total", "score")
 MAJORITY = {f"majority of {name}": name for name in MAJORITIES}
@@ -80,10 +83,10 @@ def records_of(given: Iterable[Mapping[str, Any]]) -> list[TrialRecord]:
     """Rebuild records from the rows of some trials, which may have other columns too: see `Records.from_pandas`."""
     trials: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in given:
-        missing = [name for name in COLUMNS if name not in row and name != "identity"]  # which earlier versions lack
+        missing = [name for name in COLUMNS if name not in row and name not in EARLIER]
         if missing:
             raise LREError(f"the rows lack the column {missing[0]!r}: they must have those of `rows`")
-        known = {name: value if value == value else None for name, value in row.items()}  # NaN is not itself
+        known = EARLIER | {name: value if value == value else None for name, value in row.items()}  # NaN is not itself
         trials.setdefault(tuple(known[name] for name in COMMON), []).append(known)
     return [_record_of(dict(zip(COMMON, key, strict=True)), found) for key, found in trials.items()]
 

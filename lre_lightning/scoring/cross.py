@@ -155,5 +155,5 @@ def shuffled(lm: LanguageModel, data: PromptSource, trial: Trial, lre: LRE) -> L
     )
     if own == others:
         return None
-    weight, bias = estimate_trial(lm, data.tokenizer, other, lre.layer, data.prompts)
+    weight, bias = estimate_trial(lm, data.tokenizer, other, lre.layer, data.prompts, lre.origin.backward)
     return replace(lre, weight=weight, bias=bias)

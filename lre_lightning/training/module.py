@@ -13,6 +13,7 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import LensGrid, read_lenses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lre import LRE
+from lre_lightning.models.backward import check_backward
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import declared, options_of
@@ -89,6 +90,7 @@ class LREModule(FrozenLMModule):
         self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
         self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
         self.fitting.check_choices(self.lm)
+        check_backward(self.lm, self.fitting.backward)
         lens = self.fitting.jacobian_lens
         self.jacobian_lens = None if lens is None else JacobianLens.load(lens, self.lm)
         self.bank = LREBank()

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks
+from lre_lightning.models.backward import Backward
 from lre_lightning.options import option
 from lre_lightning.records.selection import Criterion
 from lre_lightning.records.summary import too_few
@@ -71,6 +72,8 @@ class Fitting:
             products with it for the test subjects, and with few directions for the inverse. Counts are the same up to
             rounding; the LRE that is kept has W in factors. ``"auto"`` takes the one with fewer products: for few given
             layers of a wide LM the second.
+        backward: The rule of the backward pass that W is read off: ``"exact"`` for the LM's derivatives, ``"frozen"``
+            for those with the scales of norms and the attention weights as constants. The LM's own runs do not change.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
     """
 
@@ -86,11 +89,13 @@ class Fitting:
     whole_objects: bool = option(False)
     measures: bool = option(False)
     method: Method = option("auto")
+    backward: Backward = option("exact")
     lre_dir: str | None = option(None, harmless=True, explicit=True)
 
     def __post_init__(self) -> None:
         check_choice("select_by", self.select_by, get_args(Criterion))
         check_choice("method", self.method, get_args(Method))
+        check_choice("backward", self.backward, get_args(Backward))
         check_choice("grid", self.grid, ("whole", "choice"))
         if self.grid == "choice" and self.measures:
             raise LREError("measures are sums on the whole grid: leave grid choice out, or measures")

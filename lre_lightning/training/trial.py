@@ -20,6 +20,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.operators import Operator
 from lre_lightning.lre.origin import Origin
+from lre_lightning.models.backward import backward_rule
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
@@ -129,7 +130,8 @@ class TestedTrial:
     def _record(self, tested: int, known: int) -> TrialRecord:
         record = new_record(self.trial, self.run.data, tested, known)
         reported = self.trial.number >= self.run.fitting.selection_trials
-        return replace(record, model=self.run.lm.label, beta=self.run.beta, reported=reported)
+        backward = self.run.fitting.backward
+        return replace(record, model=self.run.lm.label, backward=backward, beta=self.run.beta, reported=reported)
 
     def _with_whole_objects(self, record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
         """Return the record with the counts of whole objects, if the options ask for them."""
@@ -207,7 +209,8 @@ class FitTrial(TestedTrial):
 
     def _sweep(self, ids: Tensor, subject: int) -> list[PromptJacobian]:
         last = ids.shape[1] - 1
-        return sweep(self.run.lm, ids, range(subject, subject + 1), range(last, last + 1), self.layers)
+        with backward_rule(self.run.fitting.backward):
+            return sweep(self.run.lm, ids, range(subject, subject + 1), range(last, last + 1), self.layers)
 
     def sweep_once(self, ids: Tensor, subject: int) -> list[PromptJacobian]:
         """Return the Jacobians of prompts of one shape, `(prompts, positions)`, and keep them for `train`."""
@@ -221,15 +224,16 @@ class FitTrial(TestedTrial):
         method, why = choose_method(lm, self.trial, self.layers, self.ranks()[-1], fitting)
         operators: dict[Layer, MatrixFree] = {}
         if method == "matrix_free":
-            runs = prompts_to_run(lm, self._train_prompts)
+            runs, rule = prompts_to_run(lm, self._train_prompts), fitting.backward
             try:
-                product = forward_product(runs)
+                product = forward_product(runs, rule)
             except LREError as error:
                 if fitting.method != "auto":
                     raise
                 method, why = "dense", str(error)
             else:
-                operators = {layer: MatrixFree(runs, layer, product, self.run.processes) for layer in self.layers}
+                together = product, self.run.processes, rule
+                operators = {layer: MatrixFree(runs, layer, *together) for layer in self.layers}
         if why:
             self._log(f"W is {method.replace('_', '-')}: {why}")
         return operators
@@ -248,7 +252,7 @@ class FitTrial(TestedTrial):
         else:
             self._estimator.add_up(self.run.processes, self.run.lm)
             means = self._estimator.means()
-        origin = Origin.of(self.run.lm, self.trial, self.run.data.prompts)
+        origin = Origin.of(self.run.lm, self.trial, self.run.data.prompts, self.run.fitting.backward)
         self._lres = {layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in means}
 
     def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
@@ -362,7 +366,8 @@ class RescoredTrial(TestedTrial):
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
         answers = Answers()
         record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,), answers=answers)
-        record = with_outcomes(replace(record, layer=lre.layer, rank=rank), states, answers)
+        record = replace(record, layer=lre.layer, rank=rank, backward=lre.origin.backward)
+        record = with_outcomes(record, states, answers)
         return self._with_whole_objects(record, states, lre)
 
 

@@ -22,6 +22,7 @@ def full_record(trial=0, relation="capital", **changes):
         "beta": 2.25,
         "rank": 4,
         "model": "gpt2",
+        "backward": "frozen",
         "n_shot": 5,
         "template": "The capital of {} is",
         "template_index": 1,

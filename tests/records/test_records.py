@@ -127,8 +127,8 @@ def test_a_missing_field_is_refused():
         ({"measures": {"luck": []}}, "measures has 'luck', and the measures are probability, token rank, "),
         ({"measures": {"KL": [[1.0, 2.0]]}}, "the measure 'KL' must have 3 x 2 sums"),
         ({"identity_layers": [1]}, "identity_layers has 1, which is not on the grid"),
-        ({"outcomes": [[0, 1, 1], [0, 1, 1]]}, "outcomes must be of at most 10 of 12 test prompts, in order"),
-        ({"outcomes": [[12, 1, 1]]}, "outcomes must be of at most 10 of 12 test prompts, in order"),
+        ({"outcomes": [[0, 1, 1], [0, 1, 1]]}, "outcomes must be of at most 10 test prompts, in order"),
+        ({"outcomes": [[-1, 1, 1]]}, "outcomes must be of at most 10 test prompts, in order"),
         ({"outcomes": [[0, 1, 2]]}, "outcomes must be 0 or 1, or -1 without an edit"),
         ({"line_integrals": [[1.0]]}, "line_integrals.0. has 1 entries"),
         ({"reported": 1}, "reported must be true or false, not 1"),
@@ -326,3 +326,9 @@ def test_records_show_themselves_as_the_table_of_results(tmp_path):
     shown = read_records(tmp_path)._repr_html_()
     assert shown.count("<tr>") == 2
     assert f"<td>{full_record(0).relation}</td>" in shown
+
+
+def test_a_trial_that_stopped_at_max_known_is_read_back():
+    """Its outcomes are of samples in a drawn order, of which it has not asked all."""
+    record = full_record(tested=12, outcomes=((3, 1, 1), (40, 0, -1)))
+    assert TrialRecord.from_plain(record.plain()).outcomes == record.outcomes
