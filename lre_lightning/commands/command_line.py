@@ -263,6 +263,11 @@ class LRECommandLine(LightningCLI):
 
     def placed_lm(self) -> LanguageModel:
         """Return the LM on the Trainer's device, or where a device map has put it."""
+        if not self.model.has_lm:
+            raise LREError(
+                "one process does this work: leave model.loading.tensor_parallel out, and for an LM larger than a "
+                "device give model.loading.device_map"
+            )
         lm: LanguageModel = self.model.lm
         return lm if self.model.loading.device_map else lm.to(self.trainer.strategy.root_device)
 
