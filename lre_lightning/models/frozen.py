@@ -50,14 +50,13 @@ class FrozenLMModule(L.LightningModule):
 
     def load_lm(self, name_or_path: NameOrModel) -> None:
         """Load the LM from a hub name or a local folder, or take one that is loaded."""
-        self._lm_to_share: str | None = None
-        if isinstance(name_or_path, LanguageModel):
-            self.lm = name_or_path
-        elif self.loading.shared and not torch.distributed.is_initialized():
-            self._lm_to_share = name_or_path
-            return
-        else:
-            self.lm = LanguageModel.from_pretrained(name_or_path, **asdict(self.loading))
+        self._lm_to_load = name_or_path
+        if isinstance(name_or_path, LanguageModel) or not self.loading.shared or torch.distributed.is_initialized():
+            self._load_lm()
+
+    def _load_lm(self) -> None:
+        lm: Any = self._lm_to_load
+        self.lm = lm if isinstance(lm, LanguageModel) else LanguageModel.from_pretrained(lm, **asdict(self.loading))
         # Every process loads the LM by itself, so Lightning need not broadcast it.
         tensors = [*self.named_parameters(), *self.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]
@@ -83,8 +82,8 @@ class FrozenLMModule(L.LightningModule):
         """Find the other processes, and check that they have the same LM and data: `what`, with this digest."""
         strategy = self.trainer.strategy
         check_strategy(strategy)
-        if self._lm_to_share is not None and not self.has_lm:
-            self.load_lm(self._lm_to_share)
+        if not self.has_lm:
+            self._load_lm()
         members = self.lm.shards.members if self.lm.shards else 1
         self.processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size, members)
         if self.trainer.world_size > 1:
