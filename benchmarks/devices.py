@@ -47,6 +47,7 @@ def run(
     trials: int = TRIALS,
     name: str = "demo",
     source: str = "demo",
+    tokenizer: str | None = None,
     share: int | None = None,
     **given: Any,
 ) -> dict[str, float]:
@@ -58,7 +59,7 @@ def run(
 
     torch.set_num_threads(1)
     module = LREModule(name, loading={"tensor_parallel": share})
-    data = RelationDataModule(name, relations, source, trials=trials)
+    data = RelationDataModule(tokenizer or name, relations, source, trials=trials)
     data.setup()
     options: dict[str, Any] = {
         "default_root_dir": root, "max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "logger": False,

@@ -60,7 +60,7 @@ def write_lm(family: str, folder: Path) -> None:
     splits = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="[BOS]", unk_token="[UNK]")
-    fast.save_pretrained(folder / "lm")
+    fast.save_pretrained(folder / "tokenizer")  # beside the LM it would be taken for one of its family
     samples = [{"subject": one, "object": OBJECTS[i % len(OBJECTS)]} for i, one in enumerate(SUBJECTS)]
     relation = {"name": "colour", "prompt_templates": ["colour {}"], "samples": samples}
     kind = {"relation_type": "factual", "domain_name": "thing", "range_name": "colour", "symmetric": False}
@@ -95,15 +95,15 @@ def fits(folder: Path) -> Iterator[list[object]]:
     for name in ("demo", *FAMILIES):
         root = folder / name
         root.mkdir()
-        lm, source, relations = "demo", "demo", [DEMO_RELATION, "person sport"]
+        given = f"{[DEMO_RELATION, 'person sport']}"
         if name in FAMILIES:
             write_lm(name, root)
-            lm, source, relations = str(root / "lm"), str(root / "colour.json"), []
+            paths = {"name": root / "lm", "source": root / "colour.json", "tokenizer": root / "tokenizer"}
+            given = "None, " + ", ".join(f"{option}={str(path)!r}" for option, path in paths.items())
         for devices, share in LAYOUTS:
             out = root / f"{devices}"
             out.mkdir()
-            given = f"{relations or None}, name={lm!r}, source={source!r}, share={share}"
-            seconds = called(f"d.run(pathlib.Path({str(out)!r}), {devices}, {given})")["fit"]
+            seconds = called(f"d.run(pathlib.Path({str(out)!r}), {devices}, {given}, share={share})")["fit"]
             counts, error = assert_same(root / "1", out)
             yield [name, _layout(devices, share), f"{seconds:.1f}", f"{counts:,}", f"{error:.0e}"]
 

@@ -92,7 +92,7 @@ class Shards:
     @property
     def device(self) -> torch.device:
         """The device on which this process runs its part."""
-        on_gpu = distributed.get_backend(self.group) == "nccl"
+        on_gpu = distributed.get_backend(self.group) == "nccl" or torch.cuda.is_initialized()
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def least(self, number: float) -> float:

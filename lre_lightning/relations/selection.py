@@ -34,8 +34,8 @@ class Selection:
         max_range_size: The largest number of distinct objects of a relation that is kept.
         max_samples: The number of samples to which larger relations are reduced, by a seeded choice.
         repair: Whether to correct what is certainly a mistake in the data: see `lre_lightning.relations.quality`.
-        part: One of several parts of the relations that are kept, for jobs that know nothing of one another: ``"2/8"`` is
-            the second of eight, to which every eighth relation is dealt. `lre report` joins the jobs' results.
+        part: One of several parts of the relations that are kept, for independent jobs: ``"2/8"`` is the second of
+            eight, to which every eighth relation is dealt. `lre report` joins the jobs' results.
         first_trial: The number of the first trial, so that several jobs can split the trials.
         columns: The names of a table's columns by their meaning, as in ``{"subject": "head", "object": "tail"}``.
         options: Options of `datasets.load_dataset` for a data set, as in ``{"split": "train"}``.
