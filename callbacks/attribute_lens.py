@@ -124,20 +124,20 @@ class AttributeLens(Callback):
         grids = self._read(trainer, pl_module) if shared else None
         on_rank_zero(trainer, lambda: self._write(trainer, self._read(trainer, pl_module) if grids is None else grids))
 
-    def _read(self, trainer: L.Trainer, pl_module: Any) -> list[list[LensGrid]]:
+    def _read(self, trainer: L.Trainer, pl_module: Any) -> dict[str, list[LensGrid]]:
         lm, tokenizer, how = pl_module.lm, _tokenizer(trainer, pl_module), (self.top_k, self.layers)
         texts = sentences_of(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
         with torch.inference_mode(False), _evaluating(lm):
-            return [
-                read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
+            return {
+                text: read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
                 for text, own in texts.items()
-            ]
+            }
 
-    def _write(self, trainer: L.Trainer, grids: list[list[LensGrid]]) -> None:
+    def _write(self, trainer: L.Trainer, grids: dict[str, list[LensGrid]]) -> None:
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lenses"
-        pictures = write_lenses(grids, folder) if grids else []
-        for number, (lenses, picture) in enumerate(zip(grids, pictures, strict=True)):
-            log_image(trainer, f"attribute_lens/{number} {sentence(lenses[0].text)[:LONGEST_TAG]}", picture)
+        pictures = write_lenses([*grids.values()], folder) if grids else []
+        for number, (text, picture) in enumerate(zip(grids, pictures, strict=True)):
+            log_image(trainer, f"attribute_lens/{number} {sentence(text)[:LONGEST_TAG]}", picture)
 
 
 def sentences_of(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str, list[str]]:
