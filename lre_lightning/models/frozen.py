@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
@@ -50,13 +51,15 @@ class FrozenLMModule(L.LightningModule):
 
     def load_lm(self, name_or_path: NameOrModel) -> None:
         """Load the LM from a hub name or a local folder, or take one that is loaded."""
-        self._lm_to_load = name_or_path
-        if isinstance(name_or_path, LanguageModel) or not self.loading.shared or torch.distributed.is_initialized():
-            self._load_lm()
+        if isinstance(name_or_path, LanguageModel):
+            self._take(name_or_path)
+            return
+        self._load = partial(LanguageModel.from_pretrained, name_or_path, **asdict(self.loading))
+        if not self.loading.shared or torch.distributed.is_initialized():
+            self._take(self._load())
 
-    def _load_lm(self) -> None:
-        lm: Any = self._lm_to_load
-        self.lm = lm if isinstance(lm, LanguageModel) else LanguageModel.from_pretrained(lm, **asdict(self.loading))
+    def _take(self, lm: LanguageModel) -> None:
+        self.lm = lm
         # Every process loads the LM by itself, so Lightning need not broadcast it.
         tensors = [*self.named_parameters(), *self.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]
@@ -83,7 +86,7 @@ class FrozenLMModule(L.LightningModule):
         strategy = self.trainer.strategy
         check_strategy(strategy)
         if not self.has_lm:
-            self._load_lm()
+            self._take(self._load())
         members = self.lm.shards.members if self.lm.shards else 1
         self.processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size, members)
         if self.trainer.world_size > 1:
