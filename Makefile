@@ -80,7 +80,7 @@ docs: $(DOCS_STAMP) view ## build the site of docs/ in site/, with every link ch
 bench: $(STAMP) ## run every benchmark, or some: make bench SECTION="jacobian jlens"; writes benchmarks/RESULTS.md
 	"$(PY)" -m benchmarks $(SECTION)
 
-gpu: $(STAMP) ## check on a GPU what only it can show, in eight minutes; writes benchmarks/GPU.md
+gpu: $(STAMP) ## check on a GPU what only it can show, in nine minutes; writes benchmarks/GPU.md
 	"$(PY)" -m benchmarks.gpu --output benchmarks/GPU.md
 
 models: $(STAMP) ## try every causal LM type of transformers; writes docs/models.md

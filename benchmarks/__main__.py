@@ -33,6 +33,7 @@ NAMES = (
     "real",
     "memory",
     "devices",
+    "tensor_parallel",
     "busy",
 )
 RESULTS = Path(__file__).parent / "RESULTS.md"

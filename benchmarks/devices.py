@@ -46,14 +46,20 @@ def run(
     relations: list[str] | None = None,
     trials: int = TRIALS,
     name: str = "demo",
+    source: str = "demo",
+    tokenizer: str | None = None,
+    share: int | None = None,
     **given: Any,
 ) -> dict[str, float]:
-    """Fit and validate, with other options of the Trainer if given; return the seconds, and the highest peak memory."""
+    """Fit and validate, with other options of the Trainer if given; return the seconds, and the highest peak memory.
+
+    `share` is the number of processes that share an LM.
+    """
     import lightning as L
 
     torch.set_num_threads(1)
-    module = LREModule(name)
-    data = RelationDataModule(name, relations, "demo", trials=trials)
+    module = LREModule(name, loading={"tensor_parallel": share})
+    data = RelationDataModule(tokenizer or name, relations, source, trials=trials)
     data.setup()
     options: dict[str, Any] = {
         "default_root_dir": root, "max_epochs": -1, "reload_dataloaders_every_n_epochs": 1, "logger": False,

@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, in one run of at most eight minutes.
+"""Everything that only a GPU can show, in one run of at most nine minutes.
 
 Run with `make gpu` where there is a GPU. Each check has a process of its own and a limit of time; what it measures, and
 what must hold, is a row of a table. A check that raises, hangs or crashes is a row too, and the others go on. The exit
@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import devices
+from benchmarks import devices, tensor_parallel
 from benchmarks.common import CONTEXT, SUFFIX, demo_prompts, timed
 from benchmarks.inverse import flat
 from benchmarks.jacobian import layer_jacobian
@@ -38,6 +38,8 @@ from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
 from lre_lightning.lre.triplets import leading_singular_triplets
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
+
+T = TypeVar("T")
 
 SHAPES = ("GPT-J", "Llama-3-8B")
 HALVES = (torch.bfloat16, torch.float16)
@@ -243,20 +245,20 @@ def pinned(kit: Kit) -> Iterator[Row]:
     yield Row.judged("pinned batches", "pinned" if same else "not pinned", "pinned, the same tokens", holds)
 
 
-def fit(root: str, device: str, several: bool) -> None:
-    """Fit a relation of the demo on a device, as one process or as one of two that share it."""
+def fit(root: str, device: str, several: bool, share: int | None) -> None:
+    """Fit a relation of the demo on a device, as one process or as one of two on it, which may share the LM."""
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
     options: dict[str, Any] = {"accelerator": "gpu" if device == "cuda" else "cpu"}
     if several:  # as on two nodes, and not by NCCL, which refuses two processes on one GPU
         StrategyRegistry.register("gloo", DDPStrategy, process_group_backend="gloo")
         options |= {"strategy": "gloo", "num_nodes": 2}
-    devices.run(Path(root), 1, ["country capital city"], **options)
+    devices.run(Path(root), 1, ["country capital city"], share=share, **options)
 
 
-def started(root: Path, device: str, several: bool, index: int = 0) -> subprocess.Popen[str]:
+def started(root: Path, device: str, several: bool, index: int = 0, share: int | None = None) -> subprocess.Popen[str]:
     """Start `fit` in a process, the first or second of two if `several`."""
-    call = f"import benchmarks.gpu as g; g.fit({str(root)!r}, {device!r}, {several})"
+    call = f"import benchmarks.gpu as g; g.fit({str(root)!r}, {device!r}, {several}, {share})"
     group = {"RANK": index, "GROUP_RANK": index, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29000 + os.getpid() % 1000, "TORCHELASTIC_RUN_ID": "kit"}
     given = {"OMP_NUM_THREADS": 1} | (group if several else {})  # two processes would have other threads than one
@@ -265,19 +267,31 @@ def started(root: Path, device: str, several: bool, index: int = 0) -> subproces
     return subprocess.Popen([sys.executable, "-W", "ignore", "-c", call], env={**os.environ, **environment}, **pipes)
 
 
-def processes(kit: Kit) -> Iterator[Row]:
-    """Compare a fit by two processes on one device with that by one."""
+def fitted(kit: Kit, share: int | None, assert_same: Callable[[Path, Path], T]) -> T:
+    """Return what `assert_same` does of a fit by one process and one by two on the same device."""
     with tempfile.TemporaryDirectory() as folder:
         alone, shared = Path(folder) / "alone", Path(folder) / "shared"
         alone.mkdir()
         shared.mkdir()
         place = kit.device.type
-        running = [started(alone, place, False), started(shared, place, True, 0), started(shared, place, True, 1)]
+        running = [started(alone, place, False), *(started(shared, place, True, index, share) for index in range(2))]
         for process in running:
             said = process.communicate()[1]
             if process.returncode:
                 raise RuntimeError(said.strip().splitlines()[-1])
-        counts = devices.assert_same(alone, shared)
+        return assert_same(alone, shared)
+
+
+def sharing(kit: Kit) -> Iterator[Row]:
+    """Compare a fit by two processes that share an LM with that by one."""
+    counts, off = fitted(kit, 2, tensor_parallel.assert_same)
+    wanted = f"the counts of one, W to {tensor_parallel.ROUNDING:.0e}"
+    yield Row.judged("two processes share an LM", f"{counts} counts, W {off:.0e}", wanted, True)
+
+
+def processes(kit: Kit) -> Iterator[Row]:
+    """Compare a fit by two processes on one device with that by one."""
+    counts = fitted(kit, None, devices.assert_same)
     yield Row.judged("two processes on one device", f"{counts} counts", "the counts and LREs of one, bit for bit", True)
 
 
@@ -338,9 +352,9 @@ def tests(kit: Kit) -> Iterator[Row]:
 
 CHECKS: dict[Callable[[Kit], Iterator[Row]], int] = {
     device: 20, precision: 60, rates: 60, chunks: 40, memory: 30, inverse: 30, pinned: 20, processes: 70,
-    placement: 25, quantization: 25, attention: 30, tests: 70,
+    sharing: 70, placement: 25, quantization: 25, attention: 30, tests: 70,
 }  # fmt: skip
-"""Checks, and the seconds that each may take: eight minutes in all."""
+"""Checks, and the seconds that each may take: nine minutes in all."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import check_text, read_lenses
+from lre_lightning.lens.lens import LensGrid, check_text, read_lenses
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
@@ -92,13 +92,13 @@ class AttributeLens(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         epochs = trainer.current_epoch + 1
         if self.every_n_epochs is not None and epochs % self.every_n_epochs == 0:
-            on_rank_zero(trainer, lambda: self._show(trainer, pl_module))
+            self._show(trainer, pl_module)
             self._shown_after = epochs
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._shown_after != trainer.current_epoch:
-            on_rank_zero(trainer, lambda: self._show(trainer, pl_module))
+            self._show(trainer, pl_module)
 
     def _check(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Check arguments against module and data, before anything has been computed that would be lost."""
@@ -119,16 +119,24 @@ class AttributeLens(Callback):
                 raise LREError(f"no LRE of {unknown} can be shown: the data have {list(known)}")
 
     def _show(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Read the texts, in all processes if they share the LM, and write the lenses in the first one."""
+        shared = getattr(pl_module.lm, "shards", None) is not None
+        grids = self._read(trainer, pl_module) if shared else None
+        on_rank_zero(trainer, lambda: self._write(trainer, self._read(trainer, pl_module) if grids is None else grids))
+
+    def _read(self, trainer: L.Trainer, pl_module: Any) -> dict[str, list[LensGrid]]:
         lm, tokenizer, how = pl_module.lm, _tokenizer(trainer, pl_module), (self.top_k, self.layers)
         texts = sentences_of(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
         with torch.inference_mode(False), _evaluating(lm):
-            grids = [
-                read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
+            return {
+                text: read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
                 for text, own in texts.items()
-            ]
+            }
+
+    def _write(self, trainer: L.Trainer, grids: dict[str, list[LensGrid]]) -> None:
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "lenses"
-        pictures = write_lenses(grids, folder) if grids else []
-        for number, (text, picture) in enumerate(zip(texts, pictures, strict=True)):
+        pictures = write_lenses([*grids.values()], folder) if grids else []
+        for number, (text, picture) in enumerate(zip(grids, pictures, strict=True)):
             log_image(trainer, f"attribute_lens/{number} {sentence(text)[:LONGEST_TAG]}", picture)
 
 

@@ -28,6 +28,7 @@ from lre_lightning.relations.quality import find_problems
 from lre_lightning.relations.relation import SLOT, Relation, Sample
 from lre_lightning.relations.selection import Selection, plain_names
 from lre_lightning.relations.sources import load_relations, plain_source, prepare
+from lre_lightning.runs.processes import turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -331,8 +332,8 @@ class RelationDataModule(LightningDataModule):
 
     @property
     def _process(self) -> tuple[int, int]:
-        """The index of this process and the number of processes."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        """The index of this process and the number of processes, or of the groups that share an LM."""
+        return turn(self.trainer)
 
     def _load(self, portions: Sequence[Portion], split: str, seed: int | None = None) -> DataLoader[RelationBatch]:
         return load(portions, partial(self._batch, split), seed, self.loader.pin_memory)

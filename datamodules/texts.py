@@ -20,6 +20,7 @@ from lre_lightning.options import option, options_of
 from lre_lightning.prompts.texts import open_texts
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.sources import plain_source, prepare
+from lre_lightning.runs.processes import turn
 from lre_lightning.storage.plain import mapping
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class TextDataModule(LightningDataModule):
         return load([epoch][: len(self.schedule) - epoch], self._batch)
 
     def _batch(self, epoch: int) -> list[Tensor]:
-        process, count = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        process, count = turn(self.trainer)
         chosen = self.sequences[epoch * self.batch_size : (epoch + 1) * self.batch_size]
         return [torch.tensor(ids) for ids in chosen[process::count]]
 

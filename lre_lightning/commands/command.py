@@ -67,6 +67,10 @@ class Command:
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of this subcommand, and change defaults."""
 
+    def shares_lm(self, options: Any) -> bool:
+        """Whether several processes that share the LM can do the work."""
+        return False
+
     def check(self, line: LRECommandLine) -> None:
         """Check the parsed arguments, and change them where a checkpoint is named."""
 

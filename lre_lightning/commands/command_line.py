@@ -149,6 +149,12 @@ class LRECommandLine(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and let the subcommand check the options and take others from a checkpoint."""
         self._parse()
+        shared = self.command.needs_lm and self.options.model.loading.tensor_parallel
+        if shared and not self.command.shares_lm(self.options):
+            raise LREError(
+                "one process does this work: leave model.loading.tensor_parallel out, and for an LM larger than a "
+                "device give model.loading.device_map"
+            )
         self.command.check(self)
 
     def _parse(self) -> None:

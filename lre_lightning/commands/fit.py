@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.cli import LightningArgumentParser
@@ -61,6 +62,10 @@ class Fit(Command):
         parser.add_argument("--overwrite", action="store_true", help=overwrite)
         dry_run = "print what the fit will do and how long it takes, from a few prompts that are measured, and stop"
         parser.add_argument("--dry_run", action="store_true", help=dry_run)
+
+    @override
+    def shares_lm(self, options: Any) -> bool:
+        return not options.dry_run
 
     @override
     def check(self, line: LRECommandLine) -> None:

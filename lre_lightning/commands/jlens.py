@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
@@ -36,6 +37,10 @@ class JLens(Command):
         published = f"write the published file format too, {PUBLISHED}: Jacobians of blocks in float16"
         parser.add_argument("--published", action="store_true", help=published)
         parser.set_defaults({"trainer.default_root_dir": "lre_jlens"})
+
+    @override
+    def shares_lm(self, options: Any) -> bool:
+        return True
 
     @override
     def check(self, line: LRECommandLine) -> None:

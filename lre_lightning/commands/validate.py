@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
@@ -108,6 +109,10 @@ class Validate(FromCheckpoint):
     """Score saved LREs again, at their layer, beta and rank."""
 
     name = "validate"
+
+    @override
+    def shares_lm(self, options: Any) -> bool:
+        return True
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:

@@ -58,10 +58,13 @@ class JacobianLensModule(FrozenLMModule):
         options = {"averaging": asdict(self.averaging), "loading": asdict(self.loading)}
         self.save_hyperparameters({"name_or_path": name_of(name_or_path), "layers": layers, **options})
         self.load_lm(name_or_path)
-        self.layers = self.lm.check_layers(layers)
         self.lens: JacobianLens | None = None
         self._estimator: JacobianLensEstimator | None = None
         self._restored: dict[str, Any] | None = None
+
+    def take_lm(self) -> None:
+        """Check the layers."""
+        self.layers = self.lm.check_layers(self.hparams["layers"])
 
     @property
     def _data(self) -> Any:

@@ -29,7 +29,7 @@ from lre_lightning.grid import Layer, place_of
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
+from lre_lightning.models.memory import busy_rows, slim_graph
 from lre_lightning.models.prefix import Prefix, pieces
 
 NUMBERS_AT_A_TIME = {"cpu": 2**16, "other": 2**18}
@@ -221,7 +221,7 @@ def _fitting_lanes(
     if shape not in lm.lane_bytes:
         copies = 0 if prefix is None else prefix.copy_bytes
         lm.lane_bytes[shape] = max(1, copies + _graph_bytes(lm, suffixes, prefix, layers) // len(suffixes))
-    return min(most, rows_in_memory(lm.devices, lm.lane_bytes[shape]) or most)
+    return min(most, lm.rows_in_memory(lm.lane_bytes[shape]) or most)
 
 
 def _graph_bytes(lm: LanguageModel, suffixes: Tensor, prefix: Prefix | None, layers: tuple[Layer, ...]) -> int:

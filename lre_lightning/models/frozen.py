@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from lre_lightning.errors import LREError
@@ -34,7 +36,9 @@ class FrozenLMModule(L.LightningModule):
     """An LM that measures and is not trained: no optimizer, no weights in checkpoints or between processes.
 
     Subclasses call `load_lm` once their options are checked, `find_processes` in `setup`, and `count_step` at the end
-    of each training step.
+    of each training step. What they make of the LM they make in `take_lm`.
+
+    An LM that processes share is loaded by `find_processes`: before that there are no processes, and no `lm`.
     """
 
     lm: LanguageModel
@@ -47,11 +51,27 @@ class FrozenLMModule(L.LightningModule):
 
     def load_lm(self, name_or_path: NameOrModel) -> None:
         """Load the LM from a hub name or a local folder, or take one that is loaded."""
-        given = name_or_path if isinstance(name_or_path, LanguageModel) else None
-        self.lm = given or LanguageModel.from_pretrained(cast("str", name_or_path), **asdict(self.loading))
+        if isinstance(name_or_path, LanguageModel):
+            self._take(name_or_path)
+            return
+        self._load = partial(LanguageModel.from_pretrained, name_or_path, **asdict(self.loading))
+        if not self.loading.shared or torch.distributed.is_initialized():
+            self._take(self._load())
+
+    def _take(self, lm: LanguageModel) -> None:
+        self.lm = lm
         # Every process loads the LM by itself, so Lightning need not broadcast it.
         tensors = [*self.named_parameters(), *self.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]
+        self.take_lm()
+
+    def take_lm(self) -> None:
+        """Check options against the LM, and make what depends on it."""
+
+    @property
+    def has_lm(self) -> bool:
+        """Whether the LM is loaded; one that processes share is not before they have started."""
+        return "lm" in self._modules
 
     def configure_optimizers(self) -> None:
         """Return nothing: nothing is optimized."""
@@ -65,8 +85,11 @@ class FrozenLMModule(L.LightningModule):
         """Find the other processes, and check that they have the same LM and data: `what`, with this digest."""
         strategy = self.trainer.strategy
         check_strategy(strategy)
-        self.processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size)
-        if self.processes.count > 1:
+        if not self.has_lm:
+            self._take(self._load())
+        members = self.lm.shards.members if self.lm.shards else 1
+        self.processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size, members)
+        if self.trainer.world_size > 1:
             if self.loading.device_map is not None:
                 raise LREError(
                     f"with a device_map one process spreads the LM, and the trainer has {self.processes.count}: "

@@ -21,7 +21,7 @@ from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.models.hooks import replace, skip
 from lre_lightning.models.loading import DeviceMap, Loading, Place, load_model
-from lre_lightning.models.memory import ChunkSizes
+from lre_lightning.models.memory import ChunkSizes, rows_in_memory
 from lre_lightning.models.parts import (
     Parts,
     check_parts,
@@ -34,6 +34,7 @@ from lre_lightning.models.parts import (
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
 from lre_lightning.models.quantization import Quantization, multiply_dequantized
+from lre_lightning.models.sharding import Shards, split_model
 from lre_lightning.models.tokenizer import load_tokenizer
 from lre_lightning.options import options_of
 
@@ -97,6 +98,7 @@ class LanguageModel(nn.Module):
         self._gguf_file: str | None = None
         self.eval()
         self.chunk_sizes = ChunkSizes()
+        self.shards: Shards | None = None
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
         self.linear_head: bool | None = None  # see `points.py`
         self.offloaded = tuple(module for module in model.modules() if is_offloaded(module))
@@ -119,6 +121,7 @@ class LanguageModel(nn.Module):
         device_map: DeviceMap | None = None,
         max_memory: dict[Place, Place] | None = None,
         offload_folder: str | None = None,
+        tensor_parallel: int | None = None,
         quantization: Quantization | None = None,
         gguf_file: str | None = None,
         revision: str | None = None,
@@ -136,6 +139,8 @@ class LanguageModel(nn.Module):
             device_map: Where the parts of the LM go: ``"auto"``, a device such as ``"cuda:1"``, or one for each module.
             max_memory: How much of each device ``"auto"`` may fill.
             offload_folder: Folder for weights on disk.
+            tensor_parallel: Number of processes of torch.distributed, already started, that share one LM: each of them
+                must make the same calls.
             quantization: ``"8bit"`` or ``"4bit"``.
             gguf_file: Name of the GGUF file in a folder or repository.
             revision: Branch, tag or commit on the hub.
@@ -152,6 +157,7 @@ class LanguageModel(nn.Module):
             "device_map": device_map,
             "max_memory": max_memory,
             "offload_folder": offload_folder,
+            "tensor_parallel": tensor_parallel,
             "quantization": quantization,
             "gguf_file": gguf_file,
             "revision": revision,
@@ -159,7 +165,10 @@ class LanguageModel(nn.Module):
             "chunk_size": chunk_size,
         }
         loading = options_of(Loading, given | unknown, "LanguageModel.from_pretrained")
-        lm = cls(load_model(name_or_path, loading), name_or_path, loading.revision, chunk_size=loading.chunk_size)
+        model = load_model(name_or_path, loading)
+        shards = split_model(model, loading.tensor_parallel) if loading.shared and loading.tensor_parallel else None
+        lm = cls(model, name_or_path, loading.revision, chunk_size=loading.chunk_size)
+        lm.shards, lm.chunk_sizes.halves = shards, shards is None
         lm._remote_code, lm._gguf_file = loading.trust_remote_code, loading.gguf_file
         return lm
 
@@ -378,6 +387,14 @@ class LanguageModel(nn.Module):
         """
         states = hidden.to(runs_on(self.parts.unembedding), self.dtype)
         return decode(self.model, self.parts, self._behaviour.tuple_length, states)
+
+    def rows_in_memory(self, row_bytes: int) -> int | None:
+        """Return how many rows of so many bytes to run at a time by the memory that is free; None if that is unknown.
+
+        All processes that share the LM must call it: they run as many.
+        """
+        found = rows_in_memory(self.devices, row_bytes)
+        return found if self.shards is None or found is None else int(self.shards.least(found))
 
     def logit_rows(self, count: int) -> int:
         """Return how many of `count` hidden states to decode at a time: 128 MiB of logits, but at least one."""

@@ -47,6 +47,8 @@ class Loading:
             device; an LM on a single device is moved by Lightning.
         max_memory: How much of each device ``"auto"`` and the like may fill: ``{0: "20GiB", "cpu": "60GiB"}``.
         offload_folder: Folder for weights on disk that cannot be read from the LM's own safetensors files.
+        tensor_parallel: Number of processes that share one copy of the LM, each with a part of every large weight; one
+            if None. The Trainer must have as many devices, or a multiple of them, and trials are split over the copies.
         quantization: ``"8bit"`` or ``"4bit"`` (NF4) to store the weights quantized (needs bitsandbytes); they are
             multiplied in `dtype`.
         gguf_file: Name of the GGUF file in a folder or a repository on the hub that has several or other files. The
@@ -65,6 +67,7 @@ class Loading:
     device_map: DeviceMap | None = option(harmless=True)
     max_memory: dict[Place, Place] | None = option(harmless=True)
     offload_folder: str | None = option(harmless=True, explicit=True)
+    tensor_parallel: int | None = option(harmless=True, explicit=True)
     quantization: Quantization | None = option()
     gguf_file: str | None = option()
     revision: str | None = option()
@@ -88,6 +91,19 @@ class Loading:
             )
         if self.chunk_size is not None:
             check_number("chunk_size", self.chunk_size, 1)
+        if self.tensor_parallel is not None:
+            check_number("tensor_parallel", self.tensor_parallel, 1)
+        for name in ("device_map", "quantization"):
+            if self.shared and getattr(self, name) is not None:
+                raise LREError(
+                    f"tensor_parallel {self.tensor_parallel} splits the LM over processes, and {name} "
+                    f"{getattr(self, name)!r} does not go with it: leave one of them out"
+                )
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes share an LM."""
+        return (self.tensor_parallel or 1) > 1
 
 
 def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:

@@ -63,6 +63,9 @@ def rows_in_memory(devices: Iterable[torch.device], row_bytes: int) -> int | Non
 class ChunkSizes:
     """Chunk sizes for the kinds of work done on one LM, reduced when memory runs out.
 
+    Attributes:
+        halves: Whether sizes are reduced. Where processes share an LM, none of them can repeat work alone.
+
     Example:
         >>> sizes = ChunkSizes()
         >>> sizes.run("rows", 8, lambda chunk_size: chunk_size)
@@ -70,6 +73,7 @@ class ChunkSizes:
     """
 
     def __init__(self) -> None:
+        self.halves = True
         self._largest: dict[str, int] = {}
 
     def run(self, what: str, wanted: int, work: Callable[[int], T]) -> T:
@@ -85,6 +89,11 @@ class ChunkSizes:
                 signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
                 if not isinstance(error, torch.OutOfMemoryError) and not any(sign in str(error) for sign in signs):
                     raise
+                if not self.halves:
+                    raise LREError(
+                        f"out of memory for {size} {what} at a time: give a lower chunk_size, or more processes that "
+                        f"share the LM ({str(error).splitlines()[0]})"
+                    ) from error
                 if size == 1:
                     raise LREError(
                         f"out of memory, even for {what} one at a time: load the LM in bfloat16 or float16, or use a "

@@ -18,7 +18,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.memory import busy_rows, rows_in_memory, slim_graph
+from lre_lightning.models.memory import busy_rows, slim_graph
 from lre_lightning.models.prefix import Prefix, pieces
 from lre_lightning.models.products import Product, vjp
 
@@ -275,7 +275,7 @@ class PromptBatch:
         tokens = 1 if self.lm.shares_prefix else int(self._last.max()) + 1  # of those that a run takes anew
         busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, numbers, max(1, 64 // tokens))
         copies = 0 if self._context is None else self._context.copy_bytes
-        busy = min(busy, rows_in_memory(self.lm.devices, copies) or busy)
+        busy = min(busy, self.lm.rows_in_memory(copies) or busy)
         wanted = min(max(1, runs), self.lm.chunk_size or busy)
         return self.lm.chunk_sizes.run(what, wanted, work)
 

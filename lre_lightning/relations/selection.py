@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -33,6 +34,8 @@ class Selection:
         max_range_size: The largest number of distinct objects of a relation that is kept.
         max_samples: The number of samples to which larger relations are reduced, by a seeded choice.
         repair: Whether to correct what is certainly a mistake in the data: see `lre_lightning.relations.quality`.
+        part: One of several parts of the relations that are kept, for independent jobs: ``"2/8"`` is the second of
+            eight, to which every eighth relation is dealt. `lre report` joins the jobs' results.
         first_trial: The number of the first trial, so that several jobs can split the trials.
         columns: The names of a table's columns by their meaning, as in ``{"subject": "head", "object": "tail"}``.
         options: Options of `datasets.load_dataset` for a data set, as in ``{"split": "train"}``.
@@ -53,6 +56,7 @@ class Selection:
     max_range_size: int | None = option(None)
     max_samples: int | None = option(None)
     repair: bool = option(False)
+    part: str | None = option(None)
     first_trial: int = option(0)
     columns: dict[str, str] | None = option(None)
     options: dict[str, Any] | None = option(None)
@@ -65,6 +69,14 @@ class Selection:
                 check_number(name, getattr(self, name), 0)
         if self.max_samples is not None:
             check_number("max_samples", self.max_samples, 1)
+        index, count = self._part
+        if not 1 <= index <= count:
+            raise LREError(f"part must be one of several, such as '2/8', the second of eight, got {self.part!r}")
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        found = re.fullmatch(r"(\d+)/(\d+)", "1/1" if self.part is None else self.part)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def choose(self, relations: Sequence[Relation], seed: int) -> tuple[Relation, ...]:
         """Return the relations that are kept, repaired and reduced to `max_samples`; none is an `LREError`."""
@@ -76,6 +88,10 @@ class Selection:
             given = {name: getattr(self, name) for name in (*names, *SIZES)}
             wanted = ", ".join(f"{name} {value!r}" for name, value in given.items() if value is not None)
             raise LREError(f"no relation has {wanted}: `lre data` lists the properties of all")
+        index, count = self._part
+        if index > len(chosen):
+            raise LREError(f"part {self.part!r} has no relation: there are {len(chosen)}")
+        chosen = chosen[index - 1 :: count]
         if self.max_samples is not None:
             chosen = [cap(relation, self.max_samples, seed) for relation in chosen]
         return tuple(chosen)

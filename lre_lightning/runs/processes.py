@@ -7,7 +7,7 @@ samples and leaves the others zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 class Processes:
     """The processes of a run, as seen from one of them.
 
+    Where several processes share an LM, they run the same passes and hold the same numbers, and count as one: its
+    first member alone adds to sums.
+
     `sum` and `rows` are collective: every process must call them, in the same order, with tensors of the same shapes.
 
     Attributes:
-        index: The index of this process, from 0.
-        count: The number of processes.
+        index: The index of this process, or of the group that it shares an LM with, from 0.
+        count: The number of processes, or of such groups.
         device: The device that tensors must be on to be summed; None if they may be on any.
+        member: The index of this process in its group.
+        members: The number of processes in a group.
 
     >>> Processes().sum(torch.tensor([1, 2]))[0].tolist()
     [1, 2]
@@ -39,23 +44,33 @@ class Processes:
     index: int = 0
     count: int = 1
     device: torch.device | None = None
+    member: int = 0
+    members: int = 1
 
     @classmethod
-    def of(cls, strategy: Strategy, index: int, count: int) -> Processes:
+    def of(cls, strategy: Strategy, index: int, count: int, members: int = 1) -> Processes:
         """Return the processes of a Trainer's strategy, once it has set up its environment."""
         if count == 1:
             return ONE_PROCESS
         anywhere = torch.distributed.get_backend() == "gloo"
-        return cls(index, count, None if anywhere else strategy.root_device)
+        device = None if anywhere else strategy.root_device
+        return cls(index // members, count // members, device, index % members, members)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first process of all, which writes and logs."""
+        return self.index == self.member == 0
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sum contiguous tensors over all processes, in place unless a tensor has to be copied to `device`.
 
         The sums are on the devices of their tensors, and exact for whole numbers.
         """
-        if self.count == 1:
+        if self.count == self.members == 1:
             return list(tensors)
         sent = [tensor.to(self.device or tensor.device) for tensor in tensors]
+        if self.member:
+            sent = [tensor.zero_() for tensor in sent]
         for work in [torch.distributed.all_reduce(tensor, async_op=True) for tensor in sent]:
             work.wait()
         return [total.to(tensor.device) for total, tensor in zip(sent, tensors, strict=True)]
@@ -87,6 +102,14 @@ class RankZeroError(LREError):
     """An error of the first process, raised in another one."""
 
 
+def turn(trainer: Trainer | None) -> tuple[int, int]:
+    """Return the index and number of those that take turns in serving data: processes, or groups that share an LM."""
+    if trainer is None:
+        return 0, 1
+    members = getattr(getattr(trainer, "lightning_module", None), "processes", ONE_PROCESS).members
+    return trainer.global_rank // members, trainer.world_size // members
+
+
 def on_rank_zero(trainer: Trainer, work: Callable[[], object]) -> None:
     """Call a function in the first process; its exception is raised there, and as a `RankZeroError` in the others.
 
@@ -112,11 +135,11 @@ def share_error(trainer: Trainer, error: Exception | None) -> None:
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Refuse strategies that keep only a part of the LM on each device."""
+    """Refuse strategies that split weights: for a frozen LM `Loading.tensor_parallel` does."""
     if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy)):
         raise LREError(
-            f"{type(strategy).__name__} keeps a part of the LM's weights on each device, and Jacobians need all "
-            "of them: use the strategy 'ddp', or for an LM larger than a device one process with device_map='auto'"
+            f"{type(strategy).__name__} splits the weights of an LM that is trained: use the strategy 'ddp', and for "
+            "an LM larger than a device --model.loading.tensor_parallel, the number of processes that share it"
         )
 
 
@@ -139,11 +162,12 @@ def without_wrapper(strategy: Strategy, module: LightningModule) -> None:
 
 def check_alike(strategy: Strategy, processes: Processes, what: str, digest: str) -> None:
     """Check that `digest`, which identifies `what`, is the same in all processes; the error is raised in all."""
-    if processes.count == 1:
+    count = processes.count * processes.members
+    if count == 1:
         return
-    (differing,) = processes.sum(torch.tensor([strategy.broadcast(digest) != digest], dtype=torch.long))
+    (differing,) = replace(processes, member=0).sum(torch.tensor([strategy.broadcast(digest) != digest]).long())
     if differing.item():
         raise LREError(
-            f"{what} on {differing.item()} of {processes.count} processes differ from the first: give all of them the "
+            f"{what} on {differing.item()} of {count} processes differ from the first: give all of them the "
             "same files and options"
         )

@@ -85,14 +85,6 @@ class LREModule(FrozenLMModule):
         )
         self.beta = float(beta)
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), self.beta])
-        self.load_lm(name_or_path)
-        embedding: list[Layer] = ["emb"] if self.fitting.baselines and "emb" in self.lm.layers else []
-        self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
-        self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
-        self.fitting.check_choices(self.lm)
-        check_backward(self.lm, self.fitting.backward)
-        lens = self.fitting.jacobian_lens
-        self.jacobian_lens = None if lens is None else JacobianLens.load(lens, self.lm)
         self.bank = LREBank()
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
@@ -101,6 +93,18 @@ class LREModule(FrozenLMModule):
         self._adds = False
         self._kept: frozenset[TrialKey] = frozenset()  # trials of an earlier part of the fit, which are left alone
         self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
+        self.load_lm(name_or_path)
+
+    def take_lm(self) -> None:
+        """Check layers, ranks and choices, and load the Jacobian lens."""
+        layers, ranks, lens = self.hparams["layers"], self.hparams["ranks"], self.fitting.jacobian_lens
+        embedding: list[Layer] = ["emb"] if self.fitting.baselines and "emb" in self.lm.layers else []
+        self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
+        self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
+        self.fitting.check_choices(self.lm)
+        check_backward(self.lm, self.fitting.backward)
+        self.jacobian_lens = None if lens is None else JacobianLens.load(lens, self.lm)
+        self.bank.lres.check_model(self.lm)
 
     @property
     def records(self) -> dict[TrialKey, TrialRecord]:
@@ -205,6 +209,8 @@ class LREModule(FrozenLMModule):
         trial.skip_if_unknown()
         if trial.unscored is not None:
             self._keep(trial.unscored)
+        elif self.lm.shards and self._expected is None:
+            self._expected = self.expected  # here, where all who share the LM are, and not where one asks for it
 
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch."""
@@ -287,7 +293,8 @@ class LREModule(FrozenLMModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state from `state_dict`, made with the same LM. Weights of an LM in it are never loaded."""
         keys = super().load_state_dict(state_dict, strict, assign)
-        self.bank.lres.check_model(self.lm)
+        if self.has_lm:
+            self.bank.lres.check_model(self.lm)
         return keys
 
     @classmethod

@@ -239,7 +239,7 @@ class FitTrial(TestedTrial):
         return operators
 
     def _log(self, text: str) -> None:
-        if self.run.processes.index == 0:
+        if self.run.processes.first:
             LOGGER.info("%s, trial %d: %s", self.trial.relation.name, self.trial.number, text)
 
     def estimate(self) -> None:
@@ -328,7 +328,7 @@ class FitTrial(TestedTrial):
             layer, rank = self.choice["layer"], self.choice["rank"]
         else:
             layer, rank = choose_after(record, self.earlier, self.run.fitting.select_by)
-        if self.run.processes.index == 0 and not self.earlier:
+        if self.run.processes.first and not self.earlier:
             name = self.trial.relation.name
             if layer in (record.identity_layers or ()):
                 LOGGER.warning("%s: " + IDENTITY, name, layer)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lre_lightning.cli import main
 from lre_lightning.commands.fit import remove_fit
 from lre_lightning.records.files import read_records
 from lre_lightning.records.rows import rows
@@ -243,3 +244,10 @@ def test_removing_a_fit_leaves_nothing_of_it_and_its_checkpoint_to_the_end(finis
     assert len(checkpoints) > 10
     assert all(checkpoints)
     assert {path.name for path in root.iterdir()} <= {".fit.lock"}
+
+
+@pytest.mark.parametrize("arguments", [["concepts"], ["predict", "hi"], ["fit", "--dry_run"]])
+def test_what_one_process_does_shares_no_lm(arguments, tmp_path, capsys):
+    options = ["--model.loading.tensor_parallel=2", f"--trainer.default_root_dir={tmp_path}"]
+    assert main([*arguments, *options]) == 2
+    assert "error: one process does this work: leave model.loading.tensor_parallel out" in capsys.readouterr().err

@@ -49,12 +49,14 @@ class Served(Callback):
 def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
     """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`.
 
-    Four processes compute products of the toy's W, and, since all its singular values are 1, all elements from them.
+    The processes of ``"shared"`` share the demo. Four processes compute products of the toy's W, and, since all its
+    singular values are 1, all elements from them.
     """
     root, toy = Path(root), Path(toy)
     fitting = {"baselines": True, "line_integrals": 2, "whole_objects": True}
-    if lm == "demo":
-        module = LREModule("demo", layers=[1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting)
+    if lm in ("demo", "shared"):
+        loading = {"tensor_parallel": devices if lm == "shared" else None}
+        module = LREModule("demo", [1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting, loading=loading)
         data = RelationDataModule(**DEMO)
     else:
         fitting["method"] = "matrix_free" if devices == 4 else "dense"

@@ -134,6 +134,10 @@ def test_a_relation_of_a_name_like_a_path():
         ({"max_size": 6, "min_size": 4}, ["capital"]),
         ({"max_range_size": 3}, ["largest city", "language", "part"]),
         ({"min_range_size": 3}, ["capital", "largest city", "part"]),
+        ({"part": "1/3"}, ["capital", "part"]),
+        ({"part": "2/3"}, ["largest city"]),
+        ({"part": "3/3"}, ["language"]),
+        ({"part": "2/2", "function": ["many-to-one", "one-to-many"]}, ["part"]),
     ],
 )
 def test_relations_are_chosen_by_what_they_are(options, expected):
@@ -148,6 +152,11 @@ def test_a_choice_of_nothing_says_what_there_is():
         Selection(function="injective")
     with pytest.raises(LREError, match="min_size must be a whole number of at least 0, got '3'"):
         Selection(min_size="3")
+    with pytest.raises(LREError, match="part '5/5' has no relation: there are 4"):
+        Selection(part="5/5").choose(ALL, 0)
+    for part in ("0/2", "3/2", "2", "a/b"):
+        with pytest.raises(LREError, match=f"part must be one of several, such as '2/8', .*, got '{part}'"):
+            Selection(part=part)
 
 
 def test_a_cap_depends_on_the_samples_and_not_on_their_order():

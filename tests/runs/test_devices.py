@@ -12,6 +12,8 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.records.files import read_records
 from tests.helpers.toy import relation_json, write_toy_model
 
+SHARED = {"shared2": "ddp_fork"}
+"""A fit of two processes that share the LM."""
 FITS = {"demo1": "auto", "demo2": "ddp_fork", "toy1": "auto", "toy2": "object", "toy4": "ddp_fork"}
 """The strategies of the fits by LM and number of processes; "object" is a strategy that is not given by name."""
 
@@ -37,7 +39,7 @@ def folder(launch, tmp_path_factory, worker_id):
                 (root / "relations" / f"{name}.json").write_text(json.dumps(relation_json(name, count=count)))
             started = [
                 launch.start(root / f"cwd_{name}", code=fit_code(root / name, root, name[:-1], strategy, int(name[-1])))
-                for name, strategy in FITS.items()
+                for name, strategy in (FITS | SHARED).items()
             ]
             for ended in map(launch.wait, started):
                 assert ended.status == 0, ended.error
@@ -50,7 +52,7 @@ def counts_of(path):
     return records, [record.pop("line_integrals") for record in records]
 
 
-def assert_same(folder, other):
+def assert_same(folder, other, **tolerance):
     """Two fits, on different numbers of processes, have the same LREs and the same counts."""
     for file in ("fit_results.jsonl", "validate_results.jsonl"):
         if (other / file).exists():
@@ -64,8 +66,8 @@ def assert_same(folder, other):
     for file in files:
         one, two = LRE.load(folder / file), LRE.load(other / file)
         assert one.metadata() == two.metadata()
-        assert torch.equal(one.weight, two.weight)
-        assert torch.equal(one.bias, two.bias)
+        torch.testing.assert_close(one.weight, two.weight, **tolerance or {"rtol": 0, "atol": 0})
+        torch.testing.assert_close(one.bias, two.bias, **tolerance or {"rtol": 0, "atol": 0})
 
 
 @pytest.mark.slow
@@ -75,6 +77,13 @@ def test_the_numbers_are_those_of_one_process(folder, one, several):
     records = read_records([folder / several / "fit_results.jsonl"])
     assert all(record.scored and record.causal_baselines and record.line_integrals for record in records)
     assert sum(map(sum, records[0].causal)) > 0
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_lm_have_the_numbers_of_one(folder):
+    assert_same(folder / "demo1", folder / "shared2", rtol=1e-4, atol=1e-5)
+    (served, again) = (folder / "shared2" / f"served_fit_{index}.jsonl" for index in range(2))
+    assert served.read_text() == again.read_text() == (folder / "demo1" / "served_fit_0.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_two_processes_are_killed_and_stopped_and_resumed(launch, whole, tmp_pat
 
 @pytest.mark.parametrize("strategy", [FSDPStrategy(), ModelParallelStrategy()])
 def test_strategies_that_shard_the_lm_are_refused(strategy):
-    with pytest.raises(LREError, match=f"{type(strategy).__name__} keeps a part of the LM's weights on each device"):
+    with pytest.raises(LREError, match=f"{type(strategy).__name__} splits the weights of an LM that is trained"):
         check_strategy(strategy)
     check_strategy(DDPStrategy())
     check_strategy(SingleDeviceStrategy("cpu"))

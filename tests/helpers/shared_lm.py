@@ -1,0 +1,55 @@
+"""LMs that two processes share, beside whole ones, run by tests/models/test_sharding.py in a child of the launcher."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from lre_lightning.errors import LREError
+from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.models import sharding
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.products import double_vjp, jvp, vjp
+from tests.helpers.tiny_models import batch_of
+
+IDS = torch.tensor([5, 9, 3, 7, 11, 2, 8])
+
+
+def error(found, right):
+    return float((found - right).norm() / right.norm())
+
+
+def compare(folder):
+    """The largest relative errors of what a shared LM computes, and the part of the weights that a process holds."""
+    lm, whole = (LanguageModel.from_pretrained(folder, dtype="float64", tensor_parallel=n) for n in (2, None))
+    found, right = (prompt_jacobian(one, IDS, 3) for one in (lm, whole))
+    errors = {"jacobian": max(error(found.jacobian[layer], right.jacobian[layer]) for layer in lm.layers)}
+    generator = torch.Generator().manual_seed(0)
+    batch = batch_of(whole)
+    vectors = torch.randn(len(batch), 2, lm.hidden_size, dtype=torch.float64, generator=generator)
+    for product in (jvp, vjp, double_vjp):
+        products = (batch_of(one).products(lm.layers[0], vectors, product) for one in (lm, whole))
+        errors[product.__name__] = error(*products)
+    held, total = (sum(weight.nbytes for weight in one.parameters()) for one in (lm, whole))
+    return {**errors, "held": held / total, "same": lm.fingerprint == whole.fingerprint, "way": lm.way == whole.way}
+
+
+def refusal(folder, **options):
+    try:
+        LanguageModel.from_pretrained(folder, dtype="float64", **options)
+    except LREError as refused:
+        return str(refused)
+    return ""
+
+
+def run(index, folder, families):
+    """Be one of two processes; write what each has found."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=index, world_size=2)
+    found = {family: compare(f"{folder}/{family}") for family in families}
+    found["three"] = refusal(f"{folder}/{families[0]}", tensor_parallel=3)
+    sharding._Copy.transpose = sharding._Copy  # as if each member had the whole gradient
+    found["wrong"] = refusal(f"{folder}/{families[0]}", tensor_parallel=2).partition(" by ")[0]
+    Path(folder, f"found{index}.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()
