@@ -134,7 +134,7 @@ def test_products_are_those_of_the_sweep(monkeypatch, family, product):
         ((torch.rsqrt,), "the scale of a norm, LlamaRMSNorm, is not held"),
         ((functional.softmax, functional.scaled_dot_product_attention), "a block, LlamaDecoderLayer, shows no weights"),
     ],
-    ids=str,
+    ids=["norms", "attention"],
 )
 def test_what_is_not_held_is_noticed(monkeypatch, functions, what):
     lm = LanguageModel(tiny_model("llama", torch.float32), name="mine")
