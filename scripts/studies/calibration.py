@@ -230,11 +230,11 @@ def hallucinated(setting: Setting, lre: LRE, states: TrialStates, output: Tensor
 def linearity(outcomes: Sequence[Mapping[str, float]]) -> Table:
     """Return the correlations over relations of linearity with what the LM answers about made-up names."""
     names = [*outcomes[0]]
-    rows = tuple(
+    rows: list[Row] = [
         (name, *(estimate([(one[name], one[answer]) for one in outcomes], pearson) for answer in names[4:]))
         for name in names[:4]
-    )
-    means = ("mean over relations", *(mean_over([one[answer] for one in outcomes]) for answer in names[4:]))
+    ]
+    means: Row = ("mean over relations", *(mean_over([one[answer] for one in outcomes]) for answer in names[4:]))
     return Table("linearity", "", ("correlation of", *names[4:]), (*rows, means))
 
 

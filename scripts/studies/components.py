@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lre_lightning.demo import DEMO
 from lre_lightning.lre.lre import LRE
 from lre_lightning.progress import progress
 from lre_lightning.prompts.trials import train_prompts
@@ -35,13 +36,15 @@ MOST = 20
 
 def leading(gram: Tensor, count: int) -> Tensor:
     """Return the leading eigenvectors of a symmetric matrix `(size, size)`: `(size, count)`, the largest first."""
-    return torch.linalg.eigh(gram)[1].flip(1)[:, :count]
+    vectors: Tensor = torch.linalg.eigh(gram)[1].flip(1)[:, :count]
+    return vectors
 
 
 def each_alone(stack: Tensor, size: int) -> Tensor:
     """Cut every W down to `size` singular triplets of its own."""
     left, values, right = torch.linalg.svd(stack)
-    return left[..., :size] * values[:, None, :size] @ right[:, :size]
+    cut: Tensor = left[..., :size] * values[:, None, :size] @ right[:, :size]
+    return cut
 
 
 def spaces(stack: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -126,26 +129,31 @@ def around(lre: LRE, weight: Tensor, centre: Tensor) -> LRE:
     return replace(changed, bias=lre.bias + lre(centre) - changed(centre))
 
 
-def scored(setting: Setting, lres: Mapping[str, LRE], stacks: Sequence[Tensor]) -> list[tuple[Estimate, ...]]:
+def scored(
+    setting: Setting, lres: Mapping[str, LRE], stacks: Sequence[Tensor]
+) -> list[tuple[Estimate, Estimate | None]]:
     """Return mean faithfulness and causality over relations of LREs with other W, `(relations, hidden, hidden)` each.
 
     beta and the rank of edits are those of the LRE, and b is changed so that the mean s of the training prompts is
-    mapped to what it was. All edits of a prompt are run at once.
+    mapped to what it was. Edits, which take long, are made on the demo alone.
     """
-    lm, fractions = setting.lm, []
+    lm, faithfulness, causality = setting.lm, [], []
     for place, (relation, lre) in enumerate(progress([*lres.items()], "Scores")):
         states = setting.states(relation, [lre.layer], MOST)
         prompts = train_prompts(states.trial, lm.tokenizer, options=setting.data.prompts)
         centre, s = example_states(lm, prompts, [lre.layer])[0].mean(0), states.subject[:, 0]
         others = [around(lre, stack[place].contiguous(), centre) for stack in stacks]
-        said = lm.predict(torch.stack([one(s[states.known]) for one in others], 1))
-        deltas = [one.operator.edits(states.change, [lre.edit_rank])[:, 0] for one in others]
-        edited = lm.predict(states.edited_runs.patched(lre.layer, s[states.edited, None] + torch.stack(deltas, 1)))
-        totals = states.all_known, len(states.all_edited)
-        shares = zip((states.count_faithful(said), states.count_causal(edited)), totals, strict=True)
-        fractions.append([(count / total).tolist() if total else None for count, total in shares])
-    columns = [[score for score in scores if score is not None] for scores in zip(*fractions, strict=True)]
-    return [*zip(*([mean_over(values) for values in zip(*column, strict=True)] for column in columns), strict=True)]
+        if states.all_known:
+            said = lm.predict(torch.stack([one(s[states.known]) for one in others], 1))
+            faithfulness.append((states.count_faithful(said) / states.all_known).tolist())
+        if states.all_edited and setting.name == DEMO:
+            deltas = [one.operator.edits(states.change, [lre.edit_rank])[:, 0] for one in others]
+            edited = s[states.edited, None] + torch.stack(deltas, 1)
+            said = lm.predict(states.edited_runs.patched(lre.layer, edited))
+            causality.append((states.count_causal(said) / len(states.all_edited)).tolist())
+    means = [[mean_over(values) for values in zip(*scores, strict=True)] for scores in (faithfulness, causality)]
+    without: list[Estimate | None] = [None] * len(stacks)
+    return [*zip(means[0], means[1] or without, strict=True)]
 
 
 def study(setting: Setting) -> list[Table]:
@@ -155,7 +163,10 @@ def study(setting: Setting) -> list[Table]:
     norms = dense.flatten(1).norm(dim=1)[:, None, None]
     stack = dense / norms
     relations, width, _ = stack.shape
-    found = {("all of W", None): stack, ("none, LRE(mean s)", None): torch.zeros_like(stack)}
+    found: dict[tuple[str, int | None], Tensor] = {
+        ("all of W", None): stack,
+        ("none, LRE(mean s)", None): torch.zeros_like(stack),
+    }
     for share in SHARES:
         for name, size in sizes(relations, width, share).items():
             found[name, size] = FORMS[name][0](stack, size)
@@ -165,10 +176,12 @@ def study(setting: Setting) -> list[Table]:
         found["shared maps", size] = shared_maps(stack, size)
     found["the best sum of the others' W", relations - 1] = of_others(stack)
     rows = []
-    for (name, size), scores in zip(found, scored(setting, lres, [norms * one for one in found.values()]), strict=True):
+    for (name, count), scores in zip(
+        found, scored(setting, lres, [norms * one for one in found.values()]), strict=True
+    ):
         form = FORMS.get(name.removesuffix(", permuted"))
-        share = form[1](relations, width, size) / stack.numel() if form and size else None
-        rows.append((name, size, share, energy(stack, found[name, size]), *scores))
+        numbers = form[1](relations, width, count) / stack.numel() if form and count else None
+        rows.append((name, count, numbers, energy(stack, found[name, count]), *scores))
     columns = ("W", "size", "numbers", "energy", "faithfulness", "causality")
     return [Table("components", "", columns, tuple(rows)), alike([*lres], stack)]
 

@@ -67,7 +67,9 @@ def template_lens(means: Tensor, states: Tensor) -> Tensor:
     covariance = apart.T @ apart / len(apart)
     ridge = RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
     directions = torch.linalg.solve(covariance + ridge, apart.T)
-    return (states.double() @ directions / (apart.T * directions).sum(0).clamp(min=1e-12).sqrt()).argmax(-1)
+    lengths = (apart.T * directions).sum(0).clamp(min=1e-12).sqrt()
+    found: Tensor = (states.double() @ directions / lengths).argmax(-1)
+    return found
 
 
 def first_token_hits(scores: Tensor, first: Tensor, answers: Tensor) -> float:

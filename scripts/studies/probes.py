@@ -71,11 +71,11 @@ def train(lm: LanguageModel, subjects: Tensor, objects: Tensor, weight: Tensor, 
         optimizer.zero_grad()
         said = lm.decode(start + coordinates @ change + offset).log_softmax(-1)
         found: Tensor = (wanted.exp() * (wanted - said)).sum(-1).mean()
-        found.backward()  # type: ignore[no-untyped-call]
+        found.backward()
         return found
 
     with torch.enable_grad():
-        optimizer.step(loss)  # type: ignore[no-untyped-call, arg-type]
+        optimizer.step(loss)
     learned = change.detach().T @ basis / scale
     return weight + learned, bias + offset.detach() - learned @ centre
 
@@ -138,7 +138,7 @@ def study(setting: Setting) -> list[Table]:
     lm, rows = setting.lm, defaultdict(list)
     for relation in progress(chosen(setting), f"Maps of {setting.name}"):
         trial = setting.data.trial(setting.indices[relation])
-        layer, names = setting.records[relation].layer, {sample.name: sample for sample in trial.test}
+        layer, names = setting.collection[relation].layer, {sample.name: sample for sample in trial.test}
         order = [names[name] for name in drawn([*names], relation, 3 * SIZES[-1])]
         pool, asked = order[: SIZES[-1]], order[SIZES[-1] :]
 
