@@ -51,6 +51,31 @@ from lre_lightning.statistics.intervals import Interval, mean_difference
 FITS = ("main", "trials", "n1", "n4", "bare")
 """The files of records that belong together; that of LREs beside the Jacobian lens repeats the first trial."""
 
+STUDIES = (
+    (
+        "What a collection is made of",
+        "The W of all relations at one layer as one tensor, in forms of fewer numbers, beside the same forms of W "
+        "whose rows and columns are permuted; and the relations whose W are most alike.",
+        "what-a-collection-is-made-of",
+        ("components", "components_alike"),
+    ),
+    (
+        "Readings of what isn't there",
+        "What tells known subjects from null ones, at a threshold with 5% of false alarms; and over relations, what "
+        "goes with the LM's answers about made-up names.",
+        "readings-of-what-isnt-there",
+        ("calibration", "linearity"),
+    ),
+    ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
+    (
+        "Whole objects by templates",
+        "How often a reading is the object of the range that the LM itself finds most probable.",
+        "whole-objects-by-templates",
+        ("objects",),
+    ),
+)
+"""Tables of `scripts.studies`: title, what they show, the section of the method, and names."""
+
 MORE = (
     (
         "Under distraction",
@@ -84,6 +109,11 @@ MORE = (
         "A second live swap undoes the first, so that nothing is left of it on SmolLM2; clamping avoids that. "
         "`python -m scripts.moves` makes the table, from a few relations.",
         "moves",
+    ),
+    *(
+        (f"{title} ({where})", f"{note} [Definitions](method.md#{anchor}).", *(f"{name}_{lm}" for name in names))
+        for title, note, anchor, names in STUDIES
+        for lm, where in (("smollm2", "SmolLM2"), ("demo", "the demo"))
     ),
 )
 """Tables of other commands: title, what it shows, and files."""

@@ -52,7 +52,7 @@ def test_narrow_lms_and_jacobian_lenses_take_all_elements():
 
 
 def test_auto_takes_all_elements_of_an_lm_without_the_derivatives(fit, monkeypatch, caplog):  # noqa: F811
-    def none(_):
+    def none(*_):
         raise LREError("it has no derivatives in forward mode")
 
     def said():
