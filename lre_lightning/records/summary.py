@@ -118,8 +118,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
     common = (*labels, known, tested, len(scores), first.random_guess, first.range_size)
     measured = [record for record in reported if record.whole_objects]
-    found = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
-    whole_objects = {name: value for name, value in found.items() if value is not None}
+    fractions = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
+    whole_objects = {name: value for name, value in fractions.items() if value is not None}
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
         return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
