@@ -166,15 +166,15 @@ class LRECommandLine(LightningCLI):
 
     def take_options_of(self, path: Path) -> None:
         """Take what was not given explicitly from a checkpoint, and name it in ``ckpt_path``."""
-        found = read_hyperparameters(path, [*explicit_options(), *links(RelationDataModule)])
+        saved = read_hyperparameters(path, [*explicit_options(), *links(RelationDataModule)])
         flat = {
             f"{section}.{name}": value
             for section, kind in SECTIONS.items()
-            for name, value in flatten(kind, found[section]).items()
+            for name, value in flatten(kind, saved[section]).items()
         }
         parser = self._subcommand_parsers[self.config["subcommand"]]
         try:
-            parser.parse_object(found, self.options)  # checks the types, which `set_defaults` does not
+            parser.parse_object(saved, self.options)  # checks the types, which `set_defaults` does not
         except UsageError as error:
             raise LREError(f"checkpoint {str(path)!r} does not fit: {error.lines[0]}") from error
         for key, value in flat.items():

@@ -62,37 +62,37 @@ class Data(Command):
 def print_data(data: RelationDataModule, prompts: int, check: bool) -> None:
     """Print the relations with their counts, a number of prompts of each, and the problems of the data."""
     relations = data.candidates()
-    found = [
+    rows = [
         (relation, data.coverage(relation), find_problems(relation)) for relation in progress(relations, "Relations")
     ]
-    table = relations_table(found)
+    table = relations_table(rows)
     console = wide_console(table)
     console.soft_wrap = True
     console.print(table)
-    samples = sum(len(relation.samples) for relation, _, _ in found)
-    first, objects = (sum(getattr(c, name) for _, c, _ in found) for name in ("unique_first_tokens", "range_size"))
-    count = "1 relation" if len(found) == 1 else f"{len(found)} relations"
+    samples = sum(len(relation.samples) for relation, _, _ in rows)
+    first, objects = (sum(getattr(c, name) for _, c, _ in rows) for name in ("unique_first_tokens", "range_size"))
+    count = "1 relation" if len(rows) == 1 else f"{len(rows)} relations"
     console.print(f"{count}, {samples} samples; {first} of {objects} objects have a first token of their own.")
-    kinds = Counter(problem.kind for _, _, problems in found for problem in problems)
+    kinds = Counter(problem.kind for _, _, problems in rows for problem in problems)
     if kinds:
         console.print("Problems: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) + ".")
     if check:
-        for relation, _, problems in found:
+        for relation, _, problems in rows:
             for problem in problems:
                 console.print(f"{relation.name}: {problem.what}" + (" (repair)" if problem.repairable else ""))
     if prompts:
-        for relation, coverage, _ in found:
+        for relation, coverage, _ in rows:
             _print_prompts(console, data, relation, coverage, prompts)
 
 
-def relations_table(found: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> Table:
+def relations_table(rows: Sequence[tuple[Relation, FirstTokenCoverage, Sequence[Problem]]]) -> Table:
     """Build the table, with one row per relation."""
     table = Table(title="Relations", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category", "domain", "range", "function"):
         table.add_column(name, no_wrap=True)
     for name in ("samples", "subjects", "objects", "first tokens", "templates", "to repair", "to note"):
         table.add_column(name, justify="right", no_wrap=True)
-    for relation, coverage, problems in found:
+    for relation, coverage, problems in rows:
         repairable = sum(problem.repairable for problem in problems)
         table.add_row(
             relation.name,

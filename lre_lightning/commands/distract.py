@@ -39,9 +39,9 @@ class Distract(FromCheckpoint):
         lm, hparams, lens = self.restore(line), line.datamodule.hparams, line.model.jacobian_lens
         kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
         results = [
-            found
+            result
             for kind in kinds
-            for found in latent_knowledge(
+            for result in latent_knowledge(
                 lm, DistractionDataModule(distraction=kind, **hparams), line.model.lres, jacobian_lens=lens
             )
         ]

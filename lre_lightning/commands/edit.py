@@ -56,11 +56,11 @@ def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) 
     """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial."""
     first = first_trials(sorted(lres))
     if relation is None:
-        found = [key[0] for key in first.items() if Origin(**lres.metadata[key]["origin"]).subject_of(prompt)]
-        if len(found) != 1:
-            names = ", ".join(map(repr, found)) or "no LRE"
+        matching = [key[0] for key in first.items() if Origin(**lres.metadata[key]["origin"]).subject_of(prompt)]
+        if len(matching) != 1:
+            names = ", ".join(map(repr, matching)) or "no LRE"
             raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")
-        (relation,) = found
+        (relation,) = matching
     if relation not in first:
         raise LREError(f"there is no LRE of {relation!r}: the checkpoint has those of {', '.join(first)}")
     return lres[relation, first[relation]]

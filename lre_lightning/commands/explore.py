@@ -84,8 +84,8 @@ class Explore(FromLREs):
         else:
             lm, lres, names = self.lres_of(line)
         lens = line.model.jacobian_lens if options.jlens is None else JacobianLens.load(options.jlens, lm)
-        concepts = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
-        own = [one for one in concepts if one.origin.fingerprint == lm.fingerprint]
+        loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
+        own = [concepts for concepts in loaded if concepts.origin.fingerprint == lm.fingerprint]
         return Explorer(lm, lres, names, subjects_of(line, lres), lens, own)
 
 

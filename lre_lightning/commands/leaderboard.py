@@ -34,7 +34,7 @@ class Leaderboard(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
-        given = [one if Path(one).exists() else find(one)[0].fetch(RECORDS) for one in options.collections]
+        given = [source if Path(source).exists() else find(source)[0].fetch(RECORDS) for source in options.collections]
         page, tables = make_leaderboard(given, options.out, options.title)
         show_tables(tables[:1], page.parent / "tables")
         print(f"Leaderboard: {page}")

@@ -163,37 +163,37 @@ def in_section(action: argparse.Action, section: str) -> bool:
 def explain(message: str, parser: argparse.ArgumentParser) -> str:
     """Return a parser's message in one line, with the nearest valid name."""
     for pattern, explanation in EXPLANATIONS.items():
-        found = re.search(pattern, message, re.DOTALL)
-        if found:
-            return explanation(found, parser)
+        match = re.search(pattern, message, re.DOTALL)
+        if match:
+            return explanation(match, parser)
     return " ".join(message.split())
 
 
-def unknown_option(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+def unknown_option(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the option with the same last part, or the nearest one."""
-    name = "--" + found[1].lstrip("-")
+    name = "--" + match[1].lstrip("-")
     options = [option for option in parser._option_string_actions if option[-1] != "+"]
     same = [option for option in options if re.split(r"\.|--", option)[-1] == re.split(r"\.|--", name)[-1]]
     return f"there is no option {name}{nearest(name, same, 0) or nearest(name, options)}"
 
 
-def wrong_value(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+def wrong_value(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the values that an option takes, and the nearest one."""
-    key, value = found[1], found[2].strip()
+    key, value = match[1], match[2].strip()
     kind = next((getattr(action, "_typehint", str) for action in parser._actions if action.dest == key), str)
     hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", value))
     return f"--{key} takes {expected(kind)}, not {value}{next(filter(None, hints), '')}"
 
 
-def no_configuration(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+def no_configuration(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the bundled configurations."""
-    name, known = Path(found[1]).name, bundled_configs()
+    name, known = Path(match[1]).name, bundled_configs()
     return f"there is no configuration {name!r}: give a file or {', '.join(known)}{nearest(name, known)}"
 
 
-def no_subcommand(found: re.Match[str], parser: argparse.ArgumentParser) -> str:
+def no_subcommand(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the subcommands."""
-    given, known = found[1], [*getattr(parser, "_subcommands_action").choices]  # noqa: B009
+    given, known = match[1], [*getattr(parser, "_subcommands_action").choices]  # noqa: B009
     said = f"there is no subcommand {given}" if given else "a subcommand is missing"
     return f"{said}: choose from {', '.join(known)}{nearest(given or '', known)}"
 
@@ -211,8 +211,8 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], argparse.ArgumentParser], str]]
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the question whether the nearest of the known names is meant; nothing if none is near."""
-    found = get_close_matches(name, known, 1, cutoff)
-    return f"; did you mean {found[0]}?" if found else ""
+    close = get_close_matches(name, known, 1, cutoff)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def known_values(kind: Any) -> list[str]:
@@ -244,13 +244,13 @@ def bundled_configs() -> list[str]:
 
 def named_configs(args: Sequence[str]) -> list[str]:
     """Replace ``--config NAME`` by the file of a bundled configuration of that name, such as ``gptj``."""
-    found = list(args)
+    named = list(args)
     for i, argument in enumerate(args):
         if argument.startswith("--config="):
-            found[i] = f"--config={_config_file(argument.removeprefix('--config='))}"
+            named[i] = f"--config={_config_file(argument.removeprefix('--config='))}"
         elif argument in ("-c", "--config") and i + 1 < len(args):
-            found[i + 1] = _config_file(args[i + 1])
-    return found
+            named[i + 1] = _config_file(args[i + 1])
+    return named
 
 
 def _config_file(name: str) -> str:

@@ -105,13 +105,13 @@ class Predict(FromLREs):
             grids = [read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens) for text in texts]
         else:
             line.datamodule.texts = [text.text for text in texts]
-            found = line.trainer.predict(
+            predictions = line.trainer.predict(
                 line.model,
                 datamodule=line.datamodule,
                 ckpt_path=options.ckpt_path,
                 weights_only=options.weights_only,
             )
-            grids = cast("list[list[LensGrid]]", found)
+            grids = cast("list[list[LensGrid]]", predictions)
         folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
         asked = Asked(line)
         shown = [asked.of(text, lenses) for text, lenses in zip(texts, grids, strict=True)]
@@ -160,8 +160,8 @@ class Asked:
         shown = sorted((name for name in ranks if ranks[name] <= least), key=ranks.__getitem__)
         by_name = {lens.name: lens for lens in lenses}
         others = [lens for lens in lenses if lens.layer is None]
-        found = {name: subjects[name] for name in shown} or {others[0].name: text.subject}
-        return with_subjects([*(by_name[name] for name in shown), *others], self._tokenizer, found), notes
+        chosen = {name: subjects[name] for name in shown} or {others[0].name: text.subject}
+        return with_subjects([*(by_name[name] for name in shown), *others], self._tokenizer, chosen), notes
 
 
 def subjects_of(line: LRECommandLine, lres: LREStore | LRECollection) -> dict[str, set[str]]:
@@ -191,7 +191,7 @@ def write_table(line: LRECommandLine, lm: LanguageModel, lres: LREStore | LRECol
     lenses = json.dumps([lres.metadata[key] for key in keys], sort_keys=True)
     source = [options.texts, options.file, options.text_column, options.split, options.subject]
     origin = {"texts": source, "lres": hashlib.sha256(lenses.encode()).hexdigest(), "top_k": options.top_k}
-    table, found = AnswerTable(Path(options.table), origin), [lres[key] for key in keys]
+    table, readers = AnswerTable(Path(options.table), origin), [lres[key] for key in keys]
     batch_size = line.datamodule.loader.batch_size
-    done = write_answers(lm, found, given_texts(options), table, options.top_k, batch_size)
+    done = write_answers(lm, readers, given_texts(options), table, options.top_k, batch_size)
     print(f"{done} texts, {len(keys)} relations: {options.table}")

@@ -80,10 +80,10 @@ def scorer_of(run: Path, device: str = "auto") -> Scorer:
     checkpoint = find_checkpoint("last", run / "checkpoints")
     if checkpoint is None:
         raise LREError(f"{str(run)!r} has no checkpoint that names the LM and the data: give a run, or --measure false")
-    found = read_hyperparameters(checkpoint, explicit_options())
-    lm = LanguageModel.from_pretrained(found["model"]["name_or_path"], **found["model"].get("loading", {}))
-    data = RelationDataModule(**found["data"])
+    saved = read_hyperparameters(checkpoint, explicit_options())
+    lm = LanguageModel.from_pretrained(saved["model"]["name_or_path"], **saved["model"].get("loading", {}))
+    data = RelationDataModule(**saved["data"])
     lm.tokenizer = data.tokenizer
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
-    most = found["model"].get("fitting", {}).get("max_known")
+    most = saved["model"].get("fitting", {}).get("max_known")
     return Scorer(lm.to(gpu if device == "auto" else device), data, most)

@@ -71,9 +71,9 @@ def layer_named(name: str) -> Layer:
 def check_jacobians(shapes: Sequence[Sequence[int]]) -> None:
     """Check the shapes of Jacobians: `(hidden, hidden)`, all of one width, and neither too many nor too large."""
     width = shapes[0][0] if shapes and shapes[0] else 0
-    if not 1 <= width <= WIDEST or len(shapes) > MOST_LAYERS + 1 or {tuple(one) for one in shapes} != {(width, width)}:
-        found = sorted({tuple(one) for one in shapes})[:3]
-        raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {found}")
+    distinct = {tuple(shape) for shape in shapes}
+    if not 1 <= width <= WIDEST or len(shapes) > MOST_LAYERS + 1 or distinct != {(width, width)}:
+        raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {sorted(distinct)[:3]}")
 
 
 def read_lens(path: Path) -> tuple[Metadata, dict[Layer, Tensor]]:
@@ -103,11 +103,11 @@ def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
     """Read the published format: its Jacobians by layer, in float32 or float64, and the number of texts."""
     try:
         given = _read_archive(path)
-        found = given.get("J")
-        if not isinstance(found, dict):
+        jacobians = given.get("J")
+        if not isinstance(jacobians, dict):
             raise LREError(f"it has no entry J of Jacobians by layer, but {sorted(map(str, given))[:10]}")
-        names = [whole(layer, "a layer of J", most=MOST_LAYERS) for layer in found]
-        tensors = [check_tensor(tensor, "a Jacobian", FLOATS) for tensor in found.values()]
+        names = [whole(layer, "a layer of J", most=MOST_LAYERS) for layer in jacobians]
+        tensors = [check_tensor(tensor, "a Jacobian", FLOATS) for tensor in jacobians.values()]
         check_jacobians([tensor.shape for tensor in tensors])
         width = whole(given.get("d_model"), "d_model")
         blocks = [whole(block, "an entry of source_layers") for block in listing(given.get("source_layers"), "it")]
@@ -145,9 +145,9 @@ def _read_archive(path: Path) -> dict[str, Any]:
 def find_lens(source: str, revision: str | None = None) -> Path:
     """Find the file of a lens by its path, its folder or its hub name, from where it is downloaded."""
     path = Path(source).expanduser()
-    for found in (path, path / OWN, path / PUBLISHED):
-        if found.is_file():
-            return found
+    for file in (path, path / OWN, path / PUBLISHED):
+        if file.is_file():
+            return file
     name = HUB.fullmatch(source)
     if path.exists() or name is None:
         raise LREError(

@@ -63,9 +63,9 @@ def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, 
     Returns:
         Token ids, int64, and their probabilities, float32, `(..., top_k)` each, on the CPU.
     """
-    found = [shares.topk(top_k) for shares in distributions(lm, hidden)]
+    chunks = [shares.topk(top_k) for shares in distributions(lm, hidden)]
     shape = (*hidden.shape[:-1], top_k)
     probabilities, best = (
-        torch.cat([part.cpu() for part in parts]).reshape(shape) for parts in zip(*found, strict=True)
+        torch.cat([part.cpu() for part in parts]).reshape(shape) for parts in zip(*chunks, strict=True)
     )
     return best, probabilities

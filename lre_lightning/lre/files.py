@@ -29,10 +29,10 @@ class Metadata(TypedDict):
 def checked_metadata(metadata: object) -> dict[str, Any]:
     """Check the metadata of an LRE as plain data; lists become tuples, and unknown keys are dropped."""
     try:
-        found = typed(Metadata, metadata)
+        checked = typed(Metadata, metadata)
     except LREError as error:
         raise LREError(f"this is not the metadata of an LRE: {error}") from error
-    return {**found, "origin": asdict(found["origin"])}
+    return {**checked, "origin": asdict(checked["origin"])}
 
 
 def _check_names(names: Collection[str]) -> None:

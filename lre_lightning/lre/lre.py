@@ -192,7 +192,7 @@ class LRE(RelationLens):
         lm = self.bound
         template, subject = self.origin.template_of(prompt, subject)
         asked, wanted = self.origin.asked(lm, template, subject, target)
-        output, other = (hidden_at(lm, one, lm.num_layers - 1, -1) for one in (asked, wanted))
+        output, other = (hidden_at(lm, text, lm.num_layers - 1, -1) for text in (asked, wanted))
         delta = magnitude * self.edit(output, other)
         return PromptEdit(asked, target, lm.check_layers(layers or [self.layer]), delta, lm).answered(top_k)
 

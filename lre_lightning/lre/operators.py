@@ -182,7 +182,7 @@ class Factors(Operator):
     def of(cls, operator: Operator, rank: int, dtype: torch.dtype = torch.float32) -> Factors:
         """Cut an operator down to its leading triplets, and round U and V to `dtype`, one of `FACTOR_DTYPES`."""
         if dtype not in FACTOR_DTYPES:
-            known = ", ".join(str(one).removeprefix("torch.") for one in FACTOR_DTYPES)
+            known = ", ".join(str(kind).removeprefix("torch.") for kind in FACTOR_DTYPES)
             raise LREError(f"factors cannot be kept in {dtype}: give one of {known}")
         left, values, right = operator.triplets(rank)
         return cls(left.to(dtype), values, right.to(dtype))

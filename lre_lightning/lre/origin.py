@@ -90,9 +90,9 @@ class Origin:
         """Find the subject that a text asks about at its end, in one of the templates; None if it does not."""
         for template in self.template.split(BETWEEN_TEMPLATES):
             before, _, after = (re.escape(part) for part in template.partition(SLOT))
-            found = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
-            if found and SLOT in template and template != SLOT:
-                return found[1]
+            match = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
+            if match and SLOT in template and template != SLOT:
+                return match[1]
         return None
 
     def template_of(self, prompt: str, subject: str | None = None) -> tuple[str, str]:
@@ -107,8 +107,8 @@ class Origin:
                 f"the subject of {prompt!r} is not found, as it does not end like {self.template!r}: name it, "
                 "subject=..."
             )
-        before, found, after = prompt.rpartition(subject)
-        if not (found and subject.strip()):
+        before, separator, after = prompt.rpartition(subject)
+        if not (separator and subject.strip()):
             raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")
         return f"{before}{SLOT}{after}", subject
 

@@ -106,7 +106,9 @@ def triplets_of_products(
         right = space.basis @ coefficients.T
         kept = values[:count][values[:count] > torch.finfo(values.dtype).eps * size * values[0]]  # the others are zero
         errors = (space.returned @ coefficients.T - right * values**2).norm(dim=0)[: len(kept)] / kept
-        residual, noise = (float(one.max() / kept.min()) if len(kept) else 0.0 for one in (errors, 2 * rounding * kept))
+        residual, noise = (
+            float(error.max() / kept.min()) if len(kept) else 0.0 for error in (errors, 2 * rounding * kept)
+        )
         if agreed(residual <= max(TOLERANCE, noise)):
             tail = probed - (right * values) @ (left.T @ probes)
             return left, values, right, Accuracy(residual, float(tail.norm() / probed.norm()))

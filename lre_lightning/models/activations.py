@@ -103,7 +103,7 @@ def _pointwise() -> tuple[type[nn.Module], ...]:
     """Return the classes of activations that treat every element alike."""
     from transformers.activations import ACT2CLS
 
-    named: list[Any] = [found[0] if isinstance(found, tuple) else found for found in ACT2CLS.values()]
+    named: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()]
     return (*named, nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid)
 
 

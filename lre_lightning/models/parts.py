@@ -85,7 +85,7 @@ def context_length(model: nn.Module) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
     lengths = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
-    lengths += [one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"]
+    lengths += [entry["original_max_position_embeddings"] for entry in ropes if entry.get("rope_type") == "longrope"]
     return min((int(length) for length in lengths if length), default=None)
 
 
@@ -108,8 +108,8 @@ def find_parts(model: nn.Module) -> Parts:
     # Image and audio encoders don't run on text alone, nor do decoder blocks that attend to their output.
     lists = [
         (path, blocks)
-        for path, found in backbone.named_modules()
-        if isinstance(found, nn.ModuleList) and (blocks := [block for block in found if block in ran])
+        for path, module in backbone.named_modules()
+        if isinstance(module, nn.ModuleList) and (blocks := [block for block in module if block in ran])
     ]
     if not lists:
         raise _unsupported(name, "it has no list of decoder blocks")
@@ -196,8 +196,8 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     outputs, states = returned[:-1], kept[:-1]
     shapes = [tuple(hidden.shape) for hidden in states]
     if len({*shapes[1:]}) > 1 or {shape[:2] for shape in shapes} != {tuple(ids.shape)}:
-        found = f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}"
-        raise _unsupported(name, f"{found}, for token ids of the shape {tuple(ids.shape)}")
+        different = f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}"
+        raise _unsupported(name, f"{different}, for token ids of the shape {tuple(ids.shape)}")
     if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     items = None if isinstance(outputs[-1], Tensor) else len(outputs[-1])
@@ -214,11 +214,11 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     return Behaviour(shapes[-1][-1], items, way, skips, in_place)
 
 
-def _equal(found: Tensor, expected: Tensor, root: int = 1) -> bool:
+def _equal(actual: Tensor, expected: Tensor, root: int = 1) -> bool:
     """Return True if two results are equal up to rounding; a higher root allows more."""
-    tolerance = (64 * torch.finfo(found.dtype).eps) ** (1 / root)
-    expected = expected.to(found)
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+    tolerance = (64 * torch.finfo(actual.dtype).eps) ** (1 / root)
+    expected = expected.to(actual)
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
 def _find_way(parts: Parts, states: list[Tensor]) -> Way:
@@ -233,7 +233,7 @@ def _find_way(parts: Parts, states: list[Tensor]) -> Way:
     if one_by_one is None:
         return "whole"
     together = _used_states(parts, "copied")
-    if together is None or any(one and not other for one, other in zip(one_by_one, together, strict=True)):
+    if together is None or any(alone and not in_copies for alone, in_copies in zip(one_by_one, together, strict=True)):
         return "stepwise"
     return "copied"
 
@@ -271,9 +271,9 @@ def _used_states(parts: Parts, way: Way) -> list[bool] | None:
             prefix = Prefix.run(parts.backbone, ids, way, prefix)
             if end in (23, 26):
                 wrong = _run_probe(parts, prefix, swapped=True)
-                *found, drawn_on = _run_probe(parts, prefix)
+                *results, drawn_on = _run_probe(parts, prefix)
                 right = whole[:, end:], whole_gradients[:, end : end + 1]
-                if not all(map(partial(_agrees, tolerance), found, right, wrong)):
+                if not all(map(partial(_agrees, tolerance), results, right, wrong)):
                     return None
                 used = used or drawn_on
     except Exception:  # a cache of another kind may fail in any way
@@ -281,10 +281,10 @@ def _used_states(parts: Parts, way: Way) -> list[bool] | None:
     return used
 
 
-def _agrees(tolerance: float, found: Tensor, right: Tensor, wrong: Tensor) -> bool:
+def _agrees(tolerance: float, actual: Tensor, right: Tensor, wrong: Tensor) -> bool:
     """Return True if the error is small beside the result, and beside that of a wrong prefix."""
-    found, right, wrong = found.float(), right.float(), wrong.float()
-    return bool((found - right).norm() < min(tolerance * right.norm(), 0.1 * (wrong - right).norm()))
+    actual, right, wrong = actual.float(), right.float(), wrong.float()
+    return bool((actual - right).norm() < min(tolerance * right.norm(), 0.1 * (wrong - right).norm()))
 
 
 @torch.enable_grad()
@@ -310,9 +310,9 @@ def _run_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False) -> tu
     last = outputs[-1][:, -1]
     cotangent = torch.linspace(1, 2, last.shape[-1], dtype=last.dtype, device=last.device).expand_as(last)
     gradient, *drawn_on = torch.autograd.grad(last, [roots[0], *states], cotangent, materialize_grads=True)
-    found = torch.cat(outputs, 1).detach(), gradient if prefix is None else gradient[:, :1]
-    result = [one.flip(0) if swapped else one for one in found]
-    return result[0], result[1], [bool(one.any()) for one in drawn_on]
+    results = torch.cat(outputs, 1).detach(), gradient if prefix is None else gradient[:, :1]
+    hidden, gradient = (tensor.flip(0) if swapped else tensor for tensor in results)
+    return hidden, gradient, [bool(of_state.any()) for of_state in drawn_on]
 
 
 def _longer_probe(embedding: nn.Module) -> Tensor:
@@ -350,7 +350,7 @@ def _check_gradients(name: str, parts: Parts) -> None:
     cut: list[nn.Module] = []
 
     def check(module: nn.Module, inputs: Any, output: Any) -> None:
-        given = next((one for one in inputs if isinstance(one, Tensor) and one.requires_grad), None)
+        given = next((tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.requires_grad), None)
         if given is None or not isinstance(output, Tensor):
             return
         gradient = None

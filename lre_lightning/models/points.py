@@ -73,10 +73,10 @@ def _where(logits: Tensor, best: Tensor) -> Tensor:
     while rest.any():
         first = rest.long().argmax()
         answer = logits[first].argmax()
-        found = rest & (logits[:, answer] == best)
-        found[first] = True  # also where it is not a number
-        answers[found] = answer
-        rest &= ~found
+        agreeing = rest & (logits[:, answer] == best)
+        agreeing[first] = True  # also where it is not a number
+        answers[agreeing] = answer
+        rest &= ~agreeing
     return answers
 
 

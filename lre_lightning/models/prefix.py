@@ -78,14 +78,14 @@ class Prefix:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of the cache that hold something of each prefix, which is what copies consist of."""
-        found: list[Tensor] = []
+        noted: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
-            found.append(tensor.held if isinstance(tensor, State) else tensor)
+            noted.append(tensor.held if isinstance(tensor, State) else tensor)
             return tensor
 
         _mapped(self.cache, note)
-        return [tensor for tensor in found if tensor.ndim and len(tensor) == self.count and tensor.is_floating_point()]
+        return [tensor for tensor in noted if tensor.ndim and len(tensor) == self.count and tensor.is_floating_point()]
 
     def _copied(self, prompts: int) -> Any:
         rows = torch.arange(self.count).repeat_interleave(prompts // self.count)
@@ -144,7 +144,7 @@ class State(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Apply `func` to the values, or replace them by changed ones."""
-        plain, options = tree_map(lambda one: one.held if isinstance(one, State) else one, (args, kwargs or {}))
+        plain, options = tree_map(lambda value: value.held if isinstance(value, State) else value, (args, kwargs or {}))
         if func is Tensor.copy_ and isinstance(args[0], State):
             args[0].held = plain[1].to(plain[0]).expand_as(plain[0])
             return args[0]

@@ -20,8 +20,8 @@ def vjp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
     with torch.enable_grad():
         given = states.detach().requires_grad_(True)
         output = function(given)
-        (found,) = torch.autograd.grad(output, given, vectors.to(output), materialize_grads=True)
-    return found
+        (product,) = torch.autograd.grad(output, given, vectors.to(output), materialize_grads=True)
+    return product
 
 
 def jvp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
@@ -33,8 +33,8 @@ def jvp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
         RuntimeError: If an operation of the model has no such derivative.
     """
     with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-        found = forward_ad.unpack_dual(function(forward_ad.make_dual(states, vectors))).tangent
-    return torch.zeros_like(vectors) if found is None else found
+        tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(states, vectors))).tangent
+    return torch.zeros_like(vectors) if tangent is None else tangent
 
 
 def double_vjp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
@@ -50,5 +50,5 @@ def double_vjp(function: Function, states: Tensor, vectors: Tensor) -> Tensor:
         (back,) = torch.autograd.grad(output, given, cotangents, create_graph=True, materialize_grads=True)
         if not back.requires_grad:
             return torch.zeros_like(vectors)
-        (found,) = torch.autograd.grad(back, cotangents, vectors, materialize_grads=True)
-    return found
+        (product,) = torch.autograd.grad(back, cotangents, vectors, materialize_grads=True)
+    return product

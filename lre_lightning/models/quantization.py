@@ -30,7 +30,7 @@ def multiply_dequantized(model: nn.Module) -> bool:
     the weights for the CPU, and weights that are packed already are an error. Returns True if there are such layers.
     """
     library: Any = sys.modules.get("bitsandbytes")
-    found = False
+    changed = False
     for module in model.modules() if library else ():
         if isinstance(module, library.nn.Linear8bitLt) and module.weight.dtype == torch.int8:
             weight = partial(_from_8bit, module)
@@ -43,8 +43,8 @@ def multiply_dequantized(model: nn.Module) -> bool:
             weight = partial(_from_4bit, module, library.functional.dequantize_4bit)
         else:
             continue
-        module.forward, found = partial(_multiply, module, weight), True
-    return found
+        module.forward, changed = partial(_multiply, module, weight), True
+    return changed
 
 
 def _from_8bit(module: Any, dtype: torch.dtype) -> Tensor:

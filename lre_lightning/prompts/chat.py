@@ -56,11 +56,11 @@ class Conversation:
         place = 0  # the examples are shown one after another, and the system message anywhere
         for message in self.messages:
             shown = message["content"].strip()
-            found = self.head.find(shown, place)
-            if found < 0:
+            start = self.head.find(shown, place)
+            if start < 0:
                 raise _changed(message["content"])
             if message["role"] != "system":
-                place = found + len(shown)
+                place = start + len(shown)
 
     def ask(self, message: str, answer: str) -> Question:
         """Ask at the end of the conversation; a chat template that changes the message is an error."""

@@ -123,13 +123,13 @@ def choose_templates(
         for name in template.keys() - {relation.name for relation in relations}:
             raise LREError(f"a template is given for {name!r}, which is not among the relations")
     templates = [(relation, _templates_of(relation, template)) for relation in relations]
-    chosen = [(relation, found) for relation, found in templates if found]
+    chosen = [(relation, texts) for relation, texts in templates if texts]
     if not chosen:
         if isinstance(template, int):
             most = max(len(relation.templates) for relation in relations)
             raise LREError(f"no relation has a template {template}: the relations have at most {most}, counted from 0")
         raise LREError(f"no relation has a template for {template!r}: give one yourself")
-    return [(replace(r, prompt_templates=found) if r.templates[:1] != found else r, found) for r, found in chosen]
+    return [(replace(r, prompt_templates=texts) if r.templates[:1] != texts else r, texts) for r, texts in chosen]
 
 
 def _templates_of(relation: Relation, template: int | str | Mapping[str, str]) -> tuple[str, ...]:

@@ -45,8 +45,8 @@ def read_text_file(source: str | Path, column: str = "text", split: str | None =
         names = [name for name in (column, "subject", "relation") if name in part.names]
         for at, row in part.placed(names):
             cells: dict[str, Any] = {name: value for name, value in mapping(row, at).items() if value}
-            found = {name: text(cells[name], f"{at}: {name}") for name in names[1:] if name in cells}
-            yield Text(text(cells.get(column), f"{at}: {column}"), **found)
+            fields = {name: text(cells[name], f"{at}: {name}") for name in names[1:] if name in cells}
+            yield Text(text(cells.get(column), f"{at}: {column}"), **fields)
 
 
 def open_texts(source: Any, column: str, split: str | None) -> list[Rows]:

@@ -201,12 +201,12 @@ def _find(relation: Relation, wanted: TrainSample, by_name: Mapping[str, list[Sa
         raise LREError(f"a training sample of {relation.name!r} is {wanted!r}: give its subject, or [subject, object]")
     asked = Sample(parts[0], parts[-1])
     alike = [s for s in by_name.get(asked.name, []) if len(parts) == 1 or s.object == asked.object]
-    found = [sample for sample in alike if sample.subject == asked.subject] or alike
-    if not found:
+    matches = [sample for sample in alike if sample.subject == asked.subject] or alike
+    if not matches:
         nearest = difflib.get_close_matches(asked.name, by_name, 1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest and nearest[0] != asked.name else ""
         raise LREError(f"the relation {relation.name!r} has no sample {wanted!r} to train on{hint}")
-    if len({sample.object for sample in found}) > 1:
-        objects = " and ".join(repr(sample.object) for sample in found[:5])
+    if len({sample.object for sample in matches}) > 1:
+        objects = " and ".join(repr(sample.object) for sample in matches[:5])
         raise LREError(f"{parts[0]!r} of {relation.name!r} has the objects {objects}: give [subject, object]")
-    return found[0]
+    return matches[0]

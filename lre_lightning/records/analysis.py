@@ -80,12 +80,12 @@ def template_places(records: Sequence[TrialRecord]) -> dict[tuple[str, int | Non
     Templates are given by relation, index and text. A relation's own ones come first, then those that the user gave.
     The bare ``{}`` is none of them, unless there is no other.
     """
-    found = dict.fromkeys(map(_template, records))
-    kinds = [one for one in found if one[1:] != (None, SLOT)] or list(found)
+    templates = dict.fromkeys(map(_template, records))
+    kinds = [template for template in templates if template[1:] != (None, SLOT)] or list(templates)
     places, counts = {}, Counter[str]()
-    for one in sorted(kinds, key=lambda one: (one[1] is None, one[1] or 0)):
-        places[one] = counts[one[0]]
-        counts[one[0]] += 1
+    for template in sorted(kinds, key=lambda template: (template[1] is None, template[1] or 0)):
+        places[template] = counts[template[0]]
+        counts[template[0]] += 1
     return places
 
 
@@ -217,9 +217,9 @@ def counted(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 def scored_in_all(groups: Mapping[K, Sequence[TrialRecord]]) -> dict[K, list[TrialRecord]]:
     """Return the scored and reported records of the relations that have some in every group."""
-    found = {name: counted(records) for name, records in groups.items()}
-    shared = set.intersection(*({record.relation for record in records} for records in found.values()))
-    return {name: [record for record in records if record.relation in shared] for name, records in found.items()}
+    scored = {name: counted(records) for name, records in groups.items()}
+    shared = set.intersection(*({record.relation for record in records} for records in scored.values()))
+    return {name: [record for record in records if record.relation in shared] for name, records in scored.items()}
 
 
 def spreads(
@@ -229,11 +229,11 @@ def spreads(
 
     Values are those of trials, unless `mean` is another than `over_trials`.
     """
-    found: dict[K, list[float]] = {}
+    groups: dict[K, list[float]] = {}
     for name, value in values:
         if not math.isnan(value):
-            found.setdefault(name, []).append(value)
-    return {name: mean(group) for name, group in found.items()}
+            groups.setdefault(name, []).append(value)
+    return {name: mean(group) for name, group in groups.items()}
 
 
 def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Estimate]:
@@ -291,11 +291,11 @@ def constant(records: Sequence[TrialRecord], layer: Layer | None = None) -> dict
 
 def at_identity(records: Iterable[TrialRecord]) -> dict[Layer, set[str]]:
     """Return by layer the relations at which W is the identity there, as s is o: choices leave such layers out."""
-    found: dict[Layer, set[str]] = {}
+    relations: dict[Layer, set[str]] = {}
     for record in counted(records):
         for layer in record.identity_layers or ():
-            found.setdefault(layer, set()).add(record.relation)
-    return found
+            relations.setdefault(layer, set()).add(record.relation)
+    return relations
 
 
 def says_more(records: Sequence[TrialRecord], layer: Layer) -> tuple[int, int] | None:
@@ -306,12 +306,12 @@ def says_more(records: Sequence[TrialRecord], layer: Layer) -> tuple[int, int] |
     """
     identity = at_identity(records).get(layer, ())
     others, scores = constant(records, layer), per_relation(records, partial(faithfulness, layer=layer))
-    found = []
+    more = []
     for name, score in scores.items():
         answers = [means[name].value for means in others.values() if name in means]
         if answers and score.interval is not None and name not in identity:
-            found.append(score.interval.low > max(answers))
-    return (sum(found), len(found)) if found else None
+            more.append(score.interval.low > max(answers))
+    return (sum(more), len(more)) if more else None
 
 
 def layers_of(records: Iterable[TrialRecord]) -> list[Layer]:
@@ -340,12 +340,12 @@ def agreement(records: Sequence[TrialRecord]) -> Estimate | None:
     return correlation(per_relation(records, faithfulness), per_relation(records, causality))
 
 
-def correlation(one: Means, other: Means, ranks: bool = False) -> Estimate | None:
+def correlation(first: Means, second: Means, ranks: bool = False) -> Estimate | None:
     """Return Pearson's, or by `ranks` Spearman's, correlation of two scores over the relations that have both.
 
     It is None with fewer than three relations, or where one of the scores does not vary.
     """
-    names, pairs = joint(one, other)
+    names, pairs = joint(first, second)
     return estimate(pairs, spearman if ranks else pearson) if names else None
 
 
@@ -363,7 +363,7 @@ def underestimation(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
     ratios: dict[str, list[float]] = {}
     for record in counted(records):
         ratios.setdefault(record.relation, []).extend(change_ratios(record))
-    return {name: found for name, values in ratios.items() if values and (found := estimate(values, median))}
+    return {name: ratio for name, values in ratios.items() if values and (ratio := estimate(values, median))}
 
 
 def change_ratios(record: TrialRecord) -> list[float]:

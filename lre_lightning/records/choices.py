@@ -42,10 +42,10 @@ def as_good_layers(records: Iterable[TrialRecord]) -> dict[str, list[Layer]]:
         for relation, mean in means.items():
             if mean.interval is not None and relation not in identity.get(layer, ()):
                 scores.setdefault(relation, {})[layer] = mean
-    best = {relation: max(found.values(), key=lambda score: score.value) for relation, found in scores.items()}
+    best = {relation: max(layers.values(), key=lambda score: score.value) for relation, layers in scores.items()}
     return {
-        relation: [layer for layer, score in found.items() if can_be_equal(score, best[relation])]
-        for relation, found in scores.items()
+        relation: [layer for layer, score in layers.items() if can_be_equal(score, best[relation])]
+        for relation, layers in scores.items()
     }
 
 
@@ -77,8 +77,8 @@ def beta_scores(records: Iterable[TrialRecord]) -> list[BetaScores]:
 
 def best_beta(scores: Iterable[BetaScores]) -> float | None:
     """Return the beta of the best correlation, the paper's criterion; None where no correlation is defined."""
-    found = {line.beta: line.correlation.value for line in scores if line.correlation is not None}
-    return max(found, key=lambda beta: found[beta]) if found else None
+    correlations = {line.beta: line.correlation.value for line in scores if line.correlation is not None}
+    return max(correlations, key=lambda beta: correlations[beta]) if correlations else None
 
 
 def most_faithful_beta(scores: Sequence[BetaScores]) -> float | None:

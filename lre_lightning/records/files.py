@@ -41,8 +41,9 @@ class Records(list[TrialRecord]):
 
         from lre_lightning.records.rows import rows
 
-        found = [row | {"layer": None if row["layer"] is None else str(row["layer"])} for row in rows(self)]
-        return datasets.Dataset.from_list(found)
+        return datasets.Dataset.from_list(
+            [row | {"layer": None if row["layer"] is None else str(row["layer"])} for row in rows(self)]
+        )
 
     @classmethod
     def from_pandas(cls, table: pandas.DataFrame) -> Records:
@@ -80,7 +81,7 @@ def read_records(paths: str | Path | Iterable[str | Path]) -> Records:
         LREError: There is no such file, one is invalid, or two files have different records of the same relation,
             trial and prompts.
     """
-    found: dict[tuple[Any, ...], tuple[TrialRecord, Path]] = {}
+    by_key: dict[tuple[Any, ...], tuple[TrialRecord, Path]] = {}
     paths = [paths] if isinstance(paths, str | Path) else paths
     for path in [file for given in paths for file in result_files(Path(given))]:
         for place, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -88,13 +89,13 @@ def read_records(paths: str | Path | Iterable[str | Path]) -> Records:
                 record = TrialRecord.from_plain(json.loads(line.decode()))
             except (ValueError, RecursionError) as error:
                 raise LREError(f"{str(path)!r}, line {place}, is not a record of results: {error}") from error
-            kept, other = found.setdefault(record.key, (record, path))
+            kept, other = by_key.setdefault(record.key, (record, path))
             if kept != record:
                 raise LREError(
                     f"{str(other)!r} and {str(path)!r} both have trial {record.trial} of {record.relation!r} "
                     f"(n = {record.n_shot}, {record.template!r}), with different counts: give one of them"
                 )
-    return Records(record for record, _ in found.values())
+    return Records(record for record, _ in by_key.values())
 
 
 def result_files(path: Path) -> list[Path]:

@@ -38,16 +38,16 @@ class Pairs:
         return Estimate((self.first - self.second) / self.total, None, paired_difference(*counts))
 
 
-def shared_samples(one: Iterable[TrialRecord], other: Iterable[TrialRecord], score: str) -> dict[str, Pairs]:
+def shared_samples(records: Iterable[TrialRecord], others: Iterable[TrialRecord], score: str) -> dict[str, Pairs]:
     """Return by relation how two LMs' LREs do on the samples that both know, at the point chosen for each LM.
 
     Trials are paired if they are the same draw, from the same data, in the same prompts. The score is
     ``"faithfulness"``, or ``"causality"``, for the samples of which both have an edit. Relations without a shared
     sample are left out.
     """
-    trials = {_draw(record): record for record in counted(other)}
-    found: dict[str, list[list[int]]] = {}
-    for record in counted(one):
+    trials = {_draw(record): record for record in counted(others)}
+    tables: dict[str, list[list[int]]] = {}
+    for record in counted(records):
         paired = trials.get(_draw(record))
         if paired is None:
             continue
@@ -57,10 +57,10 @@ def shared_samples(one: Iterable[TrialRecord], other: Iterable[TrialRecord], sco
         for sample in right.keys() & theirs.keys():
             counts[3 - 2 * right[sample] - theirs[sample]] += 1
         if any(counts):
-            found.setdefault(record.relation, []).append(counts)
+            tables.setdefault(record.relation, []).append(counts)
     return {
         name: Pairs(both, first, second, neither)
-        for name, (both, first, second, neither) in ((name, np.mean(c, axis=0).tolist()) for name, c in found.items())
+        for name, (both, first, second, neither) in ((name, np.mean(c, axis=0).tolist()) for name, c in tables.items())
     }
 
 
@@ -69,9 +69,9 @@ def _draw(record: TrialRecord) -> tuple[object, ...]:
     return record.relation, record.trial, record.digest, record.train, record.template, repr(record.prompts)
 
 
-def difference_by_relation(one: Means, other: Means) -> tuple[list[str], Estimate | None]:
+def difference_by_relation(first: Means, second: Means) -> tuple[list[str], Estimate | None]:
     """Return the relations that have both scores, and the mean difference of the scores over them."""
-    names, pairs = joint(one, other)
+    names, pairs = joint(first, second)
     return names, estimate(pairs, mean_difference) if names else None
 
 
@@ -80,4 +80,4 @@ def difference_by_sample(pairs: Sequence[Pairs]) -> Estimate | None:
 
     Its interval is the bootstrap's over relations, whose samples are drawn together.
     """
-    return estimate([(one.first - one.second, one.total) for one in pairs], ratio_of_sums) if pairs else None
+    return estimate([(table.first - table.second, table.total) for table in pairs], ratio_of_sums) if pairs else None

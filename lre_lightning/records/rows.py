@@ -46,16 +46,16 @@ def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
         identity = None if None in (layer, record.identity_layers) else layer in (record.identity_layers or ())
         place = {"layer": layer, "identity": identity, "beta": None, "rank": None} | ({axis: point} if axis else {})
         chosen = layer == record.layer and (not axis or point == getattr(record, axis))
-        found = {"metric": metric, "method": method, "prompt": prompt, **place, "chosen": chosen}
-        yield common | found | {"count": count, "total": total, "score": score}
+        labels = {"metric": metric, "method": method, "prompt": prompt, **place, "chosen": chosen}
+        yield common | labels | {"count": count, "total": total, "score": score}
 
 
 def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
     """Yield metric, method, prompt, layer, axis and point, count, total and score of everything that was measured."""
     for name, (metric, prompt) in _SCORES.items():
         of, (layers, *axes), methods = GRIDS[name]
-        total, found = getattr(record, of), getattr(record, name)
-        for method, counts in found.items() if methods else [("LRE", found)]:
+        total, measured = getattr(record, of), getattr(record, name)
+        for method, counts in measured.items() if methods else [("LRE", measured)]:
             for layer, at in zip(getattr(record, layers), counts, strict=bool(counts)):
                 points = zip(getattr(record, axes[0]), at, strict=True) if axes else [(None, at)]
                 for point, count in points:
@@ -68,9 +68,8 @@ def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
             yield "faithfulness", method, "few-shot", None, None, None, *counts
     for metric in (name for name in WHOLE_OBJECTS if name in record.whole_objects):
         axis, total = "beta" if "faithfulness" in metric else "rank", record.whole_objects[WHOLE_OBJECTS[metric]]
-        count = record.whole_objects[metric]
-        place = record.layer, axis, getattr(record, axis)
-        yield metric, "LRE", "few-shot", *place, count, total, fraction(count, total)
+        point, count = getattr(record, axis), record.whole_objects[metric]
+        yield metric, "LRE", "few-shot", record.layer, axis, point, count, total, fraction(count, total)
     for name in record.measures:
         axis, total = MEASURES[name][0][:-1], getattr(record, MEASURES[name][1])
         for layer in record.layers:
@@ -88,33 +87,33 @@ def records_of(given: Iterable[Mapping[str, Any]]) -> list[TrialRecord]:
             raise LREError(f"the rows lack the column {missing[0]!r}: they must have those of `rows`")
         known = EARLIER | {name: value if value == value else None for name, value in row.items()}  # NaN is not itself
         trials.setdefault(tuple(known[name] for name in COMMON), []).append(known)
-    return [_record_of(dict(zip(COMMON, key, strict=True)), found) for key, found in trials.items()]
+    return [_record_of(dict(zip(COMMON, key, strict=True)), group) for key, group in trials.items()]
 
 
 def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> TrialRecord:
-    found: dict[tuple[Any, ...], dict[tuple[Any, Any], Mapping[str, Any]]] = {}
+    grids: dict[tuple[Any, ...], dict[tuple[Any, Any], Mapping[str, Any]]] = {}
     for row in given:
         layer = int(row["layer"]) if str(row["layer"]).isdecimal() else row["layer"]
         point = row["beta"] if row["rank"] is None else int(row["rank"])
-        found.setdefault((row["metric"], row["method"], row["prompt"]), {})[layer, point] = row
-    known = {name: found.pop(("faithfulness", method, "few-shot"), {}) for method, name in MAJORITY.items()}
-    faithful, causal = (found.get((metric, "LRE", "few-shot"), {}) for metric in ("faithfulness", "causality"))
+        grids.setdefault((row["metric"], row["method"], row["prompt"]), {})[layer, point] = row
+    known = {name: grids.pop(("faithfulness", method, "few-shot"), {}) for method, name in MAJORITY.items()}
+    faithful, causal = (grids.get((metric, "LRE", "few-shot"), {}) for metric in ("faithfulness", "causality"))
     layers = sorted({layer for layer, _ in faithful}, key=place_of)
-    betas, ranks = (sorted({point for _, point in one}) for one in (faithful, causal))
+    betas, ranks = (sorted({point for _, point in grid}) for grid in (faithful, causal))
 
     def counts(cells: Mapping[Any, Mapping[str, Any]], points: Sequence[Any]) -> list[list[int | None]]:
         if cells and set(cells) != set(product(layers, points)):
             raise LREError(f"the rows of {common['relation']!r}, trial {common['trial']}, do not fill a grid")
-        found = [[cells[layer, point]["count"] for point in points] for layer in layers] if cells else []
-        return [[None if count is None else int(count) for count in row] for row in found]
+        values = [[cells[layer, point]["count"] for point in points] for layer in layers] if cells else []
+        return [[None if count is None else int(count) for count in row] for row in values]
 
-    at = [next((place for place, row in one.items() if row["chosen"]), (None, None)) for one in (faithful, causal)]
+    at = [next((place for place, row in grid.items() if row["chosen"]), (None, None)) for grid in (faithful, causal)]
     fields: dict[str, Any] = {
         "layers": layers,
         "betas": betas,
         "ranks": ranks,
         "faithful": counts(faithful, betas),
-        "faithful_zero_shot": counts(found.get(("faithfulness", "LRE", "zero-shot"), {}), betas),
+        "faithful_zero_shot": counts(grids.get(("faithfulness", "LRE", "zero-shot"), {}), betas),
         "causal": counts(causal, ranks),
         "layer": at[0][0],
         "beta": at[0][1],
@@ -126,7 +125,7 @@ def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> Tr
         fields["identity_layers"] = [layer for layer in layers if identity[layer]]
     for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
         metric, prompt = _SCORES[name]
-        own = {method: cells for (m, method, p), cells in found.items() if (m, p) == (metric, prompt)}
+        own = {method: cells for (m, method, p), cells in grids.items() if (m, p) == (metric, prompt)}
         methods = [method for method in own if method not in ("LRE", *GENERIC)]
         fields[name] = {method: [row for (row,) in counts(own[method], [None])] for method in methods}
     whole = {name: int(value) for name, value in common.items() if isinstance(value, float)}

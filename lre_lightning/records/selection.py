@@ -61,9 +61,9 @@ def _counts(
     record: TrialRecord, counts: PartialGrid, layers: Sequence[Layer], points: Sequence[float], axis: Sequence[float]
 ) -> NDArray[np.float64]:
     """Return the counts at some layers and points of another axis, `(layers, points)`; NaN where they were left out."""
-    found = np.array(counts, dtype=np.float64)
+    table = np.array(counts, dtype=np.float64)
     rows, columns = [record.layers.index(layer) for layer in layers], [axis.index(point) for point in points]
-    return found[np.ix_(rows, columns)]
+    return table[np.ix_(rows, columns)]
 
 
 def choice_of_earlier(reported: bool, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int] | None:
@@ -82,9 +82,9 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     serve to choose; and if there are none, its own. A trial that only serves to choose takes the choice of those so
     far, including itself. `earlier` are the relation's scored trials before it; errors are those of `choose`.
     """
-    found = choice_of_earlier(record.reported, earlier, criterion)
+    earlier_choice = choice_of_earlier(record.reported, earlier, criterion)
     choosing = [record] if record.reported else [*(other for other in earlier if not other.reported), record]
-    return found or choose(choosing, criterion, record.beta)
+    return earlier_choice or choose(choosing, criterion, record.beta)
 
 
 def reselect(
@@ -152,14 +152,14 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
     for record in records:
         if record.scored and record.reported:
             by_relation.setdefault(record.relation, []).append(record)
-    found = []
+    rescored = []
     for group in by_relation.values():
-        if len(group) == 1 or len({(one.layers, one.ranks, one.whole) for one in group}) > 1 or not group[0].whole:
+        if len(group) == 1 or len({(r.layers, r.ranks, r.whole) for r in group}) > 1 or not group[0].whole:
             continue
         for record in group:
             layer, rank = choose([other for other in group if other is not record], criterion, record.beta)
-            found.append(at_point(record, layer, rank, record.beta))
-    return found
+            rescored.append(at_point(record, layer, rank, record.beta))
+    return rescored
 
 
 def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: float) -> TrialRecord:

@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lre_lightning.grid import Layer
@@ -113,23 +113,39 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     first = group[0]
     known = statistics.fmean(record.known for record in group)
     tested = statistics.fmean(record.tested for record in group)
-    labels = first.relation, first.category, first.samples
     reported = [record for record in group if record.reported and record.scored]
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
-    common = (*labels, known, tested, len(scores), first.random_guess, first.range_size)
     measured = [record for record in reported if record.whole_objects]
-    found = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
-    whole_objects = {name: value for name, value in found.items() if value is not None}
+    fractions = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
+    whole_objects = {name: value for name, value in fractions.items() if value is not None}
+    summary = RelationSummary(
+        relation=first.relation,
+        category=first.category,
+        samples=first.samples,
+        known=known,
+        tested=tested,
+        trials=len(scores),
+        random_guess=first.random_guess,
+        range_size=first.range_size,
+        whole_objects=whole_objects,
+    )
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
-        return RelationSummary(*common, whole_objects=whole_objects, unscored=unscored)
+        return replace(summary, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))
     means = zip(BLIND.values(), map(_mean, zip(*map(_blind, reported), strict=True)), strict=True)
     blind = {name: score for name, score in means if score is not None}
-    at = chosen.layer, chosen.rank, chosen.beta
-    identity = tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ()))
-    return RelationSummary(*common, *at, faithfulness, causality, whole_objects, "", blind, identity)
+    return replace(
+        summary,
+        layer=chosen.layer,
+        rank=chosen.rank,
+        beta=chosen.beta,
+        faithfulness=faithfulness,
+        causality=causality,
+        blind=blind,
+        identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ())),
+    )
 
 
 def _blind(record: TrialRecord) -> list[float]:

@@ -39,7 +39,7 @@ def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
     Returns:
         Each relation with its file, whose folder is its category if it has no ``properties.relation_type``.
     """
-    problems, found = Problems(), []
+    problems, relations = Problems(), []
     for path in paths:
         data: Any = []
         with problems:
@@ -52,9 +52,9 @@ def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
             at = f"{path}[{number}]" if several else str(path)
             relation = check_relation(item, at, problems, category=category)
             if relation:
-                found.append((path, relation))
+                relations.append((path, relation))
     problems.raise_all()
-    return found
+    return relations
 
 
 def _parse(path: Path) -> Any:
@@ -70,22 +70,22 @@ def _parse(path: Path) -> Any:
 def check_file(path: Path, largest: int) -> None:
     """Check that a path is an ordinary file, which reading does not block on, of at most `largest` bytes."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:
         raise LREError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise LREError(f"{path} cannot be read: it is not an ordinary file")
-    if found.st_size > largest:
-        raise LREError(f"{path} cannot be read: it has {found.st_size} bytes, over the limit of {largest}")
+    if status.st_size > largest:
+        raise LREError(f"{path} cannot be read: it has {status.st_size} bytes, over the limit of {largest}")
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dictionary of a JSON object for `json.loads`; a key that occurs twice is a `ValueError`."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    distinct = dict(pairs)
+    if len(distinct) < len(pairs):
         double, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"it has the key {shown(double)} twice in one object")
-    return found
+    return distinct
 
 
 def write_relations(relations: Iterable[Relation], folder: str | Path) -> list[Path]:

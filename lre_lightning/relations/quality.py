@@ -71,14 +71,14 @@ def find_problems(relation: Relation) -> list[Problem]:
     ...     print(problem.what)
     samples[0].object is 'Bogot\\u00e1'; repaired it is 'Bogotá'
     """
-    found: dict[Kind, Callable[[Relation], Iterator[str]]] = {
+    finders: dict[Kind, Callable[[Relation], Iterator[str]]] = {
         "stray characters": _texts,
         "duplicate": _duplicates,
         "several objects": _several_objects,
         "template in subject": _templates_in_subjects,
         "object in prompt": _objects_in_prompts,
     }
-    return [Problem(relation.name, kind, what) for kind, find in found.items() for what in find(relation)]
+    return [Problem(relation.name, kind, what) for kind, find in finders.items() for what in find(relation)]
 
 
 def repair(relation: Relation) -> Relation:
@@ -121,7 +121,7 @@ def _decoded(text: str) -> str:
         return text
     import ftfy
 
-    unescaped = ftfy.fixes.unescape_html(_ESCAPE.sub(lambda found: chr(int(found[1], 16)), text))
+    unescaped = ftfy.fixes.unescape_html(_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text))
     joined = unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     fixed = ftfy.fix_encoding(joined, None, **dict.fromkeys(_GUESSES, False))
     return unicodedata.normalize("NFC", fixed)
@@ -161,9 +161,9 @@ def _several_objects(relation: Relation) -> Iterator[str]:
     objects: dict[str, dict[str, None]] = defaultdict(dict)
     for sample in relation.samples:
         objects[sample.subject][sample.object] = None
-    for subject, found in objects.items():
-        if len(found) > 1:
-            yield f"the subject {shown(subject)} has {len(found)} objects: {_some(found)}"
+    for subject, several in objects.items():
+        if len(several) > 1:
+            yield f"the subject {shown(subject)} has {len(several)} objects: {_some(several)}"
 
 
 def _templates_in_subjects(relation: Relation) -> Iterator[str]:
@@ -176,9 +176,9 @@ def _templates_in_subjects(relation: Relation) -> Iterator[str]:
 
 def _objects_in_prompts(relation: Relation) -> Iterator[str]:
     for template in relation.templates:
-        found = [answer for answer in relation.objects if _has(template, answer)]
-        if found:
-            yield f"the template {shown(template)} contains objects: {_some(found)}"
+        contained = [answer for answer in relation.objects if _has(template, answer)]
+        if contained:
+            yield f"the template {shown(template)} contains objects: {_some(contained)}"
     for i, sample in enumerate(relation.samples):
         if _has(sample.subject, sample.object):
             yield f"samples[{i}].subject is {shown(sample.subject)}, which contains its object {shown(sample.object)}"

@@ -100,8 +100,8 @@ class Relation:
         for sample in self.samples:
             objects[sample.name].add(sample.object)
             subjects[sample.object].add(sample.name)
-        one_object = all(len(found) == 1 for found in objects.values())
-        one_subject = all(len(found) == 1 for found in subjects.values())
+        one_object = all(len(group) == 1 for group in objects.values())
+        one_subject = all(len(group) == 1 for group in subjects.values())
         if one_object:
             return "one-to-one" if one_subject else "many-to-one"
         return "one-to-many" if one_subject else "many-to-many"
@@ -123,9 +123,9 @@ def check_template(template: object, what: str = "template") -> str:
     Templates are filled in by replacing ``{}``: a field such as ``{subject}`` would stay in the prompt, and
     ``str.format`` would let a data file reach into Python objects.
     """
-    found = text(template, what, LONGEST)
-    rest = found.replace(SLOT, "", 1)
-    if rest == found or "{" in rest or "}" in rest:
+    checked = text(template, what, LONGEST)
+    rest = checked.replace(SLOT, "", 1)
+    if rest == checked or "{" in rest or "}" in rest:
         right = f"exactly one {SLOT} for the subject, and no other brace"
         raise LREError(f"{what} is {shown(template)}; it must have {right}")
-    return found
+    return checked

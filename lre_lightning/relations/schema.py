@@ -69,10 +69,10 @@ class Problems:
 
 def filled(value: object, what: str, longest: int = LONGEST) -> str:
     """Check a text that is not blank."""
-    found = text(value, what, longest)
-    if not found.strip():
+    checked = text(value, what, longest)
+    if not checked.strip():
         raise LREError(f"{what} is {shown(value)}; it must not be empty")
-    return found
+    return checked
 
 
 Filled = Annotated[str, Checked(filled)]
@@ -113,20 +113,20 @@ def check_relation(
         return None
     without = not templates_required and not data.get("prompt_templates", ())
     try:
-        found = typed(_Relation, data | {"prompt_templates": [SLOT]} if without else data, at)
+        fields = typed(_Relation, data | {"prompt_templates": [SLOT]} if without else data, at)
     except Invalid as error:
         for problem in error.problems:
             with problems:
                 raise LREError(problem) from error
         return None
-    properties = found.get("properties", {})
+    properties = fields.get("properties", {})
     return Relation(
-        found["name"],
+        fields["name"],
         properties.get("relation_type", category),
-        () if without else tuple(found["prompt_templates"]),
-        tuple(found.get("prompt_templates_zs", ())),
+        () if without else tuple(fields["prompt_templates"]),
+        tuple(fields.get("prompt_templates_zs", ())),
         properties.get("domain_name", ""),
         properties.get("range_name", ""),
         properties.get("symmetric", False),
-        tuple(Sample(**sample) for sample in found["samples"]),
+        tuple(Sample(**sample) for sample in fields["samples"]),
     )

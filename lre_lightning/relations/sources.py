@@ -81,10 +81,10 @@ def load_relations(
             return read_source(item, columns, options)
         key, entries = _normalise(item), read()
         named = [(place, r) for place, r in entries if key in (_normalise(r.name), _normalise(Path(place).stem))]
-        found = named or [(place, r) for place, r in entries if key == _normalise(r.category)]
-        if not found and item and (is_path(item) or os.path.exists(item)):
+        matches = named or [(place, r) for place, r in entries if key == _normalise(r.category)]
+        if not matches and item and (is_path(item) or os.path.exists(item)):
             return read_source(item, columns, options)
-        return found or _unknown(item, source, [relation for _, relation in entries])
+        return matches or _unknown(item, source, [relation for _, relation in entries])
 
     entries = read() if items is None else [entry for item in items for entry in find(item)]
     chosen: dict[str, Entry] = {}

@@ -86,11 +86,11 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
             for at, row in _rows(part, [key for key in _NESTED if key in part.names]):
                 relations.append(check_relation(_present(row), at, problems, templates_required=False))
     problems.raise_all()
-    found = [relation for relation in relations if relation]
-    found += [group.relation(name) for name, group in groups.items()]
-    if not found:
+    complete = [relation for relation in relations if relation]
+    complete += [group.relation(name) for name, group in groups.items()]
+    if not complete:
         raise LREError(f"{place} has no row with subject and object")
-    return found
+    return complete
 
 
 def _rows(part: Rows, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -152,16 +152,16 @@ def _add_sample(
 def _find_columns(part: Rows, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of a part by field."""
     there = f"{part.place} has the columns {', '.join(map(shown, part.names[:50]))}"
-    found = {key: next((n for n in (key, other) if n in part.names), None) for key, other in FIELDS.items()}
-    found |= columns
+    by_field = {key: next((n for n in (key, other) if n in part.names), None) for key, other in FIELDS.items()}
+    by_field |= columns
     for key in ("subject", "object", *columns):
-        column = found[key]
+        column = by_field[key]
         if column not in part.names:
             nearest = difflib.get_close_matches(str(column or key), part.names, 1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
             example = "{'subject': 'head', 'object': 'tail'}"
             raise LREError(f"{there}, and no {column or key!r}: {hint}Name it with columns, as in {example}")
-    chosen = {key: column for key, column in found.items() if column is not None}
+    chosen = {key: column for key, column in by_field.items() if column is not None}
     for column in chosen.values():
         if list(part.names).count(column) > 1:
             raise LREError(f"{there}, and so {column!r} more than once: rename one of them")

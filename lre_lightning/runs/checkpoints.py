@@ -140,11 +140,11 @@ def read_hyperparameters(path: Path, explicit: Iterable[str] = ()) -> dict[str, 
 
 
 def _options(checkpoint: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = mapping(checkpoint.get(key, {}), key)
-    for name, value in found.items():
+    options = mapping(checkpoint.get(key, {}), key)
+    for name, value in options.items():
         if isinstance(value, dict) and "class_path" in value:  # which the command line would import
             raise LREError(f"{name} in {key} names a class_path")
-    return found
+    return options
 
 
 def finished_trials(path: Path) -> tuple[int, int | None, str]:

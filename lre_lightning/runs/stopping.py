@@ -134,5 +134,5 @@ def _program() -> list[str]:
     name = os.path.basename(script)
     if name != "lre":
         return list(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
-    found = shutil.which(name)
-    return [name if found and os.path.realpath(found) == os.path.realpath(script) else script]
+    installed = shutil.which(name)
+    return [name if installed and os.path.realpath(installed) == os.path.realpath(script) else script]

@@ -89,8 +89,8 @@ def cross_scores(
     if not indices:
         raise LREError("no relation of the data has an LRE: give the relations and the seed of the fit")
     shown = progress(indices, "LREs on other relations")
-    found = derivations(data.relations)
-    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, found, max_known)]
+    all_derivations = derivations(data.relations)
+    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, all_derivations, max_known)]
 
 
 def _scores_of_trial(
@@ -98,7 +98,7 @@ def _scores_of_trial(
     data: PromptSource,
     index: int,
     lres: Mapping[tuple[str, int], LRE],
-    found: Sequence[Derivation],
+    all_derivations: Sequence[Derivation],
     max_known: int | None,
 ) -> Iterator[CrossScore]:
     trial = data.trial(index)
@@ -114,7 +114,7 @@ def _scores_of_trial(
     controls = [(name, lre) for name, lre in zip(CONTROLS, changed, strict=True) if lre is not None]
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
     states = run_trial(lm, data, index, layers, max_known)
-    derived = derived_lres(lm, data, trial, readers, found)
+    derived = derived_lres(lm, data, trial, readers, all_derivations)
     for name, lre in chain(readers.items(), controls, derived):
         faithful, causal = counts(states, lre, layers.index(lre.layer))
         yield CrossScore(
@@ -150,8 +150,8 @@ def shuffled(lm: LanguageModel, data: PromptSource, trial: Trial, lre: LRE) -> L
     )
     other = replace(trial, train=exchanged)
     own, others = (
-        {prompt.input_ids for prompt in train_prompts(one, data.tokenizer, options=data.prompts)}
-        for one in (trial, other)
+        {prompt.input_ids for prompt in train_prompts(draw, data.tokenizer, options=data.prompts)}
+        for draw in (trial, other)
     )
     if own == others:
         return None

@@ -46,11 +46,15 @@ class Derivation:
         """What stands for the LRE in results."""
         return ", then ".join(self.sources) if len(self.sources) > 1 else f"inverse of {self.sources[0]}"
 
-    def controls(self, names: Iterable[str], found: Sequence[Derivation]) -> list[Derivation]:
+    def controls(self, names: Iterable[str], actual: Sequence[Derivation]) -> list[Derivation]:
         """Return the same with every other relation as the last source, except for what is a derivation itself."""
         others = [replace(self, sources=(*self.sources[:-1], name), shared=0) for name in names]
-        own = {(one.relation, one.sources) for one in found}
-        return [one for one in others if self.relation != one.sources[-1] and (one.relation, one.sources) not in own]
+        own = {(derivation.relation, derivation.sources) for derivation in actual}
+        return [
+            other
+            for other in others
+            if self.relation != other.sources[-1] and (other.relation, other.sources) not in own
+        ]
 
 
 def derivations(relations: Sequence[Relation]) -> list[Derivation]:
@@ -59,18 +63,18 @@ def derivations(relations: Sequence[Relation]) -> list[Derivation]:
     The converse of a relation has its samples with subject and object exchanged; a relation can be its own. A
     composition of A and B is a third relation. Samples whose subject is their object do not count.
     """
-    facts = {one.name: {pair for pair in map(_pair, one.samples) if len(set(pair)) > 1} for one in relations}
-    found = []
+    facts = {r.name: {pair for pair in map(_pair, r.samples) if len(set(pair)) > 1} for r in relations}
+    derived = []
     for b, pairs in facts.items():
         objects: dict[str, list[str]] = defaultdict(list)
         for subject, object_ in pairs:
             objects[subject].append(object_)
         turned = {(object_, subject) for subject, object_ in pairs}
-        found += [Derivation(name, (b,), len(turned & facts[name])) for name in facts]
+        derived += [Derivation(name, (b,), len(turned & facts[name])) for name in facts]
         for a in facts:
             composed = {(subject, end) for subject, middle in facts[a] for end in objects.get(middle, ())}
-            found += [Derivation(c, (a, b), len(composed & facts[c])) for c in facts if composed and c not in (a, b)]
-    return [one for one in found if one.shared >= FEWEST]
+            derived += [Derivation(c, (a, b), len(composed & facts[c])) for c in facts if composed and c not in (a, b)]
+    return [derivation for derivation in derived if derivation.shared >= FEWEST]
 
 
 def _pair(sample: Sample) -> tuple[str, str]:
@@ -78,22 +82,26 @@ def _pair(sample: Sample) -> tuple[str, str]:
 
 
 def derived_lres(
-    lm: LanguageModel, data: PromptSource, trial: Trial, lres: Mapping[str, LRE], found: Sequence[Derivation]
+    lm: LanguageModel, data: PromptSource, trial: Trial, lres: Mapping[str, LRE], all_derivations: Sequence[Derivation]
 ) -> Iterator[tuple[str, LRE]]:
     """Yield the LREs that stand for that of a trial's relation, its derivations and their controls, with their labels.
 
-    `lres` are those of the trial by relation, on the LM's device, and `found` all derivations.
+    `lres` are those of the trial by relation, on the LM's device, and `all_derivations` those of all relations.
     """
     name = trial.relation.name
-    own = [one for one in found if one.relation == name and all(source in lres for source in one.sources)]
+    own = [
+        derivation
+        for derivation in all_derivations
+        if derivation.relation == name and all(source in lres for source in derivation.sources)
+    ]
     if not own:
         return
     layers = sorted({lre.layer for lre in lres.values()}, key=place_of)
     runs = prompts_to_run(lm, train_prompts(trial, data.tokenizer, options=data.prompts))
     subject, output = runs.hidden_states(layers)
     examples = dict(zip(layers, subject.unbind(1), strict=True))
-    every = {one.label: one for wanted in own for one in (wanted, *wanted.controls(lres, own))}
-    yield from ((label, derive(one, lres, examples, output)) for label, one in every.items())
+    every = {derivation.label: derivation for actual in own for derivation in (actual, *actual.controls(lres, own))}
+    yield from ((label, derive(derivation, lres, examples, output)) for label, derivation in every.items())
 
 
 def derive(derivation: Derivation, lres: Mapping[str, LRE], subjects: Mapping[Layer, Tensor], objects: Tensor) -> LRE:

@@ -23,12 +23,12 @@ def with_generations(record: TrialRecord, states: TrialStates, lre: LRE, count: 
     """
     asked, drawn, trial = states.trial.test_asked, states.draw_edits(count), states.trial
     targets = draw_targets(asked, states.tokens.tolist(), draw_key(trial), drawn, len(trial.asked_with))
-    found = []
+    generations = []
     for sample, target in zip(drawn, targets, strict=True):
         assert target is not None  # edited samples have one
-        (subject, object_), (other, wanted) = ((one.subject, one.object) for one in (asked[sample], asked[target]))
+        (subject, object_), (other, wanted) = ((test.subject, test.object) for test in (asked[sample], asked[target]))
         prompt = trial.asked_with[sample % len(trial.asked_with)].replace(SLOT, subject)
         edit = lre.edit_prompt(prompt, other, subject)
         ((before, after),) = edit.continuations(NEW_TOKENS)
-        found.append((prompt, object_, wanted, printable(before), printable(after)))
-    return replace(record, generations=tuple(found))
+        generations.append((prompt, object_, wanted, printable(before), printable(after)))
+    return replace(record, generations=tuple(generations))

@@ -47,8 +47,8 @@ def likeness(weight: Tensor, jacobian: Tensor) -> tuple[float, float, float]:
     """
     jacobian, count = jacobian.to(weight), min(LEADING, len(weight) // 2)
     cosine = torch.nn.functional.cosine_similarity(weight.flatten(), jacobian.flatten(), 0)
-    one, other = (leading_singular_triplets(matrix, count) for matrix in (weight, jacobian))
-    written, read = (float((one[i].T @ other[i]).square().sum()) / count for i in (0, 2))
+    of_weight, of_jacobian = (leading_singular_triplets(matrix, count) for matrix in (weight, jacobian))
+    written, read = (float((of_weight[i].T @ of_jacobian[i]).square().sum()) / count for i in (0, 2))
     return float(cosine), read, written
 
 
@@ -65,11 +65,11 @@ def with_jacobian_lens(
     said, edited = [], []
     for layer in layers:
         index = record.layers.index(layer)
-        found = list(generic_lres(lres[layer], lens.jacobians[layer], subjects[index], objects).values())
+        generic = list(generic_lres(lres[layer], lens.jacobians[layer], subjects[index], objects).values())
         s, runs = states.subject[:, index, None], states.edited_runs
-        said += [faithfulness_predictions(runs.lm, [lre], s[states.known], record.betas) for lre in found]
+        said += [faithfulness_predictions(runs.lm, [lre], s[states.known], record.betas) for lre in generic]
         of_edits = s[states.edited]
-        edited += [causality_predictions(runs, [lre], of_edits, difference, record.ranks) for lre in found[1:]]
+        edited += [causality_predictions(runs, [lre], of_edits, difference, record.ranks) for lre in generic[1:]]
     faithful = states.count_faithful(torch.cat(said, 1))
     causal = states.count_causal(torch.cat(edited, 1))
     return replace(

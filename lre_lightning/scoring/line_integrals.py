@@ -58,13 +58,13 @@ def with_line_integrals(record: TrialRecord, states: TrialStates, lre: LRE, coun
     """
     index, drawn = record.layers.index(lre.layer), states.draw_edits(count)
     ends = states.target_subjects(index)
-    found = torch.zeros(len(drawn), 2, dtype=torch.float64)
+    integrals = torch.zeros(len(drawn), 2, dtype=torch.float64)
     own = {states.samples[prompt]: edit for edit, prompt in enumerate(states.edited.tolist())}
     mine = [place for place, sample in enumerate(drawn) if sample in own]
     if mine:
         edits = torch.tensor([own[drawn[place]] for place in mine], device=ends.device)
         prompts = states.edited[edits]
         pairs = line_integrals(states.runs.select(prompts), lre, states.subject[prompts, index], ends[edits])
-        found[mine] = torch.stack(pairs, 1).cpu().double()
-    (found,) = states.processes.sum(found)
-    return replace(record, line_integrals=tuple((exact, estimate) for exact, estimate in found.tolist()))
+        integrals[mine] = torch.stack(pairs, 1).cpu().double()
+    (integrals,) = states.processes.sum(integrals)
+    return replace(record, line_integrals=tuple((exact, estimate) for exact, estimate in integrals.tolist()))

@@ -70,7 +70,7 @@ class Measured:
             log-odds against other ones if there are some, `(rows, points, 3 or 4)`, float64, on the CPU.
         """
         said = [torch.zeros(output.shape[:2], dtype=torch.long, device=output.device)[:0]]
-        found = [torch.zeros(0, output.shape[1], 3 if others is None else 4, dtype=torch.float64)]
+        scores = [torch.zeros(0, output.shape[1], 3 if others is None else 4, dtype=torch.float64)]
         for rows, logits in self._decoded(output):
             tokens = answers[rows].to(logits.device)
             each = distribution_scores(logits, tokens, self.lm.decode(reference[rows]))
@@ -78,8 +78,8 @@ class Measured:
                 lines = torch.arange(len(tokens), device=logits.device)
                 each = *each, logits[lines, :, tokens] - logits[lines, :, others[rows].to(logits.device)]
             said.append(logits.argmax(-1).to(output.device))
-            found.append(torch.stack([score.cpu().double() for score in each], -1))
-        return torch.cat(said), torch.cat(found)
+            scores.append(torch.stack([score.cpu().double() for score in each], -1))
+        return torch.cat(said), torch.cat(scores)
 
     def _decoded(self, output: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield D(output) of some rows at a time for outputs `(rows, points, hidden)`."""
@@ -97,17 +97,17 @@ class Measured:
             self._differences(lres),
             *self._truth(lres, betas),
         ]
-        return dict(zip(MEASURES, self.states.processes.sum(*(one.contiguous() for one in by_name)), strict=True))
+        return dict(zip(MEASURES, self.states.processes.sum(*(total.contiguous() for total in by_name)), strict=True))
 
     def _differences(self, lres: Mapping[Layer, LRE]) -> Tensor:
         """Return the sums of the cosines of W (s' - s) and o' - o over edits, `(layers, 1)`."""
-        states, found = self.states, []
+        states, sums = self.states, []
         wanted = states.change
         for index, lre in enumerate(lres.values()):
             way = states.target_subjects(index) - states.subject[states.edited, index]
             moved = lre.operator.apply(way)
-            found.append(cosine_similarity(moved, wanted.to(moved), -1).double().sum().cpu())
-        return torch.stack(found)[:, None]
+            sums.append(cosine_similarity(moved, wanted.to(moved), -1).double().sum().cpu())
+        return torch.stack(sums)[:, None]
 
     def _truth(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> list[Tensor]:
         """Return the sums of the measures on the unknown and on all test samples, `(layers, points)` each."""
@@ -116,8 +116,9 @@ class Measured:
         outputs = (lre(subject[:, i, None], slopes(betas, lre, subject)) for i, lre in enumerate(lres.values()))
         agreement, *true = torch.stack([self._against_truth(output, unknown) for output in outputs]).unbind(-1)
         lm = [self._against_truth(states.object[rows][:, None], rows)[:, 2:] for rows in (unknown, known)]
-        of_unknown, of_all = (one.T[:, None].expand(-1, len(lres), 1) for one in (lm[0], lm[0] + lm[1]))
-        everywhere = [one + own for one, own in zip(true, (said[..., 4], said[..., 0], said[..., 1]), strict=True)]
+        of_unknown, of_all = (sums.T[:, None].expand(-1, len(lres), 1) for sums in (lm[0], lm[0] + lm[1]))
+        on_known = said[..., 4], said[..., 0], said[..., 1]
+        everywhere = [a + b for a, b in zip(true, on_known, strict=True)]
         return [agreement, *true, *of_unknown, *everywhere, *of_all]
 
     @cached_property
@@ -135,16 +136,16 @@ class Measured:
         """
         total = torch.zeros(output.shape[1], 4, dtype=torch.float64)
         for rows, logits in self._decoded(output):
-            object_, answer = (one[chosen][rows].to(logits.device) for one in (self._objects, self.states.predicted))
+            object_, answer = (ids[chosen][rows].to(logits.device) for ids in (self._objects, self.states.predicted))
             places = token_ranks(logits, object_)
             wide = torch.promote_types(logits.dtype, torch.float32)
             probability = logits.softmax(-1, dtype=wide)[torch.arange(len(object_)), :, object_]
             each = logits.argmax(-1) == answer[:, None], places == 0, probability, places
-            total += torch.stack([one.cpu().double().sum(0) for one in each], -1)
+            total += torch.stack([score.cpu().double().sum(0) for score in each], -1)
         return total
 
 
 def with_measures(record: TrialRecord, measured: Measured, lres: Mapping[Layer, LRE]) -> TrialRecord:
     """Return the record of a grid with the sums of its measures; a collective call."""
     sums = measured.sums(lres, record.betas)
-    return replace(record, measures={name: tuple(map(tuple, one.tolist())) for name, one in sums.items()})
+    return replace(record, measures={name: tuple(map(tuple, values.tolist())) for name, values in sums.items()})

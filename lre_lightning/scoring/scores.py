@@ -62,7 +62,7 @@ def with_majority(record: TrialRecord, states: TrialStates, tokens: Mapping[str,
     `tokens` are those of each of the relation's objects.
     """
     samples = dict(zip(MAJORITIES, (states.trial.train, states.trial.relation.samples), strict=True))
-    most = {name: Counter(tokens[one.object][0] for one in group).most_common(1) for name, group in samples.items()}
+    most = {name: Counter(tokens[s.object][0] for s in group).most_common(1) for name, group in samples.items()}
     counts = {name: int((states.tokens == token).sum()) for name, ((token, _),) in most.items()}
     return replace(record, majority=counts)
 
@@ -133,13 +133,13 @@ def with_outcomes(record: TrialRecord, states: TrialStates, answers: Answers) ->
     assert answers.edited is not None
     assert record.rank is not None
     layer = record.layers.index(record.layer)
-    found = torch.zeros(
+    outcomes = torch.zeros(
         len(states.prompts), 2, dtype=torch.long, device=states.known.device
     )  # 0: neither right nor not
     said = answers.said[:, layer, record.betas.index(record.beta)] == states.predicted[states.known]
     edited = answers.edited[:, layer, record.ranks.index(record.rank)] == states.wanted
-    found[states.known, 0], found[states.edited, 1] = 1 + said.long(), 1 + edited.long()
-    every = states.processes.rows(found, states.samples, len(states.trial.test_asked)).tolist()
+    outcomes[states.known, 0], outcomes[states.edited, 1] = 1 + said.long(), 1 + edited.long()
+    every = states.processes.rows(outcomes, states.samples, len(states.trial.test_asked)).tolist()
     right = ((sample, faithful - 1, causal - 1) for sample, (faithful, causal) in enumerate(every) if faithful)
     return replace(record, outcomes=tuple(right))
 

@@ -58,10 +58,10 @@ def with_choice(
         rows, lre = blocks[block], operators[place]
         delta = lre.operator.edits(change[rows].to(lre.bias), ranks)[:, columns]
         subject = states.subject[states.edited[rows], place, None].to(delta) + delta
-        found = lm.predict(states.edited_runs.select(rows).patched(lre.layer, subject))
-        edited[rows[:, None], place, torch.tensor(columns, device=rows.device)] = found.to(edited.device)
+        predicted = lm.predict(states.edited_runs.select(rows).patched(lre.layer, subject))
+        edited[rows[:, None], place, torch.tensor(columns, device=rows.device)] = predicted.to(edited.device)
         (ran,) = states.processes.sum(torch.tensor([len(rows)]))
-        return states.count_causal(found, rows).tolist(), int(ran)
+        return states.count_causal(predicted, rows).tolist(), int(ran)
 
     at_beta = faithful[places, betas.index(record.beta)].tolist()
     causal = dict(zip(places, search(at_beta, len(ranks), total, criterion, run), strict=True))

@@ -91,11 +91,11 @@ class ObjectRuns:
 def log_probabilities(lm: LanguageModel, output: Tensor, tokens: Tensor) -> Tensor:
     """Return the log-probabilities of `tokens` `(k,)` as the next one, for outputs `(rows, hidden)`: `(rows, k)`."""
     wide = torch.promote_types(lm.dtype, torch.float32)
-    found = [output.new_zeros(0, len(tokens), dtype=wide)]
+    parts = [output.new_zeros(0, len(tokens), dtype=wide)]
     for states in output.split(max(1, lm.logit_rows(len(output)))) if len(output) else ():
         logits = lm.decode(states)
-        found.append(logits.log_softmax(-1, dtype=wide)[:, tokens.to(logits.device)].to(output.device))
-    return torch.cat(found)
+        parts.append(logits.log_softmax(-1, dtype=wide)[:, tokens.to(logits.device)].to(output.device))
+    return torch.cat(parts)
 
 
 def _read(lm: LanguageModel, outputs: Tensor, tokens: Tensor) -> Tensor:
@@ -110,12 +110,12 @@ def _read(lm: LanguageModel, outputs: Tensor, tokens: Tensor) -> Tensor:
     wide = torch.promote_types(lm.dtype, torch.float32)
     wrong, total = (torch.zeros(tokens.shape, dtype=wide, device=tokens.device) for _ in range(2))
     flat, wanted = outputs[asked], tokens[asked, None]
-    size, found = lm.logit_rows(len(flat)), []
+    size, parts = lm.logit_rows(len(flat)), []
     for states, token in zip(flat.split(size), wanted.split(size), strict=True):
         logits = lm.decode(states).to(tokens.device)
         log_probability = logits.log_softmax(-1, dtype=wide).gather(1, token)
-        found.append(torch.cat([logits.argmax(-1, keepdim=True) != token, log_probability], 1))
-    wrong[asked], total[asked] = torch.cat(found).T
+        parts.append(torch.cat([logits.argmax(-1, keepdim=True) != token, log_probability], 1))
+    wrong[asked], total[asked] = torch.cat(parts).T
     return torch.stack([(wrong == 0).all(1).to(wide), total.sum(1)], 1)
 
 
@@ -128,7 +128,7 @@ def with_whole_objects(
     """
     lm, subject = states.runs.lm, states.subject[:, record.layers.index(lre.layer)]
     places = {sequence: place for place, sequence in enumerate(dict.fromkeys(tokens.values()))}
-    objects = pad_sequence([torch.tensor(one) for one in places], batch_first=True, padding_value=-1).to(lm.device)
+    objects = pad_sequence([torch.tensor(ids) for ids in places], batch_first=True, padding_value=-1).to(lm.device)
     own = torch.tensor([places[tokens[p.object]] for p in states.prompts], dtype=torch.long, device=lm.device)
     runs, known = ObjectRuns(states.runs, lre.layer, subject, objects), states.known.clone()
     known[states.known] = runs.continued(states.known.nonzero().flatten(), own[states.known])[0]
@@ -168,5 +168,5 @@ def _causal(whole: TrialStates, lre: LRE, rank: int, subject: Tensor, objects: T
     first = whole.runs.lm.predict(output) == objects[whole.wanted, 0]
     answers = torch.full_like(whole.wanted, -1)
     answers[first] = whole.wanted[first].where(runs.continued(edits[first], whole.wanted[first])[0], -1)
-    found: list[int] = whole.count_causal(torch.stack([answers, runs.most_probable(edits, output)], 1)).tolist()
-    return found
+    counts: list[int] = whole.count_causal(torch.stack([answers, runs.most_probable(edits, output)], 1)).tolist()
+    return counts

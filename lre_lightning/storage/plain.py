@@ -27,9 +27,9 @@ def text(value: object, what: str, longest: int = LONGEST_TEXT) -> str:
         raise LREError(
             f"{what} has {len(value)} characters, over the limit of {longest}: it begins with {shown(value)}"
         )
-    found = CONTROLS.search(value)
-    if found:
-        kind = "an unpaired surrogate" if found[0] >= "\ud800" else f"the control character {found[0]!r}"
+    match = CONTROLS.search(value)
+    if match:
+        kind = "an unpaired surrogate" if match[0] >= "\ud800" else f"the control character {match[0]!r}"
         raise LREError(f"{what} is {shown(value)}, which contains {kind}")
     return value
 

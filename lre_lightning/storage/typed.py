@@ -78,10 +78,10 @@ def typed(kind: type[T], value: object, what: str = "it") -> T:
     from pydantic import ValidationError
 
     try:
-        found: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
+        instance: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:
         raise Invalid(error, what) from error
-    return found
+    return instance
 
 
 def from_json(kind: type[T], line: str) -> T:
@@ -93,10 +93,10 @@ def from_json(kind: type[T], line: str) -> T:
     from pydantic import ValidationError
 
     try:
-        found: T = _adapter(kind).validate_json(line, strict=True)  # type: ignore[arg-type]
+        instance: T = _adapter(kind).validate_json(line, strict=True)  # type: ignore[arg-type]
     except ValidationError as error:
         raise Invalid(error, "it") from error
-    return found
+    return instance
 
 
 @cache
@@ -120,24 +120,24 @@ _WANTED = {
 
 
 def _problems(error: ValidationError, what: str) -> Iterator[str]:
-    for found in error.errors(include_url=False):
-        *above, last = found["loc"] or ("",)
-        if found["type"] == "missing":
+    for detail in error.errors(include_url=False):
+        *above, last = detail["loc"] or ("",)
+        if detail["type"] == "missing":
             lacks = f"lacks the key {last!r}" if isinstance(last, str) else f"has {last} entries, too few"
             yield f"{_named(above, what)} {lacks}"
             continue
-        says = found["msg"]
-        if found["type"] in _WANTED:
-            says = f"must be {_WANTED[found['type']]}, not {shown(found['input'])}"
-        elif found["type"] == "literal_error":
-            says = f"must be {found['ctx']['expected']}, not {shown(found['input'])}"
-        elif found["type"] == "too_short":
+        says = detail["msg"]
+        if detail["type"] in _WANTED:
+            says = f"must be {_WANTED[detail['type']]}, not {shown(detail['input'])}"
+        elif detail["type"] == "literal_error":
+            says = f"must be {detail['ctx']['expected']}, not {shown(detail['input'])}"
+        elif detail["type"] == "too_short":
             says = "is empty; it must hold at least one entry"
-        elif found["type"] == "value_error":
-            says = str(found["ctx"]["error"])
-        elif found["type"] != "checked":
-            says = f"is {shown(found['input'])}: {says}"
-        yield f"{_named(found['loc'], what)} {says}"
+        elif detail["type"] == "value_error":
+            says = str(detail["ctx"]["error"])
+        elif detail["type"] != "checked":
+            says = f"is {shown(detail['input'])}: {says}"
+        yield f"{_named(detail['loc'], what)} {says}"
 
 
 def _named(place: Any, what: str) -> str:

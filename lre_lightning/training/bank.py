@@ -143,7 +143,7 @@ def file_of(key: TrialKey) -> Path:
 
 def same_lre(metadata: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Compare two LREs except for beta, which may be tuned after the file was written."""
-    first, second = (json.dumps({**one, "beta": None}, sort_keys=True) for one in (metadata, other))
+    first, second = (json.dumps({**entries, "beta": None}, sort_keys=True) for entries in (metadata, other))
     return first == second
 
 

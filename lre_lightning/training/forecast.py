@@ -121,21 +121,23 @@ class Forecast:
     @property
     def seconds(self) -> float:
         """The time of all trials."""
-        return sum(one.trials * one.seconds for one in self.relations)
+        return sum(relation.trials * relation.seconds for relation in self.relations)
 
     def __str__(self) -> str:
         """Return one line per relation, then the sums."""
         lines = []
-        for one in self.relations:
-            known = f"known {'' if one.counted else 'about '}{one.known:.0f}"
-            took = f"{one.method.replace('_', '-')}, {duration(one.trials * one.seconds)}"
-            lines.append(f"{one.relation!r}: trials {one.trials}, test samples {one.tested}, {known}, {took}")
-        lines += dict.fromkeys(f"W is {one.method.replace('_', '-')}: {one.why}" for one in self.relations if one.why)
+        for relation in self.relations:
+            known = f"known {'' if relation.counted else 'about '}{relation.known:.0f}"
+            took = f"{relation.method.replace('_', '-')}, {duration(relation.trials * relation.seconds)}"
+            lines.append(
+                f"{relation.relation!r}: trials {relation.trials}, test samples {relation.tested}, {known}, {took}"
+            )
+        lines += dict.fromkeys(f"W is {r.method.replace('_', '-')}: {r.why}" for r in self.relations if r.why)
         free = "" if self.free is None else f", free {self.free / GIBIBYTE:.1f} GiB"
         lines.append(
             f"memory: the LM {self.weights / GIBIBYTE:.1f} GiB, Jacobians {self.jacobians / GIBIBYTE:.1f} GiB{free}"
         )
-        trials = sum(one.trials for one in self.relations)
+        trials = sum(relation.trials for relation in self.relations)
         more = f", and what these add: {', '.join(self.more)}" if self.more else ""
         lines.append(f"expected: {duration(self.seconds)} for relations {len(self.relations)}, trials {trials}{more}")
         return "\n".join(lines)
@@ -178,7 +180,7 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial 
     return Forecast(
         relations=tuple(relations),
         weights=sum(parameter.nbytes for parameter in lm.parameters()),
-        jacobians=layers * lm.hidden_size**2 * together if any(one.method == "dense" for one in relations) else 0,
+        jacobians=layers * lm.hidden_size**2 * together if any(r.method == "dense" for r in relations) else 0,
         free=free_memory(lm.device),
         more=tuple(name for name in MORE if getattr(run.fitting, name)),
     )
@@ -251,8 +253,8 @@ def measure(trial: FitTrial, asked: list[Prompt]) -> Work:
         return pace
     prompts = train_prompts(trial.trial, run.data.tokenizer, options=run.data.prompts)
     subject_at, last = prompts[0].subject_position, prompts[0].last_position
-    alike = [one for one in prompts if (one.subject_position, one.last_position) == (subject_at, last)]
-    ids = torch.tensor([one.input_ids for one in alike[: run.data.together]])
+    alike = [prompt for prompt in prompts if (prompt.subject_position, prompt.last_position) == (subject_at, last)]
+    ids = torch.tensor([prompt.input_ids for prompt in alike[: run.data.together]])
     sweeping, examples = _timed(lm, lambda: trial.sweep_once(ids, subject_at))
     weight = examples[0].jacobian[layer].to(wide_dtype(lm.dtype, lm.device))
     factorizing, _ = _timed(lm, lambda: Dense(weight).triplets(ranks[-1]))
@@ -283,7 +285,7 @@ def _test_prompts(trial: FitTrial) -> list[Prompt]:
 def _known(lm: LanguageModel, prompts: list[Prompt]) -> int:
     """Count the prompts to which the LM's answer is the object's first token."""
     _, output = prompts_to_run(lm, prompts).hidden_states([lm.num_layers - 1])
-    return int((lm.predict(output).cpu() == torch.tensor([one.object_token for one in prompts])).sum())
+    return int((lm.predict(output).cpu() == torch.tensor([prompt.object_token for prompt in prompts])).sum())
 
 
 def _blocks_above(lm: LanguageModel, layer: Layer) -> int:
@@ -302,4 +304,4 @@ def _own(prompts: list[Prompt]) -> float:
 
 def _tokens(lm: LanguageModel, prompts: list[Prompt]) -> float:
     """Return the tokens that are run for each row or edit, in the mean: those from the subject's last one on."""
-    return fmean(len(one.input_ids) - (one.subject_position if lm.shares_prefix else 0) for one in prompts)
+    return fmean(len(prompt.input_ids) - (prompt.subject_position if lm.shares_prefix else 0) for prompt in prompts)
