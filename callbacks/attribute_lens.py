@@ -125,11 +125,11 @@ class AttributeLens(Callback):
         on_rank_zero(trainer, lambda: self._write(trainer, self._read(trainer, pl_module) if grids is None else grids))
 
     def _read(self, trainer: L.Trainer, pl_module: Any) -> dict[str, list[LensGrid]]:
-        lm, tokenizer, how = pl_module.lm, _tokenizer(trainer, pl_module), (self.top_k, self.layers)
-        texts = sentences_of(trainer, pl_module.lres) if self.texts is None else dict.fromkeys(self.texts, None)
+        lm, tokenizer, lres = pl_module.lm, _tokenizer(trainer, pl_module), pl_module.lres
+        texts = sentences_of(trainer, lres) if self.texts is None else dict.fromkeys(self.texts, None)
         with torch.inference_mode(False), _evaluating(lm):
             return {
-                text: read_lenses(lm, tokenizer, text, pl_module.lres, self.relations or own, *how, self._lens)
+                text: read_lenses(lm, tokenizer, text, lres, self.relations or own, self.top_k, self.layers, self._lens)
                 for text, own in texts.items()
             }
 
@@ -149,8 +149,8 @@ def sentences_of(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str,
         if (name, number) in lres:
             trial = data.trial(index)
             subject = min((sample.subject for sample in trial.test), key=len)
-            found = fill(trial.asked_with[0], subject), name
-            shortest[category] = min(found, shortest.get(category, found), key=lambda pair: len(pair[0]))
+            candidate = fill(trial.asked_with[0], subject), name
+            shortest[category] = min(candidate, shortest.get(category, candidate), key=lambda pair: len(pair[0]))
     return {text: [name] for text, name in list(shortest.values())[:MOST_SENTENCES]}
 
 

@@ -129,8 +129,8 @@ class BetaTuning(Callback):
         for score in beta_scores(records):
             causality = None if score.causality is None else score.causality[0]
             correlation = None if score.correlation is None else score.correlation.value
-            found = {"faithfulness": score.faithfulness.value, "causality": causality, "correlation": correlation}
-            scalars = {f"by 100 beta/{name}": value for name, value in found.items() if value is not None}
+            scores = {"faithfulness": score.faithfulness.value, "causality": causality, "correlation": correlation}
+            scalars = {f"by 100 beta/{name}": value for name, value in scores.items() if value is not None}
             log_scalars(trainer, scalars, round(100 * score.beta))
 
     @override

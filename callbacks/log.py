@@ -115,16 +115,16 @@ def relation_line(progress: FitProgress, relation: int, records: Sequence[TrialR
     name, times, left = progress.relations[relation], progress.times_of(relation), progress.left()
     own = [record for record in records if record.relation == name]
     trials = sum(index == relation for index, _ in progress.schedule)
-    found = [f"scored {sum(record.scored for record in own)} of {trials} trials"]
+    parts = [f"scored {sum(record.scored for record in own)} of {trials} trials"]
     for summary in summarize(own):
-        found.append(f"known {summary.known_of}")
+        parts.append(f"known {summary.known_of}")
         if summary.beta is not None:
-            found += [f"layer {summary.layer}", f"beta {summary.beta:g}", f"rank {summary.rank}"]
+            parts += [f"layer {summary.layer}", f"beta {summary.beta:g}", f"rank {summary.rank}"]
             for score, spread in (("faithfulness", summary.faithfulness), ("causality", summary.causality)):
-                found.append(f"{score} {'-' if spread is None else f'{spread[0]:.2f}'}")
-    found.append(f"took {duration(sum(times))}" + (f" for {len(times)} of its trials" if len(times) < trials else ""))
-    found.append(f"left {'?' if left is None else duration(left)}")
-    return f"relation {relation + 1} of {len(progress.relations)}, {name!r}: {', '.join(found)}"
+                parts.append(f"{score} {'-' if spread is None else f'{spread[0]:.2f}'}")
+    parts.append(f"took {duration(sum(times))}" + (f" for {len(times)} of its trials" if len(times) < trials else ""))
+    parts.append(f"left {'?' if left is None else duration(left)}")
+    return f"relation {relation + 1} of {len(progress.relations)}, {name!r}: {', '.join(parts)}"
 
 
 class _Console(logging.Handler):

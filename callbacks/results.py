@@ -190,5 +190,5 @@ class ResultsScalars(Callback):
 
 def _means(records: Iterable[TrialRecord], before: str, after: str = "", **point: Layer) -> dict[str, float]:
     """Return the mean scores over relations, at a point of the grid, by their names with something around them."""
-    found = {name: over_relations(records, partial(score, **point)) for name, score in SCORES.items()}
-    return {f"{before}{name}{after}": mean[0] for name, mean in found.items() if mean is not None}
+    means = {name: over_relations(records, partial(score, **point)) for name, score in SCORES.items()}
+    return {f"{before}{name}{after}": mean[0] for name, mean in means.items() if mean is not None}

@@ -149,12 +149,12 @@ class DistractionDataModule(RelationDataModule):
     def _batch(self, split: str, portion: Portion) -> DistractionBatch:
         prompts = self._prompts_of(portion.index)
         chosen = [prompts[i] for i in portion.samples]
-        distracted = self._collate(portion, [one.distracted for one in chosen])
+        distracted = self._collate(portion, [prompt.distracted for prompt in chosen])
         return DistractionBatch(
             **vars(distracted),
-            false_token=distracted.object_token.new_tensor([one.false_token for one in chosen]),
-            false_objects=tuple(one.false_object for one in chosen),
-            undistracted=self._collate(portion, [one.undistracted for one in chosen]),
+            false_token=distracted.object_token.new_tensor([prompt.false_token for prompt in chosen]),
+            false_objects=tuple(prompt.false_object for prompt in chosen),
+            undistracted=self._collate(portion, [prompt.undistracted for prompt in chosen]),
         )
 
     def _prompts_of(self, index: int) -> list[DistractedPrompt]:
@@ -170,9 +170,9 @@ class DistractionDataModule(RelationDataModule):
         context = trial.train if self.undistracted == "few-shot" else ()
         read = partial(pass_over_blanks, self.tokenizer, trial.relation)
         undistracted = read(make_prompts(self.tokenizer, template, trial.test, context, self.prompts))
-        found: dict[int, DistractedPrompt] = {}
+        distracted: dict[int, DistractedPrompt] = {}
         for attempt in range(max(map(len, candidates))):
-            tried = [i for i, objects in enumerate(candidates) if i not in found and attempt < len(objects)]
+            tried = [i for i, objects in enumerate(candidates) if i not in distracted and attempt < len(objects)]
             true = [trial.test[i] for i in tried]
             false = [Sample(trial.test[i].subject, candidates[i][attempt]) for i in tried]
             heads = []
@@ -182,8 +182,8 @@ class DistractionDataModule(RelationDataModule):
             asked = (read(make_prompts_after(self.tokenizer, template, samples, heads)) for samples in (true, false))
             for i, prompt, other in zip(tried, *asked, strict=True):
                 if prompt.object_token != other.object_token:
-                    found[i] = DistractedPrompt(i, prompt, undistracted[i], other.object, other.object_token)
-        self._served = index, [found[i] for i in sorted(found)]
+                    distracted[i] = DistractedPrompt(i, prompt, undistracted[i], other.object, other.object_token)
+        self._served = index, [distracted[i] for i in sorted(distracted)]
         return self._served[1]
 
     def _plain_arguments(self) -> dict[str, Any]:

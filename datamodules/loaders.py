@@ -99,8 +99,8 @@ def shapes_of(trial: "Trial", tokenizer: "PreTrainedTokenizerBase") -> list[tupl
     """Return which template each test prompt of a trial has, and how many tokens without its context."""
     templates = trial.asked_with
     texts = [fill(templates[i % len(templates)], sample.subject) for i, sample in enumerate(trial.test_asked)]
-    found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    return [(i % len(templates), len(ids)) for i, ids in enumerate(found)]
+    token_ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return [(i % len(templates), len(ids)) for i, ids in enumerate(token_ids)]
 
 
 def split_test(
@@ -122,13 +122,13 @@ def split_test(
         together: The number of prompts that keep the device busy.
     """
     portions = []
-    for index, found in shapes.items():
+    for index, trial_shapes in shapes.items():
         groups: dict[Any, list[int]] = {}
-        for i, shape in enumerate(found):
+        for i, shape in enumerate(trial_shapes):
             groups.setdefault(shape, []).append(i)
         waiting = sorted(groups.values(), key=len)
         start_up = 2 * (together - 1)  # in prompts, measured on the bundled LM: a shape is run unchanged and edited
-        fair = math.ceil((len(found) + start_up * len(groups)) / count)
+        fair = math.ceil((len(trial_shapes) + start_up * len(groups)) / count)
         loads, mine = [0] * count, list[int]()
         while waiting:
             group, least = waiting.pop(), loads.index(min(loads))
@@ -142,7 +142,7 @@ def split_test(
         for start in range(0, len(mine), batch_size):
             chosen = tuple(mine[start : start + batch_size])
             portions.append(Portion(index, chosen, (1.0,) * len(chosen)))
-    return portions or [Portion(index, (0,), (0.0,)) for index, found in shapes.items() if found][:1]
+    return portions or [Portion(index, (0,), (0.0,)) for index, trial_shapes in shapes.items() if trial_shapes][:1]
 
 
 def load(

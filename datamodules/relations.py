@@ -186,9 +186,11 @@ class RelationDataModule(LightningDataModule):
     @cached_property
     def _chosen(self) -> dict[str, tuple[Relation, tuple[str, ...]]]:
         """The relations that are selected, by name, each with its templates."""
-        place = (self._source, self.selection.columns, self.selection.options)
-        relations = load_relations(self._names, *place, exclude=self.selection.exclude)
-        chosen = choose_templates(self.selection.choose(relations, self.seed), self.prompts.template)
+        selection = self.selection
+        relations = load_relations(
+            self._names, self._source, selection.columns, selection.options, exclude=selection.exclude
+        )
+        chosen = choose_templates(selection.choose(relations, self.seed), self.prompts.template)
         return {relation.name: (relation, templates) for relation, templates in chosen}
 
     def draw(self, relation: Relation, number: int) -> Trial:
@@ -278,8 +280,13 @@ class RelationDataModule(LightningDataModule):
             LREError: The Trainer would serve the prompts of one trial in every epoch.
         """
         indices = self._trials_of_epoch(default=[0]) if index is None else [index]
-        how = self.loader.batch_size, *self._process, self.together
-        portions = [one for i in indices for one in split_train(i, len(self.trial(i).train_asked), *how)]
+        portions = [
+            portion
+            for i in indices
+            for portion in split_train(
+                i, len(self.trial(i).train_asked), self.loader.batch_size, *self._process, self.together
+            )
+        ]
         shuffled = index is None and self.loader.epoch == "all"
         return self._load(portions, "train", self.seed if shuffled else None)
 
@@ -312,8 +319,15 @@ class RelationDataModule(LightningDataModule):
         """Return the subjects of a batch in zero-shot prompts that hold nothing else, on the same device."""
         samples = [Sample(prompt.subject, prompt.object) for prompt in batch.prompts]
         prompts = make_prompts(self.tokenizer, SLOT, samples)
-        place = int(batch.relation[0]), int(batch.trial[0]), batch.sample.tolist()
-        return collate(prompts, *place, pad_token(self.tokenizer), batch.weight.tolist()).to(batch.input_ids.device)
+        alone = collate(
+            prompts,
+            relation=int(batch.relation[0]),
+            trial=int(batch.trial[0]),
+            samples=batch.sample.tolist(),
+            pad_id=pad_token(self.tokenizer),
+            weights=batch.weight.tolist(),
+        )
+        return alone.to(batch.input_ids.device)
 
     def _trials_of_epoch(self, default: list[int]) -> list[int]:
         """Return the indices of the trials of a Trainer's epoch; outside a running fit, the default."""
@@ -350,8 +364,16 @@ class RelationDataModule(LightningDataModule):
 
     def _collate(self, portion: Portion, prompts: Sequence[Prompt]) -> RelationBatch:
         relation, number = self.schedule[portion.index]
-        place = relation, number, portion.samples, pad_token(self.tokenizer), portion.weights
-        return collate(prompts, *place, self.relations[relation].objects, self.loader.padding_side)
+        return collate(
+            prompts,
+            relation=relation,
+            trial=number,
+            samples=portion.samples,
+            pad_id=pad_token(self.tokenizer),
+            weights=portion.weights,
+            objects=self.relations[relation].objects,
+            padding_side=self.loader.padding_side,
+        )
 
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as plain data, without texts and secrets, from which the same data are found again."""

@@ -114,10 +114,10 @@ class TextDataModule(LightningDataModule):
             LREError: A text cannot be read, or none is long enough.
         """
         texts = read_texts(self._texts, self.reading.column, self.reading.split)
-        found = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
-        if not found:
+        sequences = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
+        if not sequences:
             raise LREError(f"no text has {self.shortest} tokens: give longer ones, or another --data.shortest")
-        return found
+        return sequences
 
     @cached_property
     def digest(self) -> str:
@@ -142,8 +142,8 @@ class TextDataModule(LightningDataModule):
 
 def read_texts(source: Any, column: str = "text", split: str | None = None) -> Iterator[str]:
     """Read texts of any length one by one; see `lre_lightning.prompts.texts.read_texts` for the arguments."""
-    for one in source if isinstance(source, list | tuple) else [source]:
-        for part in open_texts(one, column, split):
+    for item in source if isinstance(source, list | tuple) else [source]:
+        for part in open_texts(item, column, split):
             for at, row in part.placed([column]):
                 text = mapping(row, at).get(column)
                 if not isinstance(text, str):

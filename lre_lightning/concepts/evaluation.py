@@ -88,11 +88,11 @@ def evaluate_trial(
         return replace(record, reason="no test sample that the LM knows has an object of a training sample"), None
     concepts = make_concepts(lm, train, Origin.of(lm, trial, prompts), options)
     labels = test.labels(objects)
-    found = {"concepts": (concepts.vectors, concepts.vectors.new_zeros(len(objects)))}
-    found |= fit_probes(train.subject, train.labels(objects))
-    answers = {name: (test.subject @ vectors.T + offsets).argmax(-1) for name, (vectors, offsets) in found.items()}
+    classifiers = {"concepts": (concepts.vectors, concepts.vectors.new_zeros(len(objects)))}
+    classifiers |= fit_probes(train.subject, train.labels(objects))
+    answers = {name: (test.subject @ rows.T + offsets).argmax(-1) for name, (rows, offsets) in classifiers.items()}
     edited, targets = _draw_targets(train, test, draw_key(trial))
-    vectors = {name: nn.functional.normalize(directions) for name, (directions, _) in found.items()}
+    vectors = {name: nn.functional.normalize(directions) for name, (directions, _) in classifiers.items()}
     record = replace(
         record,
         edited=len(edited),
@@ -138,7 +138,7 @@ def _count_causal(
         return dict.fromkeys(vectors, 0)
     runs = prompts_to_run(lm, edited.prompts)
     states, sources = edited.subject, edited.labels(train.objects)
-    changed = [states + steering(found, states, sources, targets, magnitude) for found in vectors.values()]
+    changed = [states + steering(directions, states, sources, targets, magnitude) for directions in vectors.values()]
     answers = lm.predict(runs.patched(layer, torch.stack(changed, 1)))
     wanted = torch.tensor(train.first_tokens(), device=answers.device)[targets]
     return dict(zip(vectors, (answers == wanted[:, None]).sum(0).tolist(), strict=True))

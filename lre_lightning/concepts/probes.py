@@ -41,14 +41,14 @@ def fit_probes(states: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor
 
     mean, deviation = states.mean(0), states.std(0, correction=0)
     deviation = torch.where(deviation > 0, deviation, 1)
-    found = {"difference of means": _difference_of_means(states, labels)}
+    probes = {"difference of means": _difference_of_means(states, labels)}
     for name, standardized in STANDARDIZED.items():
         svm = name == "linear SVM"
         made = partial(LinearSVC, random_state=0) if svm else LogisticRegression
-        found[name] = _of_classifier(made(max_iter=10_000), states, labels)
+        probes[name] = _of_classifier(made(max_iter=10_000), states, labels)
         directions, offsets = _of_classifier(made(max_iter=10_000), (states - mean) / deviation, labels)
-        found[standardized] = directions / deviation, offsets - directions / deviation @ mean
-    return found
+        probes[standardized] = directions / deviation, offsets - directions / deviation @ mean
+    return probes
 
 
 def _difference_of_means(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ def _of_classifier(classifier: Any, states: Tensor, labels: Tensor) -> tuple[Ten
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")
         classifier.fit(states.cpu().numpy(), labels.cpu().numpy())
-    directions, offsets = (torch.as_tensor(found).to(states) for found in (classifier.coef_, classifier.intercept_))
+    directions, offsets = (torch.as_tensor(weights).to(states) for weights in (classifier.coef_, classifier.intercept_))
     if len(directions) == 1:
         directions, offsets = torch.cat([-directions, directions]), torch.cat([-offsets, offsets])
     return directions, offsets

@@ -42,8 +42,8 @@ class KnownStates:
 
     def first_tokens(self) -> list[int]:
         """Return the first tokens of `objects`."""
-        found = {prompt.object: prompt.object_token for prompt in self.prompts}
-        return [found[name] for name in self.objects]
+        token_of = {prompt.object: prompt.object_token for prompt in self.prompts}
+        return [token_of[name] for name in self.objects]
 
     def labels(self, objects: Sequence[str]) -> Tensor:
         """Return the index of each prompt's object among `objects`, int64 `(prompts,)`."""
@@ -83,13 +83,13 @@ def known_states(lm: LanguageModel, prompts: Sequence[Prompt], options: ConceptO
             asked = [with_object(prompt, options.object_tokens) for prompt in batch]
             ids = nn.utils.rnn.pad_sequence([ids for ids, _ in asked], batch_first=True).to(lm.device)
             lm.check_ids(ids)
-            found = lm.hidden_states(ids, [layer, object_layer, last])
+            hidden = lm.hidden_states(ids, [layer, object_layer, last])
             for row, (prompt, (_, count)) in enumerate(zip(batch, asked, strict=True)):
                 end = prompt.last_position
                 states = [
-                    found[layer][row, prompt.subject_position],
-                    found[object_layer][row, end : end + count].to(wide).mean(0),
-                    found[last][row, end],
+                    hidden[layer][row, prompt.subject_position],
+                    hidden[object_layer][row, end : end + count].to(wide).mean(0),
+                    hidden[last][row, end],
                 ]
                 rows.append(torch.stack([state.to(lm.device, wide) for state in states]))
         return rows

@@ -104,7 +104,7 @@ class Explorer:
             name: dict.fromkeys([*dict(origin.train), *sorted(subjects.get(name, ()))])
             for name, origin in self._origins.items()
         }
-        self._concepts = {one.origin.relation + CONCEPTS: one.bind(lm) for one in reversed(concepts)}
+        self._concepts = {concept.origin.relation + CONCEPTS: concept.bind(lm) for concept in reversed(concepts)}
         generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
         self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
 
@@ -147,14 +147,14 @@ class Explorer:
         Raises:
             LREError: If there is no such lens, or the text is empty or too long.
         """
-        text, found = self._text(ask.text), self.found(ask.text)
-        name = ask.lens or next(iter([*found, *self._generic]))
+        text, relations = self._text(ask.text), self.found(ask.text)
+        name = ask.lens or next(iter([*relations, *self._generic]))
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
-        places = found[relation][1] if relation in found else []
-        if relation not in self._origins and found:  # lenses without a relation have the subjects of the first one
-            places = next(iter(found.values()))[1]
+        places = relations[relation][1] if relation in relations else []
+        if relation not in self._origins and relations:  # lenses without a relation have the subjects of the first one
+            places = next(iter(relations.values()))[1]
         states = TextStates.of(self.lm, self.lm.tokenizer, text)
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
         tokens = last_tokens(self.lm.tokenizer, text, [end for _, end in places])
@@ -162,7 +162,7 @@ class Explorer:
         return {
             "grid": {**grid_of(lens, sorted(set(tokens))), "unit": unit},
             "lens": name,
-            "found": [[one, how] for one, (how, _) in found.items()],
+            "found": [[relation_name, how] for relation_name, (how, _) in relations.items()],
             "subjects": subjects[::-1],
             "edit": self._edit_of(relation),
         }

@@ -77,13 +77,13 @@ def application(explorers: Sequence[Explorer]) -> Starlette:
                     raise LREError(f"there is no LM {ask.lm}: there are {len(explorers)}")
                 answer = getattr(explorers[ask.lm], name)
                 async with turn:
-                    found = await run_in_threadpool(answer, ask)
+                    reply = await run_in_threadpool(answer, ask)
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
                 return refused(f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
             except LREError as error:
                 return refused(" ".join(str(error).split()))
-            return JSONResponse(found, headers=HEADERS)
+            return JSONResponse(reply, headers=HEADERS)
 
         return endpoint
 

@@ -160,7 +160,7 @@ def _count_trial(
             ranks[LM].append(_ranks(lm, output, tokens))
             for i, (reader, (lens, layer)) in enumerate(readers.items()):
                 ranks[reader].append(_ranks(lm, lens.read(states[None, :, i], [layer])[0], tokens))
-    counts = {reader: [(torch.cat(found) < k).sum(0).tolist() for k in ks] for reader, found in ranks.items()}
+    counts = {reader: [(torch.cat(parts) < k).sum(0).tolist() for k in ks] for reader, parts in ranks.items()}
     return LatentKnowledge(
         model=lm.label,
         relation=relation.name,

@@ -192,8 +192,8 @@ class TextStates:
             LREError: If the text is empty or too long, or a layer is out of range.
         """
         ids, chosen = check_text(lm, tokenizer, text, 1, layers)
-        found = lm.hidden_states(ids.to(lm.device), chosen)
-        hidden = torch.stack([found[layer][0, 1:].to(lm.device) for layer in chosen])
+        states = lm.hidden_states(ids.to(lm.device), chosen)
+        hidden = torch.stack([states[layer][0, 1:].to(lm.device) for layer in chosen])
         return cls(lm, tokenizer, text, ids[0, 1:], chosen, hidden)
 
     @property
@@ -228,8 +228,8 @@ class TextStates:
         top = [[[texts[token] for token in cell] for cell in row] for row in ids.tolist()]
         pinned = None
         if pin is not None:
-            found = (torch.cat(parts).reshape(shape).tolist() for parts in zip(*ranks, strict=True))
-            pinned = Pinned(token_text(self.tokenizer, pin), *found)
+            columns = (torch.cat(parts).reshape(shape).tolist() for parts in zip(*ranks, strict=True))
+            pinned = Pinned(token_text(self.tokenizer, pin), *columns)
         names = {text: token for token, text in texts.items()}
         layer = lens.layer if isinstance(lens, LRE) else None
         best_shares = probabilities.tolist()
@@ -255,9 +255,9 @@ def mentions(text: str, subjects: Iterable[str]) -> list[tuple[int, int]]:
     Of mentions that overlap the longest is meant. They are in the order of the text.
     """
     bounded = [rf"(?<!\w){re.escape(subject)}(?!\w)" for subject in subjects if subject.strip() and subject in text]
-    found = (match.span() for pattern in bounded for match in re.finditer(pattern, text))
+    spans = (match.span() for pattern in bounded for match in re.finditer(pattern, text))
     kept: list[tuple[int, int]] = []
-    for first, end in sorted(found, key=lambda span: (span[0] - span[1], span)):
+    for first, end in sorted(spans, key=lambda span: (span[0] - span[1], span)):
         if all(end <= other or first >= last for other, last in kept):
             kept.append((first, end))
     return sorted(kept)

@@ -188,9 +188,9 @@ def families_of(characters: Iterable[str]) -> dict[str, str | None]:
             break
         with suppress(OSError, RuntimeError):  # the font is broken, or has been removed
             font = font_manager.get_font(paths[family])
-            found = {character for character in missing if _draws(font, character)}
-            _families.update(dict.fromkeys(found, family))
-            missing -= found
+            drawn = {character for character in missing if _draws(font, character)}
+            _families.update(dict.fromkeys(drawn, family))
+            missing -= drawn
     _families.update(dict.fromkeys(missing))
     return {character: _families[character] for character in characters}
 

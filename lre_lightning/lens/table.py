@@ -54,13 +54,13 @@ def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], 
         hidden = lm.hidden_states(batch, [*{lre.layer for lre in lres}, last])
         output = torch.stack([hidden[last][row, len(own) - 1] for row, own in enumerate(ids)])
         said = [{"lm_answer": best[0][0], "lm_probability": best[0][1]} for best in _decoded(lm, output, 1)]
-        found: list[list[dict[str, Any]]] = [[] for _ in texts]
+        rows_of_text: list[list[dict[str, Any]]] = [[] for _ in texts]
         for lre in lres:
             lre.check_model(lm)
             rows = [row for row, text in enumerate(texts) if text.relation in (None, lre.origin.relation)]
             for row, cells in zip(rows, _readings(lm, lre, hidden, texts, ids, rows, top_k), strict=True):
-                found[row].append(cells | said[row])
-    return [cells for text in found for cells in text]
+                rows_of_text[row].append(cells | said[row])
+    return [cells for rows in rows_of_text for cells in rows]
 
 
 def _readings(
@@ -80,7 +80,7 @@ def _readings(
     states = torch.cat([hidden[lre.layer][row, at] for row, at in zip(rows, places, strict=True)])
     decoded = iter(_decoded(lm, lre(states), top_k))
     for row, subject, at in zip(rows, subjects, places, strict=True):
-        place, best = max(zip(at, islice(decoded, len(at)), strict=True), key=lambda one: one[1][0][1])
+        place, best = max(zip(at, islice(decoded, len(at)), strict=True), key=lambda reading: reading[1][0][1])
         cells: dict[str, Any] = {"text": texts[row].text, "subject": subject, "relation": lre.origin.relation}
         cells |= {"layer": lre.layer, "token": token_text(lm.tokenizer, int(ids[row][place])).strip()}
         for number, (answer, probability) in enumerate(best, 1):
@@ -135,11 +135,11 @@ class AnswerTable:
     def _continue(self) -> None:
         """Resume the table; unfinished rows are cut off."""
         try:
-            found = mapping(json.loads(self._progress.read_text(encoding="utf-8")), "it")
-            self.done, self._bytes = (whole(found.get(name), name) for name in ("texts", "bytes"))
+            progress = mapping(json.loads(self._progress.read_text(encoding="utf-8")), "it")
+            self.done, self._bytes = (whole(progress.get(name), name) for name in ("texts", "bytes"))
         except (OSError, ValueError, RecursionError):
-            found = {}
-        if found.get("origin") != self._origin or self.path.stat().st_size < self._bytes:
+            progress = {}
+        if progress.get("origin") != self._origin or self.path.stat().st_size < self._bytes:
             raise LREError(f"{str(self.path)!r} is not a table of these texts, LREs and options: give another name")
         with failures_named(self.path):
             os.truncate(self.path, self._bytes)

@@ -38,8 +38,8 @@ def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
 def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
     """Return a row for every method that was measured, with its means by category and over all relations."""
     columns = [*dict.fromkeys(analysis.categories(analysis.counted(records)).values()), ALL]
-    found = {name: analysis.per_category(records, score) for name, score in methods.items()}
-    return [(name, *labels, *map(scores.get, columns)) for name, scores in found.items() if scores]
+    means = {name: analysis.per_category(records, score) for name, score in methods.items()}
+    return [(name, *labels, *map(scores.get, columns)) for name, scores in means.items() if scores]
 
 
 def _faithfulness(records: Sequence[TrialRecord]) -> Section:
@@ -130,11 +130,11 @@ def _plot_by_category(
     records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, Mapping[str, Score]], looks: Sequence[Style]
 ) -> Figure:
     """Plot a panel for all relations and per category, a row per method, and in it a bar per kind of prompts."""
-    found = {
+    by_kind = {
         label: {name: analysis.per_category(records, score) for name, score in methods.items()}
         for label, methods in kinds.items()
     }
-    methods = [name for name, scores in next(iter(found.values())).items() if scores]
+    methods = [name for name, scores in next(iter(by_kind.values())).items() if scores]
     counts = Counter(analysis.categories(analysis.counted(records)).values())
     titles = {ALL: counts.total(), **counts}
     height = 0.7 + (0.2 + 0.14 * len(kinds)) * len(methods)
@@ -142,7 +142,7 @@ def _plot_by_category(
     for axes, (title, count) in zip(panels, titles.items(), strict=True):
         series = {
             label: {name: scores[name][title] for name in methods if title in scores.get(name, {})}
-            for label, scores in found.items()
+            for label, scores in by_kind.items()
         }
         plotting.bars(axes, methods, series, looks)
         axes.set_title(f"{plotting.text(title, 20)}\n({count})", fontsize=10)
@@ -155,12 +155,12 @@ def _plot_by_category(
 
 def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality of the LRE and of baselines by relation. Means over trials."""
-    found = {
+    means = {
         metric: {LABELS.get(name, name): analysis.per_relation(records, score) for name, score in methods.items()}
         for metric, methods in METHODS.items()
     }
     kinds = analysis.categories(analysis.counted(records))
-    return plotting.dotted_rows(found, plotting.best_first(kinds, found["faithfulness"]["LRE"]), kinds)
+    return plotting.dotted_rows(means, plotting.best_first(kinds, means["faithfulness"]["LRE"]), kinds)
 
 
 def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
@@ -197,8 +197,8 @@ def _panels() -> dict[str, dict[str, Score]]:
     """Return what is measured at a layer, by panel and label."""
 
     def likeness(record: TrialRecord, layer: Layer, index: int) -> float:
-        found = record.likeness[record.generic_layers.index(layer)]
-        return found[index] if found[0] else math.nan  # the cosine is 0 for a W of zeros, which has no directions
+        cosines = record.likeness[record.generic_layers.index(layer)]
+        return cosines[index] if cosines[0] else math.nan  # the cosine is 0 for a W of zeros, which has no directions
 
     return {
         **{metric: {name: EVERY[metric][name] for name in ("LRE", *GENERIC_METHODS[metric])} for metric in EVERY},

@@ -43,8 +43,8 @@ class Column:
     def _of(self, record: TrialRecord) -> float:
         relation = (record.relation,) if "relation" in self.keys else ()
         subjects = {(subject,) for subject, _ in record.train} if "subject" in self.keys else {()}
-        found = [self.values[place] for subject in subjects if (place := (*relation, *subject)) in self.values]
-        return math.fsum(found) / len(found) if found else math.nan
+        values = [self.values[place] for subject in subjects if (place := (*relation, *subject)) in self.values]
+        return math.fsum(values) / len(values) if values else math.nan
 
 
 def read_columns(path: Path) -> list[Column]:
@@ -59,15 +59,15 @@ def read_columns(path: Path) -> list[Column]:
         raise LREError(
             f"{path} must have a column 'relation' or 'subject', and one of numbers: it has {', '.join(rows.names)}"
         )
-    found: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in names}
+    values_of: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in names}
     for number, cells in rows.read(rows.names):
         place = tuple(str(cells[key]) for key in keys)
         for name in names:
-            if place in found[name]:
+            if place in values_of[name]:
                 raise LREError(f"{path}, {rows.unit} {number} has {', '.join(place)!r} a second time")
             if cells.get(name) not in (None, ""):
-                found[name][place] = _number(cells[name], f"{path}, {rows.unit} {number}, column {name!r}")
-    return [Column(name, keys, values) for name, values in found.items()]
+                values_of[name][place] = _number(cells[name], f"{path}, {rows.unit} {number}, column {name!r}")
+    return [Column(name, keys, values) for name, values in values_of.items()]
 
 
 def _number(cell: Any, where: str) -> float:
@@ -86,8 +86,8 @@ def columns(models: Sequence[ModelResults], given: Sequence[Column]) -> tuple[Se
 
 
 def _section(models: Sequence[ModelResults], column: Column, stem: str) -> Section:
-    found = [column.by_relation(model.main) for model in models]
-    if not any(found):
+    by_model = [column.by_relation(model.main) for model in models]
+    if not any(by_model):
         relations = ", ".join(sorted({record.relation for model in models for record in model.main})[:3])
         raise LREError(
             f"the column {column.name!r} has no number for a scored relation of the results: its {column.keys[-1]} "
@@ -95,7 +95,7 @@ def _section(models: Sequence[ModelResults], column: Column, stem: str) -> Secti
         )
     joined = "the mean over the training samples of its trials" if "subject" in column.keys else "that of a relation"
     rows: list[Row] = []
-    for name, model, values in zip(analysis.names_of(models), models, found, strict=True):
+    for name, model, values in zip(analysis.names_of(models), models, by_model, strict=True):
         for metric, score in SCORES.items():
             scores = analysis.per_relation(model.main, score)
             both = (analysis.correlation(values, scores, ranks=ranks) for ranks in (False, True))

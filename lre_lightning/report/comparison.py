@@ -29,10 +29,10 @@ SIDE_BY_SIDE = 6
 def paired(models: Sequence[ModelResults]) -> Section:
     """Return the differences of LMs in pairs: over the relations that both have, and the samples that both know."""
     combined = list(itertools.combinations(analysis.named(models).items(), 2))
-    rows = [(one, other, *row) for (one, x), (other, y) in combined for row in _differences(x.main, y.main)]
+    rows = [(lm, other_lm, *row) for (lm, x), (other_lm, y) in combined for row in _differences(x.main, y.main)]
     by_relation = [
-        (relation, one, other, *cells)
-        for (one, x), (other, y) in combined
+        (relation, lm, other_lm, *cells)
+        for (lm, x), (other_lm, y) in combined
         for relation, *cells in _differences_by_relation(x.main, y.main)
     ]
     summary = Table(
@@ -61,36 +61,37 @@ def paired(models: Sequence[ModelResults]) -> Section:
     return Section("LMs in pairs", tables=(summary, each))
 
 
-def _differences(one: Sequence[TrialRecord], other: Sequence[TrialRecord]) -> Iterator[Row]:
+def _differences(own: Sequence[TrialRecord], others: Sequence[TrialRecord]) -> Iterator[Row]:
     """Yield for each score its difference over relations, and over the samples that both LMs know."""
     for name, score in SCORES.items():
-        first, second = (analysis.per_relation(records, score) for records in (one, other))
+        first, second = (analysis.per_relation(records, score) for records in (own, others))
         relations, difference = pairs.difference_by_relation(first, second)
         apart = [first[relation].value - second[relation].value for relation in relations]
         signs = (sum(value * sign > 1e-12 for value in apart) for sign in (1, -1))
-        shared = list(pairs.shared_samples(one, other, name).values())
-        known = sum(found.total for found in shared) or None
+        shared = list(pairs.shared_samples(own, others, name).values())
+        known = sum(pair.total for pair in shared) or None
         yield (name, len(relations), difference, *signs, known, pairs.difference_by_sample(shared))
 
 
-def _differences_by_relation(one: Sequence[TrialRecord], other: Sequence[TrialRecord]) -> Iterator[Row]:
+def _differences_by_relation(own: Sequence[TrialRecord], others: Sequence[TrialRecord]) -> Iterator[Row]:
     """Yield each relation that has shared samples, with their number and the difference on them by score."""
-    found = [pairs.shared_samples(one, other, name) for name in SCORES]
-    for relation in alphabetical({name for shared in found for name in shared}):
-        cells = [shared.get(relation) for shared in found]
-        yield (relation, *(cell for own in cells for cell in ((own.total, own.difference) if own else (None, None))))
+    by_score = [pairs.shared_samples(own, others, name) for name in SCORES]
+    for relation in alphabetical({name for shared in by_score for name in shared}):
+        cells = [shared.get(relation) for shared in by_score]
+        scores = ((pair.total, pair.difference) if pair else (None, None) for pair in cells)
+        yield (relation, *itertools.chain.from_iterable(scores))
 
 
 def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     """Return the main scores of several LMs, and their agreement (appendix "models"); of many LMs, tables alone."""
-    found = _faithful(models)
+    means = _faithful(models)
     overview = Table(
         "models",
         "LRE performance on different LMs, and the correlation (Pearson's R) of faithfulness and causality. Means and "
         "standard deviations over the relations that were scored.",
         ("LM", "n", "relations scored", *SCORES, "R"),
         tuple(
-            (name, lm.main[0].n_shot, len(found[name]), *analysis.both_scores(lm.main), analysis.agreement(lm.main))
+            (name, lm.main[0].n_shot, len(means[name]), *analysis.both_scores(lm.main), analysis.agreement(lm.main))
             for name, lm in analysis.named(models).items()
         ),
     )
@@ -99,8 +100,8 @@ def comparison(models: Sequence[ModelResults]) -> tuple[Section, ...]:
         "Spearman's rank correlation of faithfulness over relations between LMs, over the relations that both have.",
         ("LM", "other LM", "Spearman's R", "relations"),
         tuple(
-            (one, other, analysis.correlation(x, y, ranks=True), len(x.keys() & y))
-            for (one, x), (other, y) in itertools.combinations(found.items(), 2)
+            (lm, other_lm, analysis.correlation(x, y, ranks=True), len(x.keys() & y))
+            for (lm, x), (other_lm, y) in itertools.combinations(means.items(), 2)
         ),
     )
     if len(models) > SIDE_BY_SIDE:
@@ -136,9 +137,9 @@ def plot_models_by_relation(models: Sequence[ModelResults]) -> Figure:
     Means over trials, with 95% intervals over samples and trials. The mark is a random guess;
     relations that were not scored are grey.
     """
-    found = list(_faithful(models).values())
-    figure, panels, names = _rows(models, found[0], "faithfulness, mean over trials")
-    for axes, model, scores in zip(panels, models, found, strict=True):
+    faithfulness = list(_faithful(models).values())
+    figure, panels, names = _rows(models, faithfulness[0], "faithfulness, mean over trials")
+    for axes, model, scores in zip(panels, models, faithfulness, strict=True):
         plotting.bars(axes, names, {"": scores})
         plotting.guess_marks(axes, names, analysis.per_relation(model.main, analysis.random_guess))
         for row in (row for row, name in enumerate(names) if name not in scores):
@@ -155,11 +156,11 @@ def plot_model_agreement(models: Sequence[ModelResults]) -> Figure:
     height = 3.35 if columns > 2 else 4
     figure, panels = plotting.panel_grid(len(pairs), columns, max(8, 3.4 * columns), height, shared=False)
     kinds = analysis.categories(record for model in models for record in model.main)
-    for axes, ((one, x), (other, y)) in zip(panels, pairs, strict=True):
+    for axes, ((lm, x), (other_lm, y)) in zip(panels, pairs, strict=True):
         points = {name: (x[name][0], y[name][0]) for name in x if name in y}
         plotting.scatter(axes, points, kinds, set(points))
-        axes.set_xlabel(plotting.text(f"faithfulness, {one}", 30), fontsize=9)
-        axes.set_ylabel(plotting.text(f"faithfulness, {other}", 30), fontsize=9)
+        axes.set_xlabel(plotting.text(f"faithfulness, {lm}", 30), fontsize=9)
+        axes.set_ylabel(plotting.text(f"faithfulness, {other_lm}", 30), fontsize=9)
         r = plotting.r_of(analysis.correlation(x, y, ranks=True))
         axes.set_title(f"{r} ({plotting.number_of(len(points))})", fontsize=10)
     plotting.legend(figure)
@@ -179,9 +180,9 @@ def plot_known(models: Sequence[ModelResults]) -> Figure:
 
     Means over trials, with 95% intervals over samples and trials, grey where a relation was not scored.
     """
-    found = [analysis.known(model.main) for model in models]
-    figure, panels, names = _rows(models, found[0], "known facts, fraction of the test samples, mean over trials")
-    for axes, model, known in zip(panels, models, found, strict=True):
+    known_by_lm = [analysis.known(model.main) for model in models]
+    figure, panels, names = _rows(models, known_by_lm[0], "known facts, fraction of the test samples, mean over trials")
+    for axes, model, known in zip(panels, models, known_by_lm, strict=True):
         scored = analysis.categories(analysis.counted(model.main))
         for label, look in (("scored", LOOKS["faithfulness"]), ("not scored", Style("#BBBBBB", hatch="////"))):
             shown = {name: known[name] for name in known if (name in scored) == (label == "scored")}
@@ -231,12 +232,12 @@ def dataset_tables(models: Sequence[ModelResults]) -> tuple[Table, Table, Table]
 def _first_tokens(models: Sequence[ModelResults], sizes: Mapping[str, int]) -> Table:
     """Return how many objects their first tokens tell apart, given the number of objects by relation."""
     counts = [{r.relation: r.first_tokens for r in model.main if r.first_tokens is not None} for model in models]
-    percent = [{name: 100 * count / sizes[name] for name, count in found.items()} for found in counts]
-    measured = [relation for relation in alphabetical(sizes) if any(relation in found for found in counts)]
-    ambiguous = [name for name in measured if any(found.get(name, 100) < 100 for found in percent)]
+    percent = [{name: 100 * count / sizes[name] for name, count in objects.items()} for objects in counts]
+    measured = [relation for relation in alphabetical(sizes) if any(relation in objects for objects in counts)]
+    ambiguous = [name for name in measured if any(percentages.get(name, 100) < 100 for percentages in percent)]
     columns = [kind for pair in zip(percent, counts, strict=True) for kind in pair]
     unique = f"relations where all objects are uniquely identified ({len(measured) - len(ambiguous)})"
-    means = [statistics.fmean(found.values()) if found else None for found in percent]
+    means = [statistics.fmean(percentages.values()) if percentages else None for percentages in percent]
     return Table(
         "first_tokens",
         "Range (number of distinct objects) by relation, the percentage of objects that their first token identifies "

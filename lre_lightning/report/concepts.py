@@ -57,22 +57,22 @@ def concept_tables(records: Sequence[ConceptRecord]) -> tuple[Table, ...]:
     relations = _scored(records)
     counts: dict[str, dict[str, int]] = {}
     for label in ("objects", "trained", "tested"):
-        found = analysis.spreads((record.relation, getattr(record, label)) for record in records if not record.reason)
-        counts[label] = {relation: round(mean) for relation, (mean, _) in found.items()}
+        spreads = analysis.spreads((record.relation, getattr(record, label)) for record in records if not record.reason)
+        counts[label] = {relation: round(mean) for relation, (mean, _) in spreads.items()}
 
     scored = plotting.number_of(len(relations))
     enough = [relation for relation, count in counts["tested"].items() if count >= LEAST_TESTED]
 
     def table(score: str) -> Table:
-        found = {method: _scores(records, score, method) for method in _methods(records)}
-        means = ({name: mean for name, mean in scores.items() if name in enough} for scores in found.values())
+        by_method = {method: _scores(records, score, method) for method in _methods(records)}
+        means = ({name: mean for name, mean in scores.items() if name in enough} for scores in by_method.values())
         return by_relation(
             f"concepts_{score.replace(' ', '_').lower()}",
             f"{CAPTIONS[score]}, by concepts and by probes trained on the same samples, on "
             f"{analysis.short_name(records[0].model)}. Means and standard deviations over trials, in the last row "
             f"over the {len(enough)} of {scored} with at least {LEAST_TESTED} test samples.",
             relations,
-            {**counts, **found},
+            {**counts, **by_method},
             ("all", None, None, None, *map(analysis.overall, means)) if relations else (),
         )
 

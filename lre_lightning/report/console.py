@@ -33,15 +33,16 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
         table.add_column(name, no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for one in summaries:
-        chosen = ["-" if value is None else str(value) for value in (one.layer, one.rank, one.beta)]
-        if one.layer in one.identity_layers:
+    for summary in summaries:
+        chosen = ["-" if value is None else str(value) for value in (summary.layer, summary.rank, summary.beta)]
+        if summary.layer in summary.identity_layers:
             chosen[0] += " (W = I)"
-        scores = [cell_text(score) if one.trials else "not scored" for score in (one.faithfulness, one.causality)]
-        scores.append(f"{one.random_guess:.2f}")
-        scores += [cell_text(one.blind[name].value if name in one.blind else None) for name in blind]
-        scores += [cell_text(one.whole_objects.get(name)) for name in whole]
-        table.add_row(one.relation, one.category, one.known_of, *chosen, *scores)
+        both = (summary.faithfulness, summary.causality)
+        scores = [cell_text(score) if summary.trials else "not scored" for score in both]
+        scores.append(f"{summary.random_guess:.2f}")
+        scores += [cell_text(summary.blind[name].value if name in summary.blind else None) for name in blind]
+        scores += [cell_text(summary.whole_objects.get(name)) for name in whole]
+        table.add_row(summary.relation, summary.category, summary.known_of, *chosen, *scores)
     return table
 
 

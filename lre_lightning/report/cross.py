@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,8 +30,8 @@ def matrix(scores: Sequence[CrossScore], metric: str) -> tuple[list[str], NDArra
 
     It is NaN where it was not measured.
     """
-    means = analysis.spreads(((one.relation, one.reader), getattr(one, metric)) for one in scores)
-    names = alphabetical({one.relation for one in scores})
+    means = analysis.spreads(((score.relation, score.reader), getattr(score, metric)) for score in scores)
+    names = alphabetical({score.relation for score in scores})
     cells = [[means.get((row, column), (np.nan, None))[0] for column in names] for row in names]
     return names, np.array(cells, dtype=np.float64)
 
@@ -38,7 +39,9 @@ def matrix(scores: Sequence[CrossScore], metric: str) -> tuple[list[str], NDArra
 def _means(scores: Iterable[CrossScore], over: str) -> list[Cell]:
     """Return mean and deviation of both scores over the values of a field, ``"relation"`` or ``"reader"``."""
     scores = list(scores)
-    by_value = [analysis.spreads((getattr(one, over), getattr(one, metric)) for one in scores) for metric in SCORES]
+    by_value = (
+        analysis.spreads((getattr(score, over), getattr(score, metric)) for score in scores) for metric in SCORES
+    )
     return list(map(analysis.overall, by_value))
 
 
@@ -55,17 +58,17 @@ def matrix_table(scores: Sequence[CrossScore], metric: str) -> Table:
 
 def controls_table(scores: Sequence[CrossScore]) -> Table:
     """Return both scores of the relations' own LREs, of their controls, and of the LREs of other relations."""
-    category = {one.relation: one.category for one in scores}
+    category = {score.relation: score.category for score in scores}
 
-    def kind_of(one: CrossScore) -> str:
-        if one.reader == one.relation:
+    def kind_of(score: CrossScore) -> str:
+        if score.reader == score.relation:
             return OWN
-        if one.reader in category:
-            return SAME if category[one.reader] == one.category else OTHER
-        return one.reader
+        if score.reader in category:
+            return SAME if category[score.reader] == score.category else OTHER
+        return score.reader
 
     def row(kind: str) -> Row:
-        faithful, causal = _means((one for one in scores if kind_of(one) == kind), "relation")
+        faithful, causal = _means((score for score in scores if kind_of(score) == kind), "relation")
         return (kind, faithful, None if kind in NO_EDITS else causal)
 
     caption = (
@@ -78,20 +81,20 @@ def controls_table(scores: Sequence[CrossScore]) -> Table:
     return Table("controls", caption, ("LRE", *SCORES), tuple(map(row, kinds)))
 
 
-def derived_table(scores: Sequence[CrossScore], found: Sequence[Derivation]) -> Table:
+def derived_table(scores: Sequence[CrossScore], derivations: Sequence[Derivation]) -> Table:
     """Return both scores of LREs that are made of those of other relations; a row per derivation that was scored."""
-    names = dict.fromkeys(one.relation for one in scores)
+    names = dict.fromkeys(score.relation for score in scores)
 
     def cells(relation: str, labels: Container[str]) -> list[Cell]:
-        return _means((one for one in scores if one.relation == relation and one.reader in labels), "reader")
+        return _means((score for score in scores if score.relation == relation and score.reader in labels), "reader")
 
     rows = []
-    for one in found:
-        made, own = cells(one.relation, [one.label]), cells(one.relation, [one.relation])
-        others = cells(one.relation, [control.label for control in one.controls(names, found)])
+    for derivation in derivations:
+        made, own = cells(derivation.relation, [derivation.label]), cells(derivation.relation, [derivation.relation])
+        others = cells(derivation.relation, [control.label for control in derivation.controls(names, derivations)])
         if any(made):
-            by_score = zip(made, others, own, strict=True)
-            rows.append((one.relation, one.label, one.shared, *(cell for group in by_score for cell in group)))
+            by_score = chain.from_iterable(zip(made, others, own, strict=True))
+            rows.append((derivation.relation, derivation.label, derivation.shared, *by_score))
     columns = ("relation", "W", "shared", *(f"{score}{kind}" for score in SCORES for kind in ("", ", others", ", own")))
     caption = (
         "W made of that of the converse relation, or of two relations one after the other, in place of a relation's "

@@ -85,8 +85,8 @@ def _mean(results: Sequence[LatentKnowledge], counts: Sequence[float], average: 
     """Return the fraction of the known facts that were found at one k; None where it was not counted."""
     if not results or len(counts) < len(results):
         return None
-    found: dict[str, list[tuple[float, int]]] = {}
+    groups: dict[str, list[tuple[float, int]]] = {}
     for result, count in zip(results, counts, strict=True):
-        found.setdefault("" if average == "micro" else result.relation, []).append((count, result.known))
-    fractions = [sum(count for count, _ in group) / sum(known for _, known in group) for group in found.values()]
+        groups.setdefault("" if average == "micro" else result.relation, []).append((count, result.known))
+    fractions = [sum(count for count, _ in group) / sum(known for _, known in group) for group in groups.values()]
     return fractions[0] if average == "micro" else spread(fractions)

@@ -98,13 +98,13 @@ def _row(
 
 def _without(names: Sequence[str], values: Array, statistic: Statistic) -> str | None:
     """Return a statistic without the relation that changes it most, and which that is."""
-    found = value_of(values, statistic) if len(names) > 1 else None
-    if found is None:
+    with_all = value_of(values, statistic) if len(names) > 1 else None
+    if with_all is None:
         return None
     others = without_each(values, statistic)
     if np.isnan(others).all():
         return None
-    most = int(np.nanargmax(np.abs(others - found)))
+    most = int(np.nanargmax(np.abs(others - with_all)))
     return f"{names[most]}: {cell_text(float(others[most]))}"
 
 
@@ -115,14 +115,14 @@ def _difference(
     names, pairs = analysis.joint(*scores)
     if not names:
         return _row(finding, paper, criterion)
-    one, other = pairs.mean(0).tolist()
+    first, second = pairs.mean(0).tolist()
     apart = (pairs[:, 0] - pairs[:, 1]).round(12)
     return _row(
         finding,
         paper,
         criterion,
-        one,
-        other,
+        first,
+        second,
         interval=bootstrap(pairs, mean_difference),
         region=region,
         count=len(names),
@@ -187,8 +187,8 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
         return np.asarray(betas[samples[..., :-1].mean(1).argmax(1)])
 
     def most_correlated(samples: Array) -> Array:
-        found = [pearson(samples[..., [place, -1]]) for place in range(len(betas))]
-        return np.asarray(betas[np.nan_to_num(found, nan=-1).argmax(0)])
+        correlations = [pearson(samples[..., [place, -1]]) for place in range(len(betas))]
+        return np.asarray(betas[np.nan_to_num(correlations, nan=-1).argmax(0)])
 
     def row(
         finding: str, paper: str, criterion: str, best: float | None, by: choices.BetaCriterion, statistic: Statistic
@@ -281,7 +281,7 @@ def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops
         layers = layers[:-1]
     comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
     at = analysis.sweep(kept, analysis.faithfulness, "layer", layers)
-    means = {layer: score.value for layer, found in at.items() if (score := analysis.overall(found))}
+    means = {layer: score.value for layer, scores in at.items() if (score := analysis.overall(scores))}
     if len(means) < 2:
         return _row(finding, paper, f"the last layer is {comparison} the peak")
     peak, last = max(means, key=lambda layer: means[layer]), layers[-1]

@@ -32,11 +32,11 @@ def make_leaderboard(
 
     `results` are files of records, or folders of collections or runs, of one LM or several.
     """
-    found = [model for model in analysis.by_model(read_records(results)) if analysis.counted(model.main)]
-    if not found:
+    scored = [model for model in analysis.by_model(read_records(results)) if analysis.counted(model.main)]
+    if not scored:
         raise LREError("there is no scored relation in the results: give collections, or folders of runs")
     check_writable(Path(out))
-    models = ranked(found)
+    models = ranked(scored)
     tables = [models_table(models), *(relations_table(models, score) for score in SCORES)]
     sections = (
         Section("LMs", tables=(tables[0],)),
@@ -49,9 +49,9 @@ def make_leaderboard(
 
 def shared_scores(models: Sequence[ModelResults]) -> list[list[analysis.Means]]:
     """Return the scores of each LM by relation, both of `SCORES`, over the relations that all LMs have scores of."""
-    found = [analysis.both_by_relation(model.main).values() for model in models]
-    shared = set.intersection(*(set(faithful) for faithful, _ in found))
-    return [[{name: mean for name, mean in one.items() if name in shared} for one in scores] for scores in found]
+    by_lm = [analysis.both_by_relation(model.main).values() for model in models]
+    shared = set.intersection(*(set(faithful) for faithful, _ in by_lm))
+    return [[{name: mean for name, mean in means.items() if name in shared} for means in scores] for scores in by_lm]
 
 
 def ranked(models: Sequence[ModelResults]) -> list[ModelResults]:
@@ -68,7 +68,7 @@ def ranked(models: Sequence[ModelResults]) -> list[ModelResults]:
 def models_table(models: Sequence[ModelResults]) -> Table:
     """Return a row per LM, in the order given."""
     shared, constant = shared_scores(models), [analysis.constant(model.main) for model in models]
-    blind = [name for name in analysis.CONSTANT if any(name in found for found in constant)]
+    blind = [name for name in analysis.CONSTANT if any(name in answers for answers in constant)]
     rows = tuple(
         (
             place,
@@ -77,9 +77,9 @@ def models_table(models: Sequence[ModelResults]) -> Table:
             len(analysis.per_relation(model.main, analysis.faithfulness)),
             *map(analysis.overall, scores),
             *analysis.both_scores(model.main),
-            *(analysis.overall(found.get(answer, {})) for answer in blind),
+            *(analysis.overall(answers.get(answer, {})) for answer in blind),
         )
-        for place, ((name, model), scores, found) in enumerate(
+        for place, ((name, model), scores, answers) in enumerate(
             zip(analysis.named(models).items(), shared, constant, strict=True), 1
         )
     )
@@ -95,10 +95,10 @@ def models_table(models: Sequence[ModelResults]) -> Table:
 
 def relations_table(models: Sequence[ModelResults], score: str) -> Table:
     """Return a row per relation with a score on each LM, the relation that is the most linear on average first."""
-    found = [analysis.per_relation(model.main, SCORES[score]) for model in models]
+    by_lm = [analysis.per_relation(model.main, SCORES[score]) for model in models]
     kinds = analysis.categories(record for model in models for record in analysis.counted(model.main))
     constant = [analysis.constant(model.main) for model in models] if score == "faithfulness" else []
-    blind = {name: by_mean([found.get(name, {}) for found in constant]) for name in analysis.CONSTANT}
+    blind = {name: by_mean([answers.get(name, {}) for answers in constant]) for name in analysis.CONSTANT}
     blind = {name: means for name, means in blind.items() if means}
     return Table(
         f"relations_{score}",
@@ -107,19 +107,19 @@ def relations_table(models: Sequence[ModelResults], score: str) -> Table:
         ("relation", "category", "LMs", "mean", *blind, *analysis.names_of(models)),
         tuple(
             (
-                *(name, kinds[name], sum(name in one for one in found), mean),
+                *(name, kinds[name], sum(name in scores for scores in by_lm), mean),
                 *(means.get(name) for means in blind.values()),
-                *(one.get(name) for one in found),
+                *(scores.get(name) for scores in by_lm),
             )
-            for name, mean in by_mean(found).items()
+            for name, mean in by_mean(by_lm).items()
         ),
     )
 
 
-def by_mean(found: Sequence[analysis.Means]) -> dict[str, float]:
+def by_mean(by_lm: Sequence[analysis.Means]) -> dict[str, float]:
     """Return the mean of each relation over the LMs that have a score of it, the highest first."""
-    names = {name for one in found for name in one}
-    means = {name: statistics.fmean(one[name][0] for one in found if name in one) for name in names}
+    names = {name for scores in by_lm for name in scores}
+    means = {name: statistics.fmean(scores[name][0] for scores in by_lm if name in scores) for name in names}
     return dict(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -135,8 +135,8 @@ def plot_linearity(models: Sequence[ModelResults]) -> Figure:
     figure = plotting.new_figure(5 + 0.9 * len(models), 2.2 + 0.24 * len(names))
     panels = figure.subplots(1, 2, sharey=True)
     blues = colormaps["Blues"].with_extremes(bad="#CCCCCC")
-    for axes, metric, found in zip(panels, SCORES, scores, strict=True):
-        cells = np.array([[one.get(name, (np.nan, None))[0] for one in found] for name in names], dtype=float)
+    for axes, metric, by_lm in zip(panels, SCORES, scores, strict=True):
+        cells = np.array([[means.get(name, (np.nan, None))[0] for means in by_lm] for name in names], dtype=float)
         image = axes.imshow(cells, cmap=blues, vmin=0, vmax=1, aspect="auto")
         axes.set_title(metric, fontsize=10)
         axes.set_xticks(range(len(models)), labels, rotation=45, ha="right", fontsize=8)

@@ -61,11 +61,11 @@ def measures(records: Sequence[TrialRecord]) -> Section:
         "rank by the LRE and by the LM, on what the LM does not know and on all test samples; and how often the LRE "
         "agrees with the LM on what it does not know."
     )
-    found = {name: analysis.per_relation(measured, partial(measure, name=name)) for name in MEASURES}
-    truth = {name: found.pop(name) for name, (_, over) in MEASURES.items() if over in ("unknown", "tested")}
+    by_measure = {name: analysis.per_relation(measured, partial(measure, name=name)) for name in MEASURES}
+    truth = {name: by_measure.pop(name) for name, (_, over) in MEASURES.items() if over in ("unknown", "tested")}
     tables = [
         by_relation(name, f"{text} Means and standard deviations over trials.", analysis.categories(measured), columns)
-        for name, text, columns in (("measures", caption, found), ("truth", truth_caption, truth))
+        for name, text, columns in (("measures", caption, by_measure), ("truth", truth_caption, truth))
     ]
     sweeps = {name: analysis.by_layer(kept, partial(measure, name=name)) for name in MEASURES}
     by_layer = sweep_table("measures_by_layer", f"Measures beyond the argmax by layer of {lm}.", "layer", sweeps)
@@ -78,12 +78,12 @@ def plot_measures(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
     """
     figure, layers = plotting.new_figure(11, 4), analysis.layers_of(records)
-    found = {name: analysis.by_layer(records, partial(measure, name=name)) for _, names in PANELS for name in names}
-    looks = dict(zip(found, cycle(STYLES), strict=False))
-    panels = [panel for panel in PANELS if any(any(found[name].values()) for name in panel[1])]
+    sweeps = {name: analysis.by_layer(records, partial(measure, name=name)) for _, names in PANELS for name in names}
+    looks = dict(zip(sweeps, cycle(STYLES), strict=False))
+    panels = [panel for panel in PANELS if any(any(sweeps[name].values()) for name in panel[1])]
     for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:
-            plotting.mean_curve(axes, found[name], looks[name], name)
+            plotting.mean_curve(axes, sweeps[name], looks[name], name)
         plotting.layer_axis(axes, layers, 6)
         axes.set(title=title, xlabel="layer")
         axes.grid(alpha=0.3)

@@ -82,9 +82,9 @@ def make_report(
         raise LREError(f"there are no results in {places}: run lre fit first")
     folder = Path(out)
     check_writable(folder)
-    found = (record for place in map(Path, results) if place.is_dir() for record in read_concept_records(place))
+    concepts = (record for place in map(Path, results) if place.is_dir() for record in read_concept_records(place))
     own = [column for table in columns for column in read_columns(Path(table))]
-    chapters = chapters_of(models, list({record.place: record for record in found}.values()), own)
+    chapters = chapters_of(models, list({record.place: record for record in concepts}.values()), own)
     given = ["lre", "report", *map(str, results), "--out", str(out), *(["--title", title] if title else [])]
     command = shlex.join([*given, *(["--column", *map(str, columns)] if columns else [])])
     default = f"Linear relational embeddings of {', '.join(analysis.names_of(models))}"
@@ -154,7 +154,7 @@ def runs_of(results: Sequence[str | Path]) -> Iterator[Source]:
     files = dict.fromkeys(file for given in results for file in result_files(Path(given)))
     # Those of other runs, in folders below, have more folders between.
     places = ("config.yaml", "*/version_*/config.yaml")
-    sources += [("fit", file, [found for place in places for found in file.parent.glob(place)]) for file in files]
+    sources += [("fit", file, [config for place in places for config in file.parent.glob(place)]) for file in files]
     for job, path, configs in sources:
         texts = {config: _text(config) for config in configs if config.is_file()}
         fits = [config for config, text in texts.items() if not re.search("^(verbose|texts):", text, re.MULTILINE)]

@@ -65,12 +65,12 @@ def styles_of(categories: Mapping[str, str]) -> dict[str, Style]:
 
     If two names have the same style, the later one in the alphabet gets the next.
     """
-    found: dict[str, Style] = {}
+    styles: dict[str, Style] = {}
     for name in sorted(set(categories.values())):
         place = zlib.crc32(name.encode())
-        free = (look for i in range(len(OTHERS)) if (look := OTHERS[(place + i) % len(OTHERS)]) not in found.values())
-        found[name] = CATEGORIES.get(name) or next(free, OTHERS[place % len(OTHERS)])
-    return found
+        free = (look for i in range(len(OTHERS)) if (look := OTHERS[(place + i) % len(OTHERS)]) not in styles.values())
+        styles[name] = CATEGORIES.get(name) or next(free, OTHERS[place % len(OTHERS)])
+    return styles
 
 
 def text(name: str, width: int = 34) -> str:
@@ -78,7 +78,7 @@ def text(name: str, width: int = 34) -> str:
 
     Characters that an SVG file cannot hold are escaped as in Python source.
     """
-    legal = NOT_IN_XML.sub(lambda found: repr(found[0])[1:-1], name)
+    legal = NOT_IN_XML.sub(lambda match: repr(match[0])[1:-1], name)
     return textwrap.fill(legal, width).replace("$", r"\$")
 
 
@@ -212,8 +212,8 @@ def intervals(axes: Axes, points: Points) -> None:
     if known:
         # Of equal values the interval is their mean but for rounding; no bar may be shorter than nothing.
         ends = [
-            [max(value - found.low, 0) for _, value, found in known],
-            [max(found.high - value, 0) for _, value, found in known],
+            [max(value - interval.low, 0) for _, value, interval in known],
+            [max(interval.high - value, 0) for _, value, interval in known],
         ]
         places, values = [place for place, *_ in known], [value for _, value, _ in known]
         axes.errorbar(values, places, xerr=ends, fmt="none", ecolor="black", elinewidth=0.9, capsize=1.8)
@@ -244,10 +244,10 @@ def category_marks(axes: Axes, relations: Sequence[str], categories: Mapping[str
         axes.annotate(name, (1, row), (18, 0), xycoords=side, textcoords="offset points", fontsize=8, va="center")
 
 
-def dotted_rows(found: Mapping[str, Mapping[str, Means]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
+def dotted_rows(by_metric: Mapping[str, Mapping[str, Means]], names: Sequence[str], kinds: Mapping[str, str]) -> Figure:
     """Return a figure with a panel per metric, a row per relation, and a dot per label that has the relation."""
-    figure, panels = rows(names, list(found), "mean over trials", 0.3)
-    for axes, series in zip(panels, found.values(), strict=True):
+    figure, panels = rows(names, list(by_metric), "mean over trials", 0.3)
+    for axes, series in zip(panels, by_metric.values(), strict=True):
         looks = [look for look, scores in zip(cycle(STYLES), series.values(), strict=False) if scores]
         dots(axes, names, {label: scores for label, scores in series.items() if scores}, looks)
         for row in range(0, len(names), 2):
@@ -296,8 +296,8 @@ def curve(axes: Axes, points: Mapping[Any, Estimate], look: Style, label: str, s
     x, y, every = list(map(place_of, points)), [mean for mean, _ in points.values()], math.ceil(len(points) / 16)
     axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=4, markevery=every, label=label)
     if shade:
-        found = [score.interval or Interval(score.value, score.value) for score in points.values()]
-        low, high = [interval.low for interval in found], [interval.high for interval in found]
+        limits = [score.interval or Interval(score.value, score.value) for score in points.values()]
+        low, high = [interval.low for interval in limits], [interval.high for interval in limits]
         axes.fill_between(x, low, high, color=look.colour, alpha=shade, linewidth=0)
 
 
@@ -306,13 +306,13 @@ def mean_curve(axes: Axes, sweep: Sweep, look: Style, label: str, with_count: bo
 
     The scores are of the same relations at every point; their number follows the label if `with_count`.
     """
-    found = [[mean for mean, _ in means.values()] for means in sweep.values()]
-    count = min(map(len, found), default=0)
+    scores = [[mean for mean, _ in means.values()] for means in sweep.values()]
+    count = min(map(len, scores), default=0)
     if not count:
         return
     name = f"{label} ({number_of(count)})" if with_count else label
-    curve(axes, {place: spread(means) for place, means in zip(sweep, found, strict=True)}, look, name)
-    several = {place: means for place, means in zip(sweep, found, strict=True) if len(means) > 1}
+    curve(axes, {place: spread(means) for place, means in zip(sweep, scores, strict=True)}, look, name)
+    several = {place: means for place, means in zip(sweep, scores, strict=True) if len(means) > 1}
     if several:
         quartiles = (statistics.quantiles(means, n=4, method="inclusive") for means in several.values())
         low, _, high = zip(*quartiles, strict=True)

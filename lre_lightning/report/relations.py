@@ -141,8 +141,8 @@ def categories(model: ModelResults) -> Section:
     counts = Counter(analysis.categories(analysis.counted(model.main)).values())
     names = dict.fromkeys(analysis.categories(model.main).values())
     counted = {name: counts[name] for name in names} | {ALL: counts.total()}
-    found = [analysis.per_category(model.main, score) for score in SCORES.values()]
-    *rows, (_, *last) = rows_of(counted, counted, *found)
+    scores = [analysis.per_category(model.main, score) for score in SCORES.values()]
+    *rows, (_, *last) = rows_of(counted, counted, *scores)
     table = Table(
         "categories",
         f"LRE performance by category of relations on {analysis.lm_of(model.main)}. Means and standard deviations over "
@@ -163,8 +163,8 @@ def plot_categories(models: Sequence[ModelResults]) -> Figure:
     by_name = analysis.named(models)
     figure, panels = plotting.rows(rows, list(SCORES), plotting.MEAN, 0.25 + 0.2 * len(models))
     for axes, score in zip(panels, SCORES.values(), strict=True):
-        found = {plotting.text(name): analysis.per_category(model.main, score) for name, model in by_name.items()}
-        plotting.bars(axes, rows, found)
+        scores = {plotting.text(name): analysis.per_category(model.main, score) for name, model in by_name.items()}
+        plotting.bars(axes, rows, scores)
     plotting.legend(figure, columns=4 if all(len(name) < 24 for name in by_name) else 2)
     return figure
 
@@ -225,7 +225,7 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
 def generations(records: Sequence[TrialRecord]) -> Section:
     """Return texts that the LM generates before and after edits (table "causal-generations")."""
     title = "What the LM says after edits"
-    edited = [(record.relation, *one) for record in analysis.counted(records) for one in record.generations]
+    edited = [(record.relation, *texts) for record in analysis.counted(records) for texts in record.generations]
     if not edited:
         return missing(title, "Generated texts were", "--model.fitting.generations 1")
     table = Table(
@@ -279,12 +279,12 @@ def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
 
 def templates(model: ModelResults) -> Section:
     """Return the scores by prompt template, of the relations with several (table "prompt_template")."""
-    found: dict[str, list[Row]] = {}
+    rows_of_relation: dict[str, list[Row]] = {}
     for _, records in sorted(model.by_template.items()):
         texts = {record.relation: record.template for record in analysis.counted(records)}
         for row in rows_of(texts, texts, *analysis.both_by_relation(records).values()):
-            found.setdefault(str(row[0]), []).append(row)
-    several = [name for name in alphabetical(found) if len(found[name]) > 1]
+            rows_of_relation.setdefault(str(row[0]), []).append(row)
+    several = [name for name in alphabetical(rows_of_relation) if len(rows_of_relation[name]) > 1]
     if not several:
         return missing("Prompt templates", "Other templates were", "--data.prompts.template 1")
     table = Table(
@@ -292,7 +292,7 @@ def templates(model: ModelResults) -> Section:
         f"LRE performance by prompt template on {analysis.lm_of(model.main)}, with {{}} in place of the subject. Means "
         "and standard deviations over trials.",
         ("relation", "prompt template", *SCORES),
-        tuple(row for name in several for row in found[name]),
+        tuple(row for name in several for row in rows_of_relation[name]),
     )
     return Section("Prompt templates", (picture_of(plot_templates, model.by_template),), (table,))
 
@@ -304,9 +304,9 @@ def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     """
     groups = dict(sorted(by_template.items()))
     scores = {f"template {index}": analysis.both_by_relation(records) for index, records in groups.items()}
-    found = {metric: {name: both[metric] for name, both in scores.items()} for metric in SCORES}
-    first, *others = found["faithfulness"].values()
+    by_metric = {metric: {name: both[metric] for name, both in scores.items()} for metric in SCORES}
+    first, *others = by_metric["faithfulness"].values()
     counts = Counter(itertools.chain(first, *others))
     kinds = analysis.categories(analysis.counted(itertools.chain(*groups.values())))
     several = {name: kind for name, kind in kinds.items() if counts[name] > 1}
-    return plotting.dotted_rows(found, plotting.best_first(several, first), several)
+    return plotting.dotted_rows(by_metric, plotting.best_first(several, first), several)

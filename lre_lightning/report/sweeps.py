@@ -94,8 +94,8 @@ def _without_s(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
     """Return the scores by layer of answers that are the same for all subjects, as far as they were measured."""
     kept = analysis.whole_grids(records, "layers")
     at = {layer: analysis.constant(kept, layer) for layer in analysis.layers_of(kept)}
-    names = [name for name in analysis.CONSTANT if any(name in found for found in at.values())]
-    return {name: {layer: found.get(name, {}) for layer, found in at.items()} for name in names}
+    names = [name for name in analysis.CONSTANT if any(name in means for means in at.values())]
+    return {name: {layer: means.get(name, {}) for layer, means in at.items()} for name in names}
 
 
 def _mean_curves(
@@ -140,7 +140,7 @@ def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
         for label, sweep in sweeps.items():
             plotting.relation_curve(axes, sweep, name, LOOKS[label], label, shade=0.2)
         for label, look in CONSTANT_LOOKS.items():
-            by_layer = {layer: found.get(label, {}) for layer, found in without.items()}
+            by_layer = {layer: means.get(label, {}) for layer, means in without.items()}
             plotting.relation_curve(axes, by_layer, name, look, label)
         record = scored[name]
         assert record.layer is not None  # it was scored
@@ -266,7 +266,7 @@ def plot_beta(records: Sequence[TrialRecord]) -> Figure:
             name = f"{label}: {value:.2f} at β = {beta:g}"
             axes.plot([beta], [value], "*", color=look.colour, markersize=14, markeredgecolor="black", label=name)
     plotting.fraction_axis(axes, "y")
-    lowest = [found.interval.low if found.interval else found.value for found in linked.values()]
+    lowest = [estimate.interval.low if estimate.interval else estimate.value for estimate in linked.values()]
     axes.set_ylim(min([-0.03, *(value - 0.05 for value in lowest)]), 1.05)
     if len(scores) < 10:
         axes.set_xticks(list(faithful), [f"{beta:g}" for beta in faithful])
@@ -286,8 +286,8 @@ def n_shots(model: ModelResults) -> Section:
 
 
 def _by_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> dict[str, Sweep]:
-    found = {n: analysis.both_by_relation(records) for n, records in analysis.scored_in_all(by_n).items()}
-    return {name: {n: both[name] for n, both in found.items()} for name in SCORES}
+    scores = {n: analysis.both_by_relation(records) for n, records in analysis.scored_in_all(by_n).items()}
+    return {name: {n: both[name] for n, both in scores.items()} for name in SCORES}
 
 
 def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:

@@ -34,23 +34,23 @@ def series_of(models: Sequence[ModelResults]) -> dict[str, Series]:
     A name says its step after a word of `UNITS`, the first of those that it has, as in ``step1000`` or
     ``checkpoint-150``, or by the only number of its revision.
     """
-    found: dict[str, dict[int, ModelResults]] = {}
+    trainings: dict[str, dict[int, ModelResults]] = {}
     for model in models:
         counts = _COUNT.findall(model.model)
         pattern = _COUNT if counts else _REVISION
         numbers = [number for _, number in counts] or _REVISION.findall(model.model)
         if numbers:
-            found.setdefault(pattern.sub("", model.model).rstrip("@-_/."), {})[int(numbers[0])] = model
-    return {name: dict(sorted(steps.items())) for name, steps in found.items() if len(steps) > 1}
+            trainings.setdefault(pattern.sub("", model.model).rstrip("@-_/."), {})[int(numbers[0])] = model
+    return {name: dict(sorted(steps.items())) for name, steps in trainings.items() if len(steps) > 1}
 
 
 def sweeps_of(series: Series) -> dict[str, Sweep]:
     """Return both scores, and the fraction of known samples, by relation at every step."""
-    found = {
+    scores_at = {
         step: {**analysis.both_by_relation(model.main), "known": analysis.known(model.main)}
         for step, model in series.items()
     }
-    return {name: {step: scores[name] for step, scores in found.items()} for name in STYLE}
+    return {name: {step: scores[name] for step, scores in scores_at.items()} for name in STYLE}
 
 
 def training(models: Sequence[ModelResults]) -> tuple[Section, ...]:

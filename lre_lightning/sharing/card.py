@@ -65,7 +65,7 @@ def card_of(index: Index, figure: bool) -> str:
     }
     template = load_template("lre_lightning.sharing", "card.md.j2", html=False, **functions)
     made, said = index.made, part_of(index.made, "about")
-    best = max(index.entries.values(), key=lambda one: (one.category == "factual", one.scores[0] or 0.0))
+    best = max(index.entries.values(), key=lambda entry: (entry.category == "factual", entry.scores[0] or 0.0))
     return template.render(
         metadata=metadata_of(index),
         title=short_name(str(index.origin["model"])),
@@ -91,14 +91,14 @@ def metadata_of(index: Index) -> str:
     model = str(index.origin["model"])
     source = str(part_of(index.made, "config", "data").get("source")).removeprefix("hf://datasets/").partition("@")[0]
     categories = sorted({entry.category for entry in index.entries.values() if entry.category})
-    found = ModelCardData(
+    metadata = ModelCardData(
         library_name=LIBRARY,
         base_model=model if REPOSITORY.fullmatch(model) else None,
         license=part_of(index.made, "about").get("license"),
         datasets=[source] if REPOSITORY.fullmatch(source) else None,
         tags=[LIBRARY, "linear-relational-embeddings", "interpretability", *categories],
     )
-    return str(found.to_yaml())
+    return str(metadata.to_yaml())
 
 
 def data_licence(made: Any) -> str:

@@ -101,9 +101,9 @@ class LRECollection(Mapping[TrialKey, LRE]):
 
     def _key(self, key: object) -> TrialKey:
         first = first_trials(self)
-        found = (key, first[key]) if isinstance(key, str) and key in first else key
-        if found in self.index.entries:
-            return found  # type: ignore[return-value]
+        entry_key = (key, first[key]) if isinstance(key, str) and key in first else key
+        if entry_key in self.index.entries:
+            return entry_key  # type: ignore[return-value]
         near = difflib.get_close_matches(key, first, n=3) if isinstance(key, str) else []
         raise NoSuchLRE(f"there is no LRE of {key!r} in {self.place}: it has {', '.join(near or sorted(first)[:5])}, …")
 
@@ -144,8 +144,8 @@ class LRECollection(Mapping[TrialKey, LRE]):
     def loading(self) -> dict[str, Any]:
         """How the LM is loaded: the options of `LREModule` by their dotted names."""
         dtype = part_of(self.index.made, "config", "model", "loading").get("dtype")
-        found = {"name_or_path": self.model, "loading.revision": self.revision, "loading.dtype": dtype}
-        return {name: value for name, value in found.items() if isinstance(value, str)}
+        options = {"name_or_path": self.model, "loading.revision": self.revision, "loading.dtype": dtype}
+        return {name: value for name, value in options.items() if isinstance(value, str)}
 
     @cached_property
     def records(self) -> Records:
@@ -238,8 +238,8 @@ class LRECollection(Mapping[TrialKey, LRE]):
     def _repr_html_(self) -> str:
         columns = ("relation", "trial", "layer", "rank", "factors", "dtype", "faithfulness", "causality")
         rows = [
-            (*key, one.layer, one.metadata["rank"] or "full", one.factors or "full", one.dtype, *one.scores)
-            for key, one in self.index.entries.items()
+            (*key, entry.layer, entry.metadata["rank"] or "full", entry.factors or "full", entry.dtype, *entry.scores)
+            for key, entry in self.index.entries.items()
         ]
         return html_table(rows, columns, caption=f"{len(self)} LREs of {self.model}: {self.place}")
 

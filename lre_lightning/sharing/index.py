@@ -29,10 +29,10 @@ LARGEST_INDEX, MOST_LRES = 2**26, 100_000
 
 
 def _score(value: object, what: str) -> float:
-    found = number(value, what, 1)
-    if found < 0:
-        raise LREError(f"{what} must be a number of 0 to 1, not {found}")
-    return found
+    score = number(value, what, 1)
+    if score < 0:
+        raise LREError(f"{what} must be a number of 0 to 1, not {score}")
+    return score
 
 
 _Score = Annotated[float, Checked(_score)]
@@ -131,18 +131,19 @@ class Index:
     def __post_init__(self) -> None:
         if not self.entries:
             raise LREError("there is no LRE in it")
-        found = sorted({str(entry.metadata["origin"]["fingerprint"])[:12] for entry in self.entries.values()})
-        if len(found) > 1:
-            raise LREError(f"its LREs are of several LMs (fingerprints {', '.join(found[:3])}), and must be of one")
+        fingerprints = sorted({str(entry.metadata["origin"]["fingerprint"])[:12] for entry in self.entries.values()})
+        if len(fingerprints) > 1:
+            some = ", ".join(fingerprints[:3])
+            raise LREError(f"its LREs are of several LMs (fingerprints {some}), and must be of one")
 
     @classmethod
     def of(cls, entries: Iterable[Entry], made: Mapping[str, Any]) -> Self:
         """Return the index of entries, by category and relation."""
         ordered = sorted(entries, key=lambda entry: (entry.category, entry.key))
-        found = {entry.key: entry for entry in ordered}
-        if len(found) < len(ordered):
+        by_key = {entry.key: entry for entry in ordered}
+        if len(by_key) < len(ordered):
             raise LREError("it has two LREs of the same relation and trial")
-        return cls(found, made)
+        return cls(by_key, made)
 
     @property
     def origin(self) -> Mapping[str, Any]:
@@ -185,7 +186,7 @@ def index_of_run(folder: Path) -> Index:
 
     Beta is that of the records, which may have been tuned after the files were written.
     """
-    found, records = [], read_records(folder / RECORDS)
+    entries, records = [], read_records(folder / RECORDS)
     if len({(record.relation, record.trial) for record in records}) < len(records):
         raise LREError(f"{str(folder / RECORDS)!r} has records of several LMs or prompts: give the folder of one fit")
     for record in records:
@@ -197,10 +198,10 @@ def index_of_run(folder: Path) -> Index:
             raise LREError(f"{str(path)!r} is not the LRE of the record in {RECORDS}: another run wrote to its folder")
         scores = record.chosen_scores or (None, None)
         metadata = {**metadata, "beta": record.beta}
-        found.append(Entry(metadata, (record.trial,), scores=plain_scores(scores), size=path.stat().st_size))
-    if not found:
+        entries.append(Entry(metadata, (record.trial,), scores=plain_scores(scores), size=path.stat().st_size))
+    if not entries:
         raise LREError(f"there is no LRE of the records in {str(folder / LRES)!r}: fit first")
-    return Index.of(found, {})
+    return Index.of(entries, {})
 
 
 def plain_scores(scores: Iterable[float | None]) -> Scores:

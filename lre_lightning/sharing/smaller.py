@@ -151,9 +151,9 @@ def smaller(lre: LRE, entry: Entry, form: Form, score: Callable[[LRE], Scores] |
     for rank in ranks:
         cut = largest.low_rank(rank, dtype)
         scores = score(cut) if score else unknown
-        found = replace(entry, factors=rank, dtype=form.dtype, scores=scores, full=full)
-        if form.rank != "auto" or max(loss or 0.0 for loss in found.loss) <= TOLERANCE + 1e-9:
-            return cut, found
+        cut_entry = replace(entry, factors=rank, dtype=form.dtype, scores=scores, full=full)
+        if form.rank != "auto" or max(loss or 0.0 for loss in cut_entry.loss) <= TOLERANCE + 1e-9:
+            return cut, cut_entry
     return lre, replace(entry, scores=given)
 
 

@@ -57,10 +57,10 @@ def write_collection(
     kept: list[Entry] = []
     done = _written(folder, made)
     for group in progress(form.groups(collection.index.entries), "LREs", transient=True):
-        entry = _named(replace(group[0], trials=tuple(t for one in group for t in one.trials)), made)
+        entry = _named(replace(group[0], trials=tuple(t for member in group for t in member.trials)), made)
         before = done.get(entry.key)
         if before is None or _source(before) != _source(entry) or not _whole(folder, before):
-            lre = mean_lre([collection[one.key] for one in group])
+            lre = mean_lre([collection[member.key] for member in group])
             score = partial(scorer.scores, scorer.states(group)) if scorer and form.measured else None
             before = _write(folder, *smaller(lre, entry, form, score))
             Index.of([*kept, before], made).write(folder)
@@ -128,9 +128,9 @@ def _made(collection: LRECollection, form: Form | None, about: About | None) -> 
 def _without_folders(value: Any) -> Any:
     """Return options that are given, with the last part of absolute paths, which are of this machine alone."""
     if isinstance(value, Mapping):
-        return {name: _without_folders(one) for name, one in value.items() if one is not None and one != []}
+        return {name: _without_folders(option) for name, option in value.items() if option is not None and option != []}
     if isinstance(value, list | tuple):
-        return [_without_folders(one) for one in value]
+        return [_without_folders(item) for item in value]
     return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
 
 
@@ -149,7 +149,7 @@ def _source(entry: Entry) -> Any:
 def _written(folder: Path, made: Mapping[str, Any]) -> Mapping[Any, Entry]:
     """Return the LREs that the same call has written before it was stopped."""
     index = Index.read(folder / INDEX) if (folder / INDEX).exists() else None
-    options = [{**one, "about": {}} for one in (index.made if index else {}, json.loads(json.dumps(made)))]
+    options = [{**recorded, "about": {}} for recorded in (index.made if index else {}, json.loads(json.dumps(made)))]
     return index.entries if index is not None and options[0] == options[1] else {}
 
 

@@ -75,12 +75,12 @@ def mean_over(values: Sequence[float]) -> Estimate:
     return spread(values, bootstrap(values, mean))
 
 
-def can_be_equal(one: Estimate, other: Estimate) -> bool:
+def can_be_equal(first: Estimate, second: Estimate) -> bool:
     """Return whether the difference of two fractions may be 0 by its 95% interval, Newcombe's (1998, method 10).
 
     It is for fractions of different samples; of the same ones it is wider than it need be. Both need intervals.
     """
-    high, low = sorted((one, other), key=lambda found: -found.value)
+    high, low = sorted((first, second), key=lambda estimate: -estimate.value)
     assert high.interval is not None
     assert low.interval is not None
     width = math.hypot(high.value - high.interval.low, low.interval.high - low.value)
@@ -92,5 +92,5 @@ def estimate(values: npt.ArrayLike, statistic: Statistic) -> Estimate | None:
 
     `values` are `(relations,)` or `(relations, scores)`, as in `bootstrap`.
     """
-    found = value_of(values, statistic)
-    return None if found is None else Estimate(found, None, bootstrap(values, statistic))
+    value = value_of(values, statistic)
+    return None if value is None else Estimate(value, None, bootstrap(values, statistic))

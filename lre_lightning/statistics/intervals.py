@@ -66,7 +66,7 @@ def paired_difference(
         return None
     ones, others = both + first, both + second
     p, q = ones / total, others / total
-    one, other = wilson(ones, total, level), wilson(others, total, level)
+    of_p, of_q = wilson(ones, total, level), wilson(others, total, level)
     product = ones * (total - ones) * others * (total - others)
     excess = both * neither - first * second
     if excess > 0:
@@ -76,7 +76,7 @@ def paired_difference(
     def width(own: float, its: float) -> float:
         return math.sqrt(max(own**2 - 2 * phi * own * its + its**2, 0.0))
 
-    return Interval(p - q - width(p - one.low, other.high - q), p - q + width(one.high - p, q - other.low))
+    return Interval(p - q - width(p - of_p.low, of_q.high - q), p - q + width(of_p.high - p, q - of_q.low))
 
 
 def over_trials(fractions: Sequence[float], totals: Sequence[int], level: float = LEVEL) -> Interval | None:
@@ -130,15 +130,15 @@ def bootstrap(
     if count < LEAST:
         return None
     with np.errstate(all="ignore"):  # a sample that does not vary has no correlation
-        found = _statistic_of(array[None], statistic)[0]
+        observed = _statistic_of(array[None], statistic)[0]
         sampled = _statistic_of(array[_drawn(count, draws, seed)], statistic)
         left_out = without_each(array, statistic)
     sampled = sampled[~np.isnan(sampled)]
-    if np.isnan(found) or len(sampled) < 0.9 * draws:
+    if np.isnan(observed) or len(sampled) < 0.9 * draws:
         return None
     if not np.ptp(sampled):
-        return Interval(float(found), float(found))
-    below = (np.sum(sampled < found) + np.sum(sampled <= found)) / (2 * len(sampled))
+        return Interval(float(observed), float(observed))
+    below = (np.sum(sampled < observed) + np.sum(sampled <= observed)) / (2 * len(sampled))
     bias = _NORMAL.inv_cdf(min(max(below, 1 / draws), 1 - 1 / draws))
     apart = np.nanmean(left_out) - left_out[~np.isnan(left_out)]
     scale = float((apart**2).sum()) ** 1.5
@@ -167,14 +167,14 @@ def expanded(count: int, level: float = LEVEL) -> float:
 def value_of(values: npt.ArrayLike, statistic: Statistic) -> float | None:
     """Return a statistic over relations, `(relations,)` or `(relations, scores)`; None where it is not defined."""
     with np.errstate(all="ignore"):
-        found = float(_statistic_of(np.asarray(values, dtype=np.float64)[None], statistic)[0])
-    return None if math.isnan(found) else found
+        value = float(_statistic_of(np.asarray(values, dtype=np.float64)[None], statistic)[0])
+    return None if math.isnan(value) else value
 
 
 def _statistic_of(samples: Array, statistic: Statistic) -> Array:
     """Apply a statistic to samples; both are rounded, so that what is equal as fractions does not vary."""
-    found: Array = np.asarray(statistic(samples.round(12)), dtype=np.float64).round(12)
-    return found
+    values: Array = np.asarray(statistic(samples.round(12)), dtype=np.float64).round(12)
+    return values
 
 
 def without_each(values: npt.ArrayLike, statistic: Statistic) -> Array:
