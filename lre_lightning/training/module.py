@@ -141,8 +141,17 @@ class LREModule(FrozenLMModule):
         return self._run_of(self._data, self.processes)
 
     def _run_of(self, data: PromptSource, processes: Processes) -> Run:
-        grid = self.layers, self.betas, self.ranks, self.beta
-        return Run(self.lm, data, processes, *grid, self.fitting, self.jacobian_lens)
+        return Run(
+            self.lm,
+            data,
+            processes,
+            layers=self.layers,
+            betas=self.betas,
+            ranks=self.ranks,
+            beta=self.beta,
+            fitting=self.fitting,
+            lens=self.jacobian_lens,
+        )
 
     def forecast(self, data: PromptSource, devices: int = 1) -> Forecast:
         """Say what a fit on some data will do, and how long it takes on so many devices, without fitting.

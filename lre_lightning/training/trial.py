@@ -306,15 +306,15 @@ class FitTrial(TestedTrial):
         return replace(lre, weight=operator.factors)
 
     def _with_grid(self, record: TrialRecord, states: TrialStates, answers: Answers) -> TrialRecord:
-        grid, fitting = (self._lres, self.run.betas, self.ranks()), self.run.fitting
+        lres, betas, ranks, fitting = self._lres, self.run.betas, self.ranks(), self.run.fitting
         chooses_alone = record.reported or fitting.selection_trials == 1  # means of several take whole grids
         if fitting.grid == "choice" and self.choice is None and chooses_alone:
-            return with_choice(record, states, *grid, fitting.select_by, answers)
+            return with_choice(record, states, lres, betas, ranks, fitting.select_by, answers)
         if not fitting.measures:
-            return with_grid(record, states, *grid, answers=answers)
+            return with_grid(record, states, lres, betas, ranks, answers=answers)
         measured = Measured(states)
-        record = with_grid(record, states, *grid, measured.read, measured.read_edits, answers)
-        return with_measures(record, measured, self._lres)
+        record = with_grid(record, states, lres, betas, ranks, measured.read, measured.read_edits, answers)
+        return with_measures(record, measured, lres)
 
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""
