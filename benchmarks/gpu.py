@@ -352,7 +352,7 @@ def tests(kit: Kit) -> Iterator[Row]:
 
 CHECKS: dict[Callable[[Kit], Iterator[Row]], int] = {
     device: 20, precision: 60, rates: 60, chunks: 40, memory: 30, inverse: 30, pinned: 20, processes: 70,
-    sharing: 70, placement: 25, quantization: 25, attention: 30, tests: 70,
+    sharing: 60, placement: 25, quantization: 25, attention: 30, tests: 70,
 }  # fmt: skip
 """Checks, and the seconds that each may take: nine minutes in all."""
 

@@ -199,10 +199,10 @@ def assert_resumes(launch, folder, whole, ended):
 
 
 def test_a_file_that_gets_too_large(launch, whole, tmp_path):
-    for size, name in ((1500, "config.yaml"), (7000, "last.ckpt")):
+    for size, name in ((1500, "config.yaml"), (8000, "last.ckpt")):
         ended = launch(tmp_path, file_size=size)
         assert_one_error(ended, name, "cannot be written: File too large", "raise the limit")
-        assert bool(ended.trials) == (size == 7000)
+        assert bool(ended.trials) == (size == 8000)
     assert_resumes(launch, tmp_path, whole, ended)
 
 
