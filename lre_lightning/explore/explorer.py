@@ -18,7 +18,6 @@ from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.storage.plain import text as checked_text
@@ -117,7 +116,7 @@ class Explorer:
         """Return what the page offers: the LM, lenses, layers, and a first text."""
         asking = [origin for origin in self._origins.values() if SLOT in origin.template and origin.train]
         origin = min(asking, key=lambda origin: origin.category != "factual", default=None)
-        template = origin.template.split(BETWEEN_TEMPLATES)[0] if origin else ""
+        template = origin.first_template if origin else ""
         example = template.replace(SLOT, origin.train[0][0]) if origin else "The sky is"
         return {
             "model": self.lm.label,
