@@ -58,8 +58,10 @@ class Predict(FromLREs):
         parser.add_argument("--all", type=bool, default=False, help=every)
         jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
-        silence = "share of tokens about something else at which lenses of relations may speak, such as 0.05; they say "
-        silence += "nothing where a hidden state is less like their training subjects. They speak everywhere if not given"
+        silence = "share of tokens about something else at which lenses of relations may speak, such as 0.05: they say "
+        silence += (
+            "nothing where a hidden state is too unlike their training subjects; if not given they speak everywhere"
+        )
         parser.add_argument("--false_alarms", type=float | None, default=None, help=silence)
         table = "write the answers to this .csv or .jsonl file, or continue it"
         parser.add_argument("--table", type=str | None, default=None, help=table)

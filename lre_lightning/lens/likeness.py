@@ -34,7 +34,7 @@ SENTENCES = 4
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """How like those of an LRE's training subjects hidden states are: the highest cosine, less the mean of other tokens.
+    """How like those of an LRE's training subjects hidden states are: the highest cosine, both less `centre`.
 
     Attributes:
         train: s of the training samples less `centre`, of unit length, `(layers, samples, hidden)`.
@@ -138,8 +138,8 @@ class Likenesses:
             far = [name for name, origin in self._origins.items() if not own & words_of(origin)]
             if not far:
                 raise LREError(
-                    f"where the lens of {relation!r} says nothing is found by relations that share no subject or object "
-                    "with it, and there is no LRE of such a one: leave false_alarms out, or add LREs of other relations"
+                    f"where the lens of {relation!r} says nothing is found by relations that share no subject or "
+                    "object with it, and there is no LRE of such a one: let it speak everywhere, or add LREs"
                 )
             others = torch.cat([states for name in far for states in self._sentences[name]], 1)
             origin = self._origins[relation]
