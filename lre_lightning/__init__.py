@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lre_lightning.jlens.lens import JacobianLens
     from lre_lightning.jlens.module import JacobianLensModule
     from lre_lightning.lens.lens import read_lenses
+    from lre_lightning.lens.likeness import Likenesses
     from lre_lightning.lre.estimator import LREEstimator, estimate
     from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
     from lre_lightning.lre.lre import LRE
@@ -41,6 +42,7 @@ _ROOMS = {
     "LREEstimator": "lre.estimator",
     "LREModule": "training.module",
     "LanguageModel": "models.language_model",
+    "Likenesses": "lens.likeness",
     "Origin": "lre.origin",
     "Parts": "models.parts",
     "PromptJacobian": "lre.jacobian",
@@ -71,6 +73,7 @@ __all__ = [
     "LREEstimator",
     "LREModule",
     "LanguageModel",
+    "Likenesses",
     "Origin",
     "Parts",
     "PromptJacobian",

@@ -21,6 +21,7 @@ from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.lens import LensGrid, mentioned, print_lenses, read_lenses, with_subjects
+from lre_lightning.lens.likeness import Likenesses, check_false_alarms
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
 from lre_lightning.lre.lre import first_trials
 from lre_lightning.lre.origin import Origin
@@ -57,6 +58,11 @@ class Predict(FromLREs):
         parser.add_argument("--all", type=bool, default=False, help=every)
         jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
+        silence = "share of tokens about something else at which lenses of relations may speak, such as 0.05: they say "
+        silence += (
+            "nothing where a hidden state is too unlike their training subjects; if not given they speak everywhere"
+        )
+        parser.add_argument("--false_alarms", type=float | None, default=None, help=silence)
         table = "write the answers to this .csv or .jsonl file, or continue it"
         parser.add_argument("--table", type=str | None, default=None, help=table)
         parser.add_argument("--top_k", type=int, default=5, help="number of answers in a row of the table")
@@ -70,6 +76,7 @@ class Predict(FromLREs):
         named = line.options.data.relations is not None  # here, and not by the fit
         super().check(line)
         options = line.options
+        check_false_alarms(options.false_alarms)
         options.all = options.all or named
         if jlens is not None:
             options.model.fitting.jacobian_lens = jlens
@@ -80,6 +87,8 @@ class Predict(FromLREs):
             except UnicodeDecodeError as error:
                 raise LREError(f"the texts on standard input cannot be read: {first_line(error)}") from error
         if options.table is not None:
+            if options.false_alarms is not None:
+                raise LREError("a table has answers only, at any subject: leave --false_alarms or --table out")
             if jlens is not None:
                 raise LREError("a table has the answers of LREs, not of a Jacobian lens: leave --jlens or --table out")
             check_name(Path(options.table))
@@ -102,8 +111,14 @@ class Predict(FromLREs):
             return
         if line.collection is not None:
             (lm, lres, names), lens = self.lres_of(line), line.model.jacobian_lens
-            grids = [read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens) for text in texts]
+            rate = options.false_alarms
+            likenesses = None if rate is None else Likenesses(lm, tokenizer, lres, false_alarms=rate)
+            grids = [
+                read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens, likenesses=likenesses)
+                for text in texts
+            ]
         else:
+            line.model.false_alarms = options.false_alarms
             line.datamodule.texts = [text.text for text in texts]
             predictions = line.trainer.predict(
                 line.model,

@@ -115,7 +115,7 @@ function makeView() {
   function look() {
     const text = fields.text.value;
     if (!text.trim()) return;
-    const body = { lm: Number(fields.lm.value), text, lens: fields.lens.value, pin: fields.pin.value, ...(token === null ? {} : { token }) };
+    const body = { lm: Number(fields.lm.value), text, lens: fields.lens.value, pin: fields.pin.value, quiet: fields.quiet.checked, ...(token === null ? {} : { token }) };
     return work(find(".status", root), "read", body, (found) => {
       draw(found);
       remember();
@@ -169,6 +169,7 @@ function makeView() {
     }
   });
   fields.lens.addEventListener("change", look);
+  fields.quiet.addEventListener("change", look);
   fields.lm.addEventListener("change", () => {
     offer(fields.lm.value);
     look();
@@ -183,7 +184,7 @@ function makeView() {
     root,
     state: () => ({
       lm: fields.lm.value === "0" ? "" : fields.lm.value,
-      text: fields.text.value, lens: fields.lens.value, pin: fields.pin.value, token: token ?? "",
+      text: fields.text.value, lens: fields.lens.value, pin: fields.pin.value, token: token ?? "", quiet: fields.quiet.checked ? "1" : "",
       ...(edited !== null && !edit.hidden ? { subject: changes.subject.value, target: changes.target.value, layer: changes.layer.value, rank: changes.rank.value } : {}),
     }),
     async restore(given) {
@@ -191,6 +192,7 @@ function makeView() {
       offer(Number(given.lm) || 0);
       if (lms[fields.lm.value].lenses.includes(given.lens)) fields.lens.value = given.lens;
       fields.pin.value = given.pin ?? "";
+      fields.quiet.checked = given.quiet === "1";
       token = /^\d+$/.test(given.token ?? "") ? Number(given.token) : null;
       await look();
       if (!given.target || !state?.edit) return;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -14,11 +15,11 @@ from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
 from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions
+from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.storage.plain import text as checked_text
@@ -46,11 +47,13 @@ class Read(Ask):
             one without a relation.
         pin: An object, whose first token is to be found in every cell.
         token: A token to be found there instead, by its id.
+        quiet: Whether the lens of a relation says nothing where a hidden state is not like the relation's subjects.
     """
 
     lens: str = Field("", max_length=LONGEST)
     pin: str = Field("", max_length=200)
     token: int | None = Field(None, ge=0)
+    quiet: bool = False
 
 
 class Change(Ask):
@@ -117,7 +120,7 @@ class Explorer:
         """Return what the page offers: the LM, lenses, layers, and a first text."""
         asking = [origin for origin in self._origins.values() if SLOT in origin.template and origin.train]
         origin = min(asking, key=lambda origin: origin.category != "factual", default=None)
-        template = origin.template.split(BETWEEN_TEMPLATES)[0] if origin else ""
+        template = origin.first_template if origin else ""
         example = template.replace(SLOT, origin.train[0][0]) if origin else "The sky is"
         return {
             "model": self.lm.label,
@@ -186,8 +189,14 @@ class Explorer:
         top_k = min(TOP_K, self.lm.vocab_size)
         if name in self._concepts:
             return _concept_lens(states, self._concepts[name], name, ask.pin)
-        lens = self._generic[name] if name in self._generic else self._lre(name)
-        return states.grid(lens, top_k, pin)
+        if name in self._generic:
+            return states.grid(self._generic[name], top_k, pin)
+        grid = states.grid(self._lre(name), top_k, pin)
+        return replace(grid, silent=self._likenesses[name].silent(states.hidden).tolist()) if ask.quiet else grid
+
+    @cached_property
+    def _likenesses(self) -> Likenesses:
+        return Likenesses(self.lm, self.lm.tokenizer, self._lres)
 
     def _lre(self, relation: str) -> LRE:
         if relation not in self._keys:

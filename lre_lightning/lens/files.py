@@ -34,10 +34,11 @@ def read_lenses_file(path: Path) -> list[LensGrid]:
 
 
 def _is_grid(lens: LensGrid) -> bool:
-    pinned = [lens.pinned.probabilities, lens.pinned.ranks] if lens.pinned else []
+    extra = [lens.pinned.probabilities, lens.pinned.ranks] if lens.pinned else []
+    extra += [] if lens.silent is None else [lens.silent]
     try:
         shape = np.shape(lens.probabilities)
-        places = [shape[:2], *map(np.shape, pinned)]
+        places = [shape[:2], *map(np.shape, extra)]
         return np.shape(lens.top) == shape and 0 not in shape and set(places) == {(len(lens.layers), len(lens.tokens))}
     except ValueError:  # rows of different lengths
         return False

@@ -99,9 +99,10 @@ export function drawGrid(host, grid, hooks = {}) {
     table.setAttribute("aria-label", `${grid.title}: ${grid.text}`);
     cells.forEach((row, y) => row.forEach((cell, x) => {
       const found = pinned ? [pinned.values[y][x], pinned.ranks[y][x]] : [grid.values[y][x][0]];
-      cell.textContent = pinned ? found[1] ?? "–" : grid.words[grid.top[y][x][0]];
+      const nothing = !pinned && grid.silent?.[y][x];
+      cell.textContent = nothing ? "·" : pinned ? found[1] ?? "–" : grid.words[grid.top[y][x][0]];
       const marks = [grid.layer === grid.layers[y] && "row", grid.marked.includes(x) && "column", found[1] === 1 && "first"];
-      const step = Math.round(100 * Math.min(1, Math.max(0, found[0] ?? 0)));
+      const step = Math.round(100 * Math.min(1, Math.max(0, nothing ? 0 : found[0] ?? 0)));
       cell.className = [`p${step}`, ...marks.filter(Boolean)].join(" ");
     }));
     for (const [y, row] of [...body.rows].entries()) row.cells[0].classList.toggle("own", grid.layers[rows - 1 - y] === grid.layer);
@@ -143,6 +144,7 @@ export function drawGrid(host, grid, hooks = {}) {
     tip.classList.toggle("held", held);
     const head = add(tip, "p", `layer ${grid.layers[y]}, token ${x + 1}: `);
     add(head, "bdi", grid.tokens[x]);
+    if (grid.silent?.[y][x]) add(tip, "p", "says nothing: not like the relation's subjects");
     if (pinned) {
       const value = pinned.values[y][x];
       const line = add(tip, "p", "pinned ");

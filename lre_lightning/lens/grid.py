@@ -47,6 +47,7 @@ def grid_of(lens: LensGrid, marked: Sequence[int] | None = None) -> dict[str, An
         "top": top,
         "values": [[[_brief(value) for value in cell] for cell in row] for row in lens.probabilities],
         "pinned": pinned,
+        "silent": lens.silent,
     }
 
 

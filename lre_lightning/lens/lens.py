@@ -21,6 +21,7 @@ from typing_extensions import Self
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.jlens.lens import JacobianLens
+from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lre.answers import check_top_k, distributions
 from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials
@@ -37,6 +38,8 @@ PRINTED = 3
 """Number of tokens printed per cell."""
 MARK = "\u25b8"
 """What notebooks put before the subject's token and the layer of the LRE."""
+NOTHING = "\u00b7"
+"""What a cell shows where a lens says nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class LensGrid:
         token: The index of the subject's last token, which the lens speaks about; None if no subject was found.
         pinned: A token that was looked for in every cell, if any.
         ids: The ids of the tokens in `top`.
+        silent: Where the lens says nothing, as the hidden state is not like those of the relation's subjects,
+            `[layer][token]`; None if it speaks everywhere. What it would say is in `top` all the same.
     """
 
     name: str
@@ -81,6 +86,11 @@ class LensGrid:
     token: int | None = None
     pinned: Pinned | None = None
     ids: Mapping[str, int] = field(default_factory=dict)
+    silent: Sequence[Sequence[bool]] | None = None
+
+    def speaks(self, row: int, token: int) -> bool:
+        """Return whether the lens says something at a layer, by its index in `layers`, and a token."""
+        return self.silent is None or not self.silent[row][token]
 
     def __repr__(self) -> str:
         rows = [[printable(cell.strip()) for cell in row] for row in self._table()]
@@ -98,9 +108,14 @@ class LensGrid:
         rows = [
             [
                 f"{MARK if layer == self.layer else ''}{layer}",
-                *(f"{best[0]} {shares[0]:.2f}" for best, shares in zip(top, probabilities, strict=True)),
+                *(
+                    f"{best[0]} {shares[0]:.2f}" if self.speaks(row, place) else NOTHING
+                    for place, (best, shares) in enumerate(zip(top, probabilities, strict=True))
+                ),
             ]
-            for layer, top, probabilities in zip(self.layers, self.top, self.probabilities, strict=True)
+            for row, (layer, top, probabilities) in enumerate(
+                zip(self.layers, self.top, self.probabilities, strict=True)
+            )
         ]
         return [header, *reversed(rows)]
 
@@ -118,6 +133,7 @@ def read_lenses(
     top_k: int = 5,
     layers: Sequence[Layer] | None = None,
     jacobian_lens: JacobianLens | None = None,
+    likenesses: Likenesses | None = None,
 ) -> list[LensGrid]:
     """Read a text through the lens of each relation, the Jacobian lens, if there is one, and the logit lens.
 
@@ -135,6 +151,8 @@ def read_lenses(
         top_k: Number of tokens to keep for each hidden state.
         layers: The layers to show; all if None.
         jacobian_lens: The Jacobian lens, shown at those of the layers that it has.
+        likenesses: What says, at the same layers, where the lenses of relations say nothing; everywhere they speak if
+            None.
 
     Returns:
         One grid per relation, then the Jacobian lens and the logit lens.
@@ -151,7 +169,9 @@ def read_lenses(
     for name in names:
         lre = lres[name, trials[name]]
         subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
-        grids.append(states.grid(lre, top_k))
+        grid = states.grid(lre, top_k)
+        silent = None if likenesses is None else likenesses[name].silent(states.hidden).tolist()
+        grids.append(replace(grid, silent=silent))
     generic = [jacobian_lens, LogitLens()] if jacobian_lens is not None else [LogitLens()]
     grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]
     return with_subjects(grids, tokenizer, subjects)
@@ -330,6 +350,7 @@ def print_lenses(grids: Sequence[Sequence[LensGrid]], notes: Sequence[Mapping[st
             place = lens.token if lens.token is not None else -1 if alone else most_certain_token(lens, row)
             best = list(zip(lens.top[row][place], lens.probabilities[row][place], strict=True))[:PRINTED]
             said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
+            said = said if lens.speaks(row, place) else "nothing: this is not like a subject of the relation"
             note = [printable(noted.get(lens.name, ""))] if noted else []
             token = printable(lens.tokens[place].strip())
             table.add_row(printable(lens.name), *note, str(lens.layers[row]), token, said)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import COLOURS, inks_of, step_of, title_of
-from lre_lightning.lens.lens import LensGrid
+from lre_lightning.lens.lens import NOTHING, LensGrid
 from lre_lightning.lens.tokens import escape, sentence, visible
 
 PLAIN_FONT = "DejaVu Sans"  # comes with matplotlib
@@ -54,7 +54,7 @@ def plot_lenses(lenses: Sequence[LensGrid]) -> Figure:
     heading, titles = sentence(texts[0]), [title_of(lens) for lens in lenses]
     tokens = {visible(cell[0]) for lens in lenses for row in lens.top for cell in row}
     tokens |= {visible(token) for lens in lenses for token in lens.tokens}
-    pen = _Pen([heading, *titles, *tokens, "probability emb .0123456789"])
+    pen = _Pen([heading, *titles, *tokens, f"probability emb .0123456789{NOTHING}"])
 
     cell = min(max(NARROWEST, *(pen.width(token, SIZE) for token in tokens)), WIDEST) + PADDING
     widest_title = min(max(pen.width(title, TITLE_SIZE) for title in titles), WIDEST_TITLE)
@@ -77,7 +77,8 @@ def plot_lenses(lenses: Sequence[LensGrid]) -> Figure:
 
 def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float) -> None:
     """Plot one grid with cells and a title of the given widths."""
-    best = np.array([[cell[0] for cell in row] for row in lens.probabilities])
+    speaks = [[lens.speaks(y, x) for x in range(len(lens.tokens))] for y in range(len(lens.layers))]
+    best = np.where(speaks, [[cell[0] for cell in row] for row in lens.probabilities], 0)
     across, up = len(lens.tokens), len(lens.layers)
     axes.pcolormesh(best, cmap=COLOURS, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     axes.set(xlim=(0, across), ylim=(0, up), xticks=[], yticks=[])
@@ -92,7 +93,8 @@ def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float)
     for y, row in enumerate(lens.top):
         for x, top in enumerate(row):
             colour = inks[step_of(best[y, x])][1]
-            pen.write(axes, x + 0.5, y + low, visible(top[0]), room, SIZES, ha="center", color=colour)
+            said = visible(top[0]) if speaks[y][x] else NOTHING
+            pen.write(axes, x + 0.5, y + low, said, room, SIZES, ha="center", color=colour)
     for x, token in enumerate(lens.tokens):
         colour = FRAME if x == lens.token else "black"
         pen.write(axes, x + 0.5, low - 1, visible(token), room, SIZES, ha="center", color=colour)

@@ -65,6 +65,11 @@ class Origin:
             backward=backward,
         )
 
+    @property
+    def first_template(self) -> str:
+        """The template, or the first of several."""
+        return self.template.split(BETWEEN_TEMPLATES)[0]
+
     def prompt(self, lm: LanguageModel, subject: str) -> Prompt:
         """Make the prompt that asks for a subject's object, with the other training samples as its context.
 
@@ -75,8 +80,7 @@ class Origin:
             raise LREError(f"the LRE of {self.relation!r} does not say which prompts it was estimated from")
         context = [Sample(*sample) for sample in self.train if sample[0] != subject]
         asked = Sample(subject, self.train[0][1])  # a prompt ends before its object, so any will do
-        template = self.template.split(BETWEEN_TEMPLATES)[0]
-        return make_prompt(lm.tokenizer, template, asked, context, Prompts(**self.form))
+        return make_prompt(lm.tokenizer, self.first_template, asked, context, Prompts(**self.form))
 
     def asked(self, lm: LanguageModel, template: str, *subjects: str) -> list[Prompt]:
         """Make the prompts that edits need: a text about each subject, in the form of the estimate, without examples.

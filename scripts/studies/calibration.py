@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer
+from lre_lightning.lens.likeness import threshold
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
@@ -35,7 +36,6 @@ from lre_lightning.statistics.correlation import pearson
 from lre_lightning.statistics.estimates import estimate, mean_over
 from scripts.studies.common import Setting, drawn, run
 
-FALSE_ALARMS = 0.05
 SENTENCE = "Yesterday we talked about {}"
 """A text that asks for nothing."""
 
@@ -90,18 +90,9 @@ def auroc(known: Tensor, null: Tensor) -> float:
     return float(((difference > 0).double() + (difference == 0).double() / 2).mean())
 
 
-def threshold(null: Tensor, rate: float = FALSE_ALARMS) -> float:
-    """Return the value that a share of `rate` of nulls exceed, conformal: at most that of further ones on average.
-
-    It is infinite with fewer than 1 / rate - 1 nulls.
-    """
-    place = int((len(null) + 1) * rate)
-    return float(null.sort(descending=True)[0][place - 1]) if place else float("inf")
-
-
 def checked(known: Tensor, right: Tensor, null: Tensor) -> dict[str, float]:
     """Return how one statistic tells known from null subjects, with a threshold from every second null."""
-    limit = threshold(null[::2])
+    limit = float(threshold(null[::2]))
     kept = known > limit
     return {
         "AUROC": auroc(known, null),

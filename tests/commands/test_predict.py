@@ -135,6 +135,9 @@ def test_the_table_says_which_token_is_read(fitted, capsys):
         (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),
         (["thing0", "--table=answers.xlsx"], "the table 'answers.xlsx' must end in .csv or .jsonl"),
         (["thing0", "--table=a.csv", "--jlens=lens.pt"], "leave --jlens or --table out"),
+        (["thing0", "--table=a.csv", "--false_alarms=0.1"], "leave --false_alarms or --table out"),
+        (["thing0", "--false_alarms=5"], "false_alarms must be a share between 0 and 1, such as 0.05, got 5"),
+        (["thing0", "--false_alarms=0.1"], "there is no LRE of such a one: let it speak everywhere, or add LREs"),
     ],
 )
 def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message):

@@ -73,6 +73,13 @@ def test_a_typed_text_is_read_and_a_cell_shows_its_most_likely_tokens(page, expl
     assert tip.get_by_role("button").all_text_contents()[:8] == names
     page.mouse.move(0, 0)
     assert not tip.is_visible()
+    with page.expect_response("**/read"):
+        page.check("[name=quiet]")
+    page.wait_for_selector(".busy", state="detached")
+    silent = explorer.read(Read(text=ASKS, lens="country capital city", quiet=True))["grid"]["silent"]
+    shown = [["·" if no else word for no, word in zip(*row, strict=True)] for row in zip(silent, cells, strict=True)]
+    assert rows_of(page) == shown != cells
+    assert "quiet=1" in page.url
 
 
 def test_arrow_keys_go_from_cell_to_cell_and_enter_pins(page, explorer):

@@ -13,6 +13,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.explore import server
 from lre_lightning.explore.explorer import Change, Explorer, Read
 from lre_lightning.lens.lens import read_lenses
+from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.tokens import visible
 from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS
 from lre_lightning.lre.origin import Origin
@@ -75,6 +76,18 @@ def test_a_pinned_object_has_its_rank_and_probability_in_every_cell(explorer):
     grid = explorer.read(Read(text=ASKS, lens="country capital city"))["grid"]
     assert (grid["pinned"], grid["ids"][grid["words"].index("␣Ottawa")]) == (None, token)
     assert explorer.read(Read(text=ASKS, lens="country capital city", token=token))["grid"]["pinned"] == found
+
+
+def test_a_quiet_lens_says_where_it_says_nothing(explorer):
+    lm, name = explorer.lm, "country capital city"
+    silent = explorer.read(Read(text=TEXT, lens=name, quiet=True))["grid"]["silent"]
+    lens, _ = read_lenses(
+        lm, lm.tokenizer, TEXT, explorer._lres, [name], likenesses=Likenesses(lm, lm.tokenizer, explorer._lres)
+    )
+    assert silent == lens.silent
+    assert 0 < sum(map(sum, silent)) < len(silent) * len(silent[0])
+    assert explorer.read(Read(text=TEXT, lens=name))["grid"]["silent"] is None
+    assert explorer.read(Read(text=TEXT, lens=LOGIT_LENS, quiet=True))["grid"]["silent"] is None
 
 
 def test_concepts_are_a_lens_of_objects_and_cosines(explorer):

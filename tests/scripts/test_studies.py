@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lre_lightning import LRE, LanguageModel
+from lre_lightning.lens.likeness import threshold
 from lre_lightning.lre.origin import Origin
 from lre_lightning.relations.relation import Relation, Sample
 from scripts.studies import calibration, components, objects, probes
@@ -131,10 +132,10 @@ def test_the_area_is_that_of_scikit_learn():
 
 @pytest.mark.parametrize("count", [20, 99, 1000])
 def test_a_threshold_gives_no_more_false_alarms_than_its_rate(count):
-    limits = [calibration.threshold(draws(count, seed=seed)) for seed in range(200)]
-    rate = np.mean([1 - torch.special.ndtr(torch.tensor(limit)) for limit in limits])
+    limits = [threshold(draws(count, seed=seed)) for seed in range(200)]
+    rate = np.mean([1 - torch.special.ndtr(limit) for limit in limits])
     assert rate == pytest.approx(int((count + 1) * 0.05) / (count + 1), abs=0.01)
-    assert calibration.threshold(draws(18)) == float("inf")
+    assert threshold(draws(18)) == float("inf")
 
 
 def test_kept_answers_are_those_above_the_threshold_of_half_of_the_nulls():

@@ -1,0 +1,112 @@
+"""Where lenses say nothing: limits from definitions, and what they let through on the demo."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lre_lightning.errors import LREError
+from lre_lightning.lens.lens import NOTHING, TextStates, print_lenses, read_lenses
+from lre_lightning.lens.likeness import SENTENCES, Likenesses, words_of
+from lre_lightning.lens.plotting import plot_lenses
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.prompt import fill
+from lre_lightning.relations.sources import load_relations
+from lre_lightning.sharing.collection import LRECollection
+
+CAPITALS, TEXT = "country capital city", "Rosa took a train through Japan and slept in a small hotel near the sea."
+
+
+@pytest.fixture(scope="module")
+def demo():
+    lm, lres = LanguageModel.from_pretrained("demo"), LRECollection.from_pretrained("demo")
+    return lm, lres, Likenesses(lm, lm.tokenizer, lres)
+
+
+def sentences(lres, relation, chosen):
+    """The sentences of relations that share nothing with one."""
+    origins = [lres[key].origin for key in lres]
+    own = next(words_of(origin) for origin in origins if origin.relation == relation)
+    far = [origin for origin in origins if not own & words_of(origin)]
+    return [f"{fill(origin.template, subject)} {answer}" for origin in far for subject, answer in origin.train[chosen]]
+
+
+def states_of(lm, text, layer):
+    """The hidden states of a text's tokens at one layer."""
+    ids = [lm.tokenizer.bos_token_id, *lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return lm.hidden_states(torch.tensor([ids]), [layer])[layer][0, 1:]
+
+
+def test_likeness_and_its_limit_are_those_of_the_definition(demo):
+    lm, lres, likenesses = demo
+    lre = lres[CAPITALS, 0]
+    others = [states_of(lm, text, lre.layer)[1:] for text in sentences(lres, CAPITALS, slice(SENTENCES))]
+    others = torch.cat(others).double()
+    train = []
+    for subject, _ in lre.origin.train:
+        prompt = lre.origin.prompt(lm, subject)
+        train.append(
+            lm.hidden_states(torch.tensor([prompt.input_ids]), [lre.layer])[lre.layer][0, prompt.subject_position]
+        )
+    centre = others.mean(0)
+    train = torch.stack(train).double() - centre
+
+    def likeness(states):
+        states = states.double() - centre
+        return torch.nn.functional.cosine_similarity(states[:, None], train, dim=-1).amax(-1)
+
+    found, place = likenesses[CAPITALS], likenesses.layers.index(lre.layer)
+    states = TextStates.of(lm, lm.tokenizer, TEXT)
+    torch.testing.assert_close(
+        found(states.hidden)[place].double(), likeness(states_of(lm, TEXT, lre.layer)), rtol=0, atol=1e-5
+    )
+    exceed = (likeness(others) > float(found.limits[place]) + 1e-6).sum()
+    assert int(exceed) == int(0.05 * (len(others) + 1)) - 1
+
+
+def test_subjects_are_let_through_and_tokens_about_something_else_are_not(demo):
+    lm, lres, likenesses = demo
+    alarms, kept = [], []
+    for relation in load_relations(source="demo")[::6]:
+        lre = lres[relation.name, 0]
+        place = likenesses.layers.index(lre.layer)
+
+        def speaks(texts, relation=relation, place=place):
+            states = [TextStates.of(lm, lm.tokenizer, text).hidden for text in texts]
+            return [~likenesses[relation.name].silent(state)[place] for state in states]
+
+        train = {subject for subject, _ in lre.origin.train}
+        subjects = [sample.subject for sample in relation.samples if sample.subject not in train][:10]
+        kept += [bool(found[-1]) for found in speaks([f"Yesterday we talked about {name}" for name in subjects])]
+        unseen = sentences(lres, relation.name, slice(SENTENCES, SENTENCES + 1))
+        alarms += torch.cat([found[1:] for found in speaks(unseen)]).tolist()
+    assert sum(kept) / len(kept) > 0.7
+    assert sum(alarms) / len(alarms) < 0.08
+
+
+def test_a_grid_shows_nothing_where_the_lens_says_nothing(demo, capsys):
+    lm, lres, likenesses = demo
+    spoken, logit_lens = read_lenses(lm, lm.tokenizer, TEXT, lres, [CAPITALS], likenesses=likenesses)
+    (everywhere, _) = read_lenses(lm, lm.tokenizer, TEXT, lres, [CAPITALS])
+    assert (spoken.top, logit_lens.silent) == (everywhere.top, None)
+    row = spoken.layers.index(spoken.layer)
+    line = repr(spoken).splitlines()[1 + len(spoken.layers) - row].split()
+    assert "Tokyo" in line
+    assert line.count(NOTHING) == sum(spoken.silent[row]) >= len(spoken.tokens) - 3
+    print_lenses([[spoken]])
+    print_lenses([[replace(spoken, token=0)]])
+    first, second = capsys.readouterr().out.split(TEXT)[1:]
+    assert "nothing: this is not like a subject" in second
+    assert "nothing" not in first
+    drawn = {text.get_text() for text in plot_lenses([spoken]).axes[0].texts}
+    assert NOTHING in drawn
+    assert "Tokyo" in "".join(drawn)
+
+
+def test_mistakes_are_named(demo):
+    lm, lres, _ = demo
+    with pytest.raises(LREError, match="false_alarms must be a share between 0 and 1"):
+        Likenesses(lm, lm.tokenizer, lres, false_alarms=5)
+    alone = Likenesses(lm, lm.tokenizer, {(CAPITALS, 0): lres[CAPITALS, 0]})
+    with pytest.raises(LREError, match="there is no LRE of such a one"):
+        alone[CAPITALS]
