@@ -1,7 +1,7 @@
 """Where the lens of a relation says nothing: at hidden states that are not like those of its subjects.
 
-An LRE answers at every token, of subjects and of commas alike, and its answers hardly tell one from the other; how like
-the training subjects' a hidden state is does (see `docs/results.md`).
+An LRE answers at every token, at subjects and at commas alike, and its answers hardly tell one from the other. How like
+those of the training subjects a hidden state is does tell (see `docs/results.md`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Likeness:
     """How like those of an LRE's training subjects hidden states are: the highest cosine, both less `centre`.
 
     Attributes:
-        train: s of the training samples less `centre`, of unit length, `(layers, samples, hidden)`.
+        train: s of the training samples less `centre`, of unit length, `(layers, samples, hidden)`, float32 or wider.
         centre: The mean hidden state of tokens about something else, `(layers, 1, hidden)`.
         limits: The likeness that few of these tokens exceed, `(layers,)`.
     """
@@ -67,13 +67,14 @@ class Likeness:
             raise LREError(f"the LRE of {origin.relation!r} does not say which prompts it was estimated from")
         prompts = [origin.prompt(lm, subject) for subject, _ in origin.train]
         centre = others.mean(1, keepdim=True)
-        train = normalize(prompts_to_run(lm, prompts).hidden_states(layers)[0].transpose(0, 1) - centre, dim=-1)
+        subject = prompts_to_run(lm, prompts).hidden_states(layers)[0].transpose(0, 1)
+        train = normalize(subject.to(centre) - centre, dim=-1)
         likeness = cls(train, centre, centre.new_zeros(len(layers)))(others)
         return cls(train, centre, torch.stack([threshold(values, false_alarms) for values in likeness]))
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return the likeness of hidden states `(layers, tokens, hidden)`: cosines, `(layers, tokens)`."""
-        return (normalize(states - self.centre, dim=-1) @ self.train.mT).amax(-1)
+        return (normalize(states.to(self.centre) - self.centre, dim=-1) @ self.train.mT).amax(-1)
 
     def silent(self, states: Tensor) -> Tensor:
         """Return where hidden states `(layers, tokens, hidden)` are too little like them, `(layers, tokens)`, bool."""
@@ -117,6 +118,7 @@ class Likenesses:
     ) -> None:
         check_false_alarms(false_alarms)
         self.lm, self.layers, self.false_alarms = lm, lm.check_layers(layers), false_alarms
+        dtype = torch.promote_types(lm.dtype, torch.float32)
         self._origins = origins_of(lres)
         self._sentences: dict[str, list[Tensor]] = {}
         self._made: dict[str, Likeness] = {}
@@ -125,7 +127,9 @@ class Likenesses:
             ids = [torch.tensor([tokenize_text(tokenizer, text)], device=lm.device) for text in asked[:SENTENCES]]
             runs = [lm.hidden_states(tokens, self.layers) for tokens in ids]
             # The start token and the first one have seen nothing of the text.
-            self._sentences[name] = [torch.stack([run[layer][0, 2:] for layer in self.layers]) for run in runs]
+            self._sentences[name] = [
+                torch.stack([run[layer][0, 2:].to(lm.device, dtype) for layer in self.layers]) for run in runs
+            ]
 
     def __getitem__(self, relation: str) -> Likeness:
         """Return that of a relation.
@@ -136,13 +140,13 @@ class Likenesses:
         if relation not in self._made:
             own = words_of(self._origins[relation])
             far = [name for name, origin in self._origins.items() if not own & words_of(origin)]
-            if not far:
+            sentences = [states for name in far for states in self._sentences[name]]
+            if not sentences:
                 raise LREError(
                     f"where the lens of {relation!r} says nothing is found by relations that share no subject or "
                     "object with it, and there is no LRE of such a one: let it speak everywhere, or add LREs"
                 )
-            others = torch.cat([states for name in far for states in self._sentences[name]], 1)
-            origin = self._origins[relation]
+            others, origin = torch.cat(sentences, 1), self._origins[relation]
             self._made[relation] = Likeness.of(self.lm, origin, others, self.layers, self.false_alarms)
         return self._made[relation]
 

@@ -103,6 +103,17 @@ def test_a_grid_shows_nothing_where_the_lens_says_nothing(demo, capsys):
     assert "Tokyo" in "".join(drawn)
 
 
+def test_an_lm_in_bfloat16_is_measured_in_float32(demo):
+    _, lres, _ = demo
+    lm = LanguageModel.from_pretrained("demo", dtype="bfloat16")
+    two = {(name, 0): lres[name, 0] for name in (CAPITALS, "person sport")}
+    found = Likenesses(lm, lm.tokenizer, two)[CAPITALS]
+    states = TextStates.of(lm, lm.tokenizer, TEXT).hidden
+    assert states.dtype == torch.bfloat16
+    assert found(states).dtype == torch.float32
+    assert found.silent(states).shape == states.shape[:2]
+
+
 def test_mistakes_are_named(demo):
     lm, lres, _ = demo
     with pytest.raises(LREError, match="false_alarms must be a share between 0 and 1"):
