@@ -102,8 +102,8 @@ export function drawGrid(host, grid, hooks = {}) {
       const nothing = !pinned && grid.silent?.[y][x];
       cell.textContent = nothing ? "·" : pinned ? found[1] ?? "–" : grid.words[grid.top[y][x][0]];
       const marks = [grid.layer === grid.layers[y] && "row", grid.marked.includes(x) && "column", found[1] === 1 && "first"];
-      const step = Math.round(100 * Math.min(1, Math.max(0, nothing ? 0 : found[0] ?? 0)));
-      cell.className = [`p${step}`, ...marks.filter(Boolean)].join(" ");
+      const step = Math.round(100 * Math.min(1, Math.max(0, found[0] ?? 0)));
+      cell.className = [nothing ? "silent" : `p${step}`, ...marks.filter(Boolean)].join(" ");
     }));
     for (const [y, row] of [...body.rows].entries()) row.cells[0].classList.toggle("own", grid.layers[rows - 1 - y] === grid.layer);
     grid.tokens.forEach((_, x) => foot.cells[x + 1].classList.toggle("own", grid.marked.includes(x)));

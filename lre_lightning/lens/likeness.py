@@ -118,18 +118,20 @@ class Likenesses:
     ) -> None:
         check_false_alarms(false_alarms)
         self.lm, self.layers, self.false_alarms = lm, lm.check_layers(layers), false_alarms
-        dtype = torch.promote_types(lm.dtype, torch.float32)
         self._origins = origins_of(lres)
-        self._sentences: dict[str, list[Tensor]] = {}
         self._made: dict[str, Likeness] = {}
+        self._sentences: dict[str, list[Tensor]] = {name: [] for name in self._origins}
+        dtype = torch.promote_types(lm.dtype, torch.float32)
+        by_length: dict[int, list[tuple[str, list[int]]]] = {}
         for name, origin in self._origins.items():
-            asked = [fill(origin.first_template, subject) + f" {answer}" for subject, answer in origin.train]
-            ids = [torch.tensor([tokenize_text(tokenizer, text)], device=lm.device) for text in asked[:SENTENCES]]
-            runs = [lm.hidden_states(tokens, self.layers) for tokens in ids]
-            # The start token and the first one have seen nothing of the text.
-            self._sentences[name] = [
-                torch.stack([run[layer][0, 2:].to(lm.device, dtype) for layer in self.layers]) for run in runs
-            ]
+            for subject, answer in origin.train[:SENTENCES]:
+                ids = tokenize_text(tokenizer, f"{fill(origin.first_template, subject)} {answer}")
+                by_length.setdefault(len(ids), []).append((name, ids))
+        for sentences in by_length.values():
+            run = lm.hidden_states(torch.tensor([ids for _, ids in sentences], device=lm.device), self.layers)
+            hidden = torch.stack([run[layer].to(lm.device, dtype) for layer in self.layers], 1)
+            for (name, _), states in zip(sentences, hidden, strict=True):
+                self._sentences[name].append(states[:, 2:])  # the start token and the first one saw nothing of the text
 
     def __getitem__(self, relation: str) -> Likeness:
         """Return that of a relation.

@@ -78,7 +78,7 @@ def plot_lenses(lenses: Sequence[LensGrid]) -> Figure:
 def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float) -> None:
     """Plot one grid with cells and a title of the given widths."""
     speaks = [[lens.speaks(y, x) for x in range(len(lens.tokens))] for y in range(len(lens.layers))]
-    best = np.where(speaks, [[cell[0] for cell in row] for row in lens.probabilities], 0)
+    best = np.ma.masked_where(np.logical_not(speaks), [[cell[0] for cell in row] for row in lens.probabilities])
     across, up = len(lens.tokens), len(lens.layers)
     axes.pcolormesh(best, cmap=COLOURS, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     axes.set(xlim=(0, across), ylim=(0, up), xticks=[], yticks=[])
@@ -92,8 +92,9 @@ def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float)
     low = 0.5 - 0.26 * SIZE / ROW  # the base line of text in the middle of a row
     for y, row in enumerate(lens.top):
         for x, top in enumerate(row):
-            colour = inks[step_of(best[y, x])][1]
-            said = visible(top[0]) if speaks[y][x] else NOTHING
+            said, colour = NOTHING, "black"
+            if speaks[y][x]:
+                said, colour = visible(top[0]), inks[step_of(best[y, x])][1]
             pen.write(axes, x + 0.5, y + low, said, room, SIZES, ha="center", color=colour)
     for x, token in enumerate(lens.tokens):
         colour = FRAME if x == lens.token else "black"
