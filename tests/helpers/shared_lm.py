@@ -6,11 +6,15 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from lre_lightning.concepts.concepts import estimate_concepts
 from lre_lightning.errors import LREError
+from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models import sharding
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.products import double_vjp, jvp, vjp
+from lre_lightning.relations.sources import load_relations
+from lre_lightning.sharing.collection import LRECollection
 from tests.helpers.tiny_models import batch_of
 
 IDS = torch.tensor([5, 9, 3, 7, 11, 2, 8])
@@ -35,6 +39,23 @@ def compare(folder):
     return {**errors, "held": held / total, "same": lm.fingerprint == whole.fingerprint, "way": lm.way == whole.way}
 
 
+def use():
+    """Use the demo, shared and whole, from Python: an edit, what the LM says after it, concepts and a lens."""
+    lres, name = LRECollection.from_pretrained("demo"), "country capital city"
+    edits, concepts, lenses = [], [], []
+    for size in (2, None):
+        lm = LanguageModel.from_pretrained("demo", tensor_parallel=size)
+        edit = lres[name, 0].bind(lm).edit_prompt("The capital of Canada is", "Peru")
+        edits.append((edit.after[0][0], edit.continuations(4)))
+        concepts.append(estimate_concepts(lm, load_relations(name, "demo")[0], layer=2).vectors)
+        lenses.append(read_lenses(lm, lm.tokenizer, "We met in Peru.", lres, [name]))
+    return {
+        "edits": edits,
+        "concepts": error(*concepts),
+        "lens": all(found.top == right.top for found, right in zip(*lenses, strict=True)),
+    }
+
+
 def refusal(folder, **options):
     try:
         LanguageModel.from_pretrained(folder, dtype="float64", **options)
@@ -48,6 +69,7 @@ def run(index, folder, families):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=index, world_size=2)
     found = {family: compare(f"{folder}/{family}") for family in families}
+    found["demo"] = use()
     found["three"] = refusal(f"{folder}/{families[0]}", tensor_parallel=3)
     sharding._Copy.transpose = sharding._Copy  # as if each member had the whole gradient
     found["wrong"] = refusal(f"{folder}/{families[0]}", tensor_parallel=2).partition(" by ")[0]

@@ -45,6 +45,15 @@ def test_a_shared_lm_has_the_jacobians_and_products_of_a_whole_one(found, family
 
 
 @pytest.mark.slow
+def test_edits_concepts_and_lenses_of_a_shared_lm_are_those_of_a_whole_one(found):
+    shared, whole = found["demo"]["edits"]
+    assert shared == whole
+    assert shared[0] == "Lima"
+    assert found["demo"]["concepts"] < 1e-5
+    assert found["demo"]["lens"]
+
+
+@pytest.mark.slow
 def test_a_split_that_changes_gradients_is_refused(found):
     assert found["wrong"].endswith("cannot be split over 2 processes: the gradients of a few tokens are wrong")
 
