@@ -122,7 +122,7 @@ class Likenesses:
         self._made: dict[str, Likeness] = {}
         self._sentences: dict[str, list[Tensor]] = {name: [] for name in self._origins}
         dtype = torch.promote_types(lm.dtype, torch.float32)
-        by_length: dict[int, list[tuple[str, list[int]]]] = {}
+        by_length: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
         for name, origin in self._origins.items():
             for subject, answer in origin.train[:SENTENCES]:
                 ids = tokenize_text(tokenizer, f"{fill(origin.first_template, subject)} {answer}")
