@@ -13,8 +13,7 @@ from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.editing import PromptEdit
-from lre_lightning.lre.lre import LRE, first_trials
-from lre_lightning.lre.origin import Origin
+from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.plain import printable
 from lre_lightning.training.bank import LREStore
@@ -56,7 +55,7 @@ def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) 
     """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial."""
     first = first_trials(sorted(lres))
     if relation is None:
-        matching = [key[0] for key in first.items() if Origin(**lres.metadata[key]["origin"]).subject_of(prompt)]
+        matching = sorted(name for name, origin in origins_of(lres).items() if origin.subject_of(prompt))
         if len(matching) != 1:
             names = ", ".join(map(repr, matching)) or "no LRE"
             raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")

@@ -23,8 +23,7 @@ from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.lens import LensGrid, mentioned, print_lenses, read_lenses, with_subjects
 from lre_lightning.lens.likeness import Likenesses, check_false_alarms
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
-from lre_lightning.lre.lre import first_trials
-from lre_lightning.lre.origin import Origin
+from lre_lightning.lre.lre import first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.texts import Text, read_text_file
 from lre_lightning.sharing.collection import LRECollection
@@ -112,7 +111,7 @@ class Predict(FromLREs):
         if line.collection is not None:
             (lm, lres, names), lens = self.lres_of(line), line.model.jacobian_lens
             rate = options.false_alarms
-            likenesses = None if rate is None else Likenesses(lm, tokenizer, lres, false_alarms=rate)
+            likenesses = None if rate is None else Likenesses(lm, lres, false_alarms=rate)
             grids = [
                 read_lenses(lm, tokenizer, text.text, lres, names, jacobian_lens=lens, likenesses=likenesses)
                 for text in texts
@@ -148,10 +147,9 @@ class Asked:
 
     def __init__(self, line: LRECommandLine) -> None:
         lres = line.model.bank.lres if line.collection is None else line.collection
-        keys = first_trials(lres).items()
         self._all = line.options.all
         self._tokenizer = line.datamodule.tokenizer
-        self._origins = {key[0]: Origin(**lres.metadata[key]["origin"]) for key in keys}
+        self._origins = origins_of(lres)
         self._subjects = subjects_of(line, lres)
 
     def of(self, text: Text, lenses: Sequence[LensGrid]) -> tuple[list[LensGrid], dict[str, str]]:
@@ -181,9 +179,7 @@ class Asked:
 
 def subjects_of(line: LRECommandLine, lres: LREStore | LRECollection) -> dict[str, set[str]]:
     """Return the subjects of relations: those that LREs were estimated from, and those of the data."""
-    subjects: dict[str, set[str]] = {}
-    for key in first_trials(lres).items():
-        subjects[key[0]] = {subject for subject, _ in Origin(**lres.metadata[key]["origin"]).train}
+    subjects = {name: {subject for subject, _ in origin.train} for name, origin in origins_of(lres).items()}
     with suppress(LREError):  # a collection needs no data
         for relation in line.datamodule.candidates():
             subjects.setdefault(relation.name, set()).update(sample.subject for sample in relation.samples)

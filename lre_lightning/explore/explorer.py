@@ -17,8 +17,7 @@ from lre_lightning.lens.grid import grid_of
 from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lre.lens import Lens, LogitLens
-from lre_lightning.lre.lre import LRE, first_trials
-from lre_lightning.lre.origin import Origin
+from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.relations.relation import SLOT
@@ -102,7 +101,8 @@ class Explorer:
         self.lm, self._lres = lm, lres
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
-        self._origins = {name: Origin(**metadata["origin"]) for name, metadata in self._metadata.items()}
+        origins = origins_of(lres)
+        self._origins = {name: origins[name] for name in self._keys}
         self._subjects = {
             name: dict.fromkeys([*dict(origin.train), *sorted(subjects.get(name, ()))])
             for name, origin in self._origins.items()
@@ -191,12 +191,11 @@ class Explorer:
             return _concept_lens(states, self._concepts[name], name, ask.pin)
         if name in self._generic:
             return states.grid(self._generic[name], top_k, pin)
-        grid = states.grid(self._lre(name), top_k, pin)
-        return replace(grid, silent=self._likenesses[name].silent(states.hidden).tolist()) if ask.quiet else grid
+        return states.grid(self._lre(name), top_k, pin, self._likenesses[name] if ask.quiet else None)
 
     @cached_property
     def _likenesses(self) -> Likenesses:
-        return Likenesses(self.lm, self.lm.tokenizer, self._lres)
+        return Likenesses(self.lm, self._lres)
 
     def _lre(self, relation: str) -> LRE:
         if relation not in self._keys:

@@ -18,10 +18,11 @@ from rich.table import Table as RichTable
 from torch import Tensor
 from typing_extensions import Self
 
+from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.likeness import Likeness, Likenesses
 from lre_lightning.lre.answers import check_top_k, distributions
 from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials
@@ -159,19 +160,19 @@ def read_lenses(
 
     Raises:
         LREError: If the text is empty or too long, an LRE or the Jacobian lens was estimated from another LM, `top_k`
-            or a layer is out of range, or logits are not finite.
+            or a layer is out of range, `likenesses` are of other layers, or logits are not finite.
     """
     check_top_k(lm, top_k)
     states = TextStates.of(lm, tokenizer, text, layers)
+    if likenesses is not None and likenesses.layers != states.layers:
+        raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]
     grids, subjects = [], {}
     for name in names:
         lre = lres[name, trials[name]]
         subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
-        grid = states.grid(lre, top_k)
-        silent = None if likenesses is None else likenesses[name].silent(states.hidden).tolist()
-        grids.append(replace(grid, silent=silent))
+        grids.append(states.grid(lre, top_k, likeness=None if likenesses is None else likenesses[name]))
     generic = [jacobian_lens, LogitLens()] if jacobian_lens is not None else [LogitLens()]
     grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]
     return with_subjects(grids, tokenizer, subjects)
@@ -222,20 +223,22 @@ class TextStates:
         return [token_text(self.tokenizer, token) for token in self.ids.tolist()]
 
     @torch.no_grad()
-    def grid(self, lens: Lens, top_k: int, pin: int | None = None) -> LensGrid:
+    def grid(self, lens: Lens, top_k: int, pin: int | None = None, likeness: Likeness | None = None) -> LensGrid:
         """Decode what a lens makes of the hidden states, at those of the layers that it reads, of which there is one.
 
         Args:
             lens: The lens.
             top_k: Number of tokens to keep for each hidden state.
             pin: A token to look for in every cell.
+            likeness: What says, at all these layers, where the lens says nothing.
 
         Raises:
             LREError: If the lens is of another LM, or logits are not finite.
         """
         lens.check_model(self.lm)
         shown = tuple(layer for layer in self.layers if lens.reads(layer))
-        outputs = lens.read(self.hidden[[self.layers.index(layer) for layer in shown]], shown)
+        hidden = self.hidden[[self.layers.index(layer) for layer in shown]]
+        outputs = lens.read(hidden, shown)
         best, ranks = [], []
         for shares in distributions(self.lm, outputs):
             best.append([part.cpu() for part in shares.topk(top_k)])
@@ -250,10 +253,18 @@ class TextStates:
         if pin is not None:
             columns = (torch.cat(parts).reshape(shape).tolist() for parts in zip(*ranks, strict=True))
             pinned = Pinned(token_text(self.tokenizer, pin), *columns)
-        names = {text: token for token, text in texts.items()}
-        layer = lens.layer if isinstance(lens, LRE) else None
-        best_shares = probabilities.tolist()
-        return LensGrid(lens.name, self.text, self.tokens, shown, top, best_shares, layer, pinned=pinned, ids=names)
+        return LensGrid(
+            name=lens.name,
+            text=self.text,
+            tokens=self.tokens,
+            layers=shown,
+            top=top,
+            probabilities=probabilities.tolist(),
+            layer=lens.layer if isinstance(lens, LRE) else None,
+            pinned=pinned,
+            ids={text: token for token, text in texts.items()},
+            silent=None if likeness is None else likeness.silent(hidden).tolist(),
+        )
 
 
 def with_subjects(
@@ -349,8 +360,9 @@ def print_lenses(grids: Sequence[Sequence[LensGrid]], notes: Sequence[Mapping[st
         for lens, row in places:
             place = lens.token if lens.token is not None else -1 if alone else most_certain_token(lens, row)
             best = list(zip(lens.top[row][place], lens.probabilities[row][place], strict=True))[:PRINTED]
-            said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
-            said = said if lens.speaks(row, place) else "nothing: this is not like a subject of the relation"
+            said = "nothing: this is not like a subject of the relation"
+            if lens.speaks(row, place):
+                said = ", ".join(f"{printable(token.strip())} {probability:.2f}" for token, probability in best)
             note = [printable(noted.get(lens.name, ""))] if noted else []
             token = printable(lens.tokens[place].strip())
             table.add_row(printable(lens.name), *note, str(lens.layers[row]), token, said)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,14 +16,11 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lre.lre import LRE, first_trials
+from lre_lightning.lre.lre import LRE, origins_of
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.prompt import fill, tokenize_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from lre_lightning.scoring.baselines import example_states
 
 FALSE_ALARMS = 0.05
 """The share of tokens about something else at which a lens may speak."""
@@ -37,7 +33,7 @@ class Likeness:
     """How like those of an LRE's training subjects hidden states are: the highest cosine, both less `centre`.
 
     Attributes:
-        train: s of the training samples less `centre`, of unit length, `(layers, samples, hidden)`, float32 or wider.
+        train: s of the training samples, `(layers, samples, hidden)`, float32 or wider.
         centre: The mean hidden state of tokens about something else, `(layers, 1, hidden)`.
         limits: The likeness that few of these tokens exceed, `(layers,)`.
     """
@@ -66,19 +62,26 @@ class Likeness:
         if not origin.train:
             raise LREError(f"the LRE of {origin.relation!r} does not say which prompts it was estimated from")
         prompts = [origin.prompt(lm, subject) for subject, _ in origin.train]
-        centre = others.mean(1, keepdim=True)
-        subject = prompts_to_run(lm, prompts).hidden_states(layers)[0].transpose(0, 1)
-        train = normalize(subject.to(centre) - centre, dim=-1)
-        likeness = cls(train, centre, centre.new_zeros(len(layers)))(others)
-        return cls(train, centre, torch.stack([threshold(values, false_alarms) for values in likeness]))
+        train, centre = example_states(lm, prompts, layers)[:-1], others.mean(1, keepdim=True)
+        limits = [threshold(values, false_alarms) for values in likeness(others, train, centre)]
+        return cls(train, centre, torch.stack(limits))
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return the likeness of hidden states `(layers, tokens, hidden)`: cosines, `(layers, tokens)`."""
-        return (normalize(states.to(self.centre) - self.centre, dim=-1) @ self.train.mT).amax(-1)
+        return likeness(states.to(self.centre), self.train, self.centre)
 
     def silent(self, states: Tensor) -> Tensor:
         """Return where hidden states `(layers, tokens, hidden)` are too little like them, `(layers, tokens)`, bool."""
         return self(states) <= self.limits[:, None]
+
+
+def likeness(states: Tensor, train: Tensor, centre: Tensor) -> Tensor:
+    """Return the highest cosine of states `(..., states, hidden)` with those of training samples, both less `centre`.
+
+    Returns:
+        `(..., states)`.
+    """
+    return (normalize(states - centre, dim=-1) @ normalize(train - centre, dim=-1).mT).amax(-1)
 
 
 def threshold(values: Tensor, rate: float = FALSE_ALARMS) -> Tensor:
@@ -97,8 +100,7 @@ class Likenesses:
     that shares no subject and no object with the LRE, the first four.
 
     Args:
-        lm: The LM that the LREs were estimated from.
-        tokenizer: Its tokenizer.
+        lm: The LM that the LREs were estimated from, with its tokenizer.
         lres: LREs by relation and trial; of several trials of a relation the first is used.
         layers: The layers; all if None.
         false_alarms: The share of tokens about something else at which a lens may speak.
@@ -111,7 +113,6 @@ class Likenesses:
     def __init__(
         self,
         lm: LanguageModel,
-        tokenizer: PreTrainedTokenizerBase,
         lres: Mapping[tuple[str, int], LRE],
         layers: Sequence[Layer] | None = None,
         false_alarms: float = FALSE_ALARMS,
@@ -125,7 +126,7 @@ class Likenesses:
         by_length: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
         for name, origin in self._origins.items():
             for subject, answer in origin.train[:SENTENCES]:
-                ids = tokenize_text(tokenizer, f"{fill(origin.first_template, subject)} {answer}")
+                ids = tokenize_text(lm.tokenizer, f"{fill(origin.first_template, subject)} {answer}")
                 by_length.setdefault(len(ids), []).append((name, ids))
         for sentences in by_length.values():
             run = lm.hidden_states(torch.tensor([ids for _, ids in sentences], device=lm.device), self.layers)
@@ -151,15 +152,6 @@ class Likenesses:
             others, origin = torch.cat(sentences, 1), self._origins[relation]
             self._made[relation] = Likeness.of(self.lm, origin, others, self.layers, self.false_alarms)
         return self._made[relation]
-
-
-def origins_of(lres: Mapping[tuple[str, int], LRE]) -> dict[str, Origin]:
-    """Return the origin of each relation's first LRE, without reading its file where the mapping has its metadata."""
-    keys = {key[0]: key for key in first_trials(lres).items()}
-    metadata = getattr(lres, "metadata", None)
-    if metadata is None:
-        return {name: lres[key].origin for name, key in keys.items()}
-    return {name: Origin(**metadata[key]["origin"]) for name, key in keys.items()}
 
 
 def words_of(origin: Origin) -> set[str]:

@@ -286,3 +286,12 @@ def first_trials(keys: Iterable[tuple[str, int]]) -> dict[str, int]:
     for relation, trial in keys:
         trials[relation] = min(trial, trials.get(relation, trial))
     return trials
+
+
+def origins_of(lres: Mapping[tuple[str, int], LRE]) -> dict[str, Origin]:
+    """Return the origin of each relation's first LRE, without reading its file where the mapping has its metadata."""
+    keys = {key[0]: key for key in first_trials(lres).items()}
+    metadata = getattr(lres, "metadata", None)
+    if metadata is None:
+        return {name: lres[key].origin for name, key in keys.items()}
+    return {name: Origin(**metadata[key]["origin"]) for name, key in keys.items()}

@@ -14,8 +14,8 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
-from lre_lightning.lre.lre import LRE, first_trials
-from lre_lightning.lre.origin import Origin, check_origin
+from lre_lightning.lre.lre import LRE, first_trials, origins_of
+from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import Records, read_records
 from lre_lightning.sharing.index import CARD, INDEX, RECORDS, Index, index_of_run, part_of
@@ -198,8 +198,8 @@ class LRECollection(Mapping[TrialKey, LRE]):
             LREError: If the LREs were estimated from another LM.
         """
         check_origin(self.index.origin, lm)
-        origins = {key: Origin(**self.metadata[key]["origin"]) for key in first_trials(self).items()}
-        return [self[key].bind(lm) for key, origin in origins.items() if origin.subject_of(text) is not None]
+        origins = origins_of(self)
+        return [self[name].bind(lm) for name, origin in origins.items() if origin.subject_of(text) is not None]
 
     def save(self, folder: str | Path, form: Form | None = None, scorer: Scorer | None = None) -> LRECollection:
         """Write the collection to a folder, with its index, records and card; see `write_collection`."""

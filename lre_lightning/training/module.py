@@ -296,9 +296,10 @@ class LREModule(FrozenLMModule):
             relation.name for relation in self._data.relations
         }:
             raise LREError(NO_LRE)
-        if self.false_alarms is not None:
+        self._likenesses, rate = None, self.false_alarms
+        if rate is not None:
             self.lm.tokenizer = self._data.tokenizer
-            self._likenesses = Likenesses(self.lm, self._data.tokenizer, self.lres, false_alarms=self.false_alarms)
+            self._likenesses = Likenesses(self.lm, self.lres, false_alarms=rate)
 
     def predict_step(self, batch: str, batch_idx: int) -> list[LensGrid]:
         """Read a text through the lens of each relation of the data, the Jacobian lens, if any, and the logit lens."""

@@ -232,8 +232,9 @@ class FitTrial(TestedTrial):
                     raise
                 method, why = "dense", str(error)
             else:
-                together = product, self.run.processes, rule
-                operators = {layer: MatrixFree(runs, layer, *together) for layer in self.layers}
+                operators = {
+                    layer: MatrixFree(runs, layer, product, self.run.processes, backward=rule) for layer in self.layers
+                }
         if why:
             self._log(f"W is {method.replace('_', '-')}: {why}")
         return operators

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer
-from lre_lightning.lens.likeness import threshold
+from lre_lightning.lens.likeness import likeness, threshold
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
@@ -163,9 +163,8 @@ def measured(lm: LanguageModel, lre: LRE, found: Readings, subject: Tensor) -> d
     threshold in texts.
     """
     centre = found.null[IN_TEXT][::2].mean(0)
-    one, train = (torch.nn.functional.normalize(states - centre, dim=-1) for states in (subject, found.train))
     logits = lm.decode(torch.cat([lre(subject), lre.bias[None]]))
-    return {**statistics_of(logits[:-1], logits[-1]), LIKENESS: (one @ train.T).amax(-1)}
+    return {**statistics_of(logits[:-1], logits[-1]), LIKENESS: likeness(subject, found.train, centre)}
 
 
 def study(setting: Setting) -> list[Table]:

@@ -81,9 +81,7 @@ def test_a_pinned_object_has_its_rank_and_probability_in_every_cell(explorer):
 def test_a_quiet_lens_says_where_it_says_nothing(explorer):
     lm, name = explorer.lm, "country capital city"
     silent = explorer.read(Read(text=TEXT, lens=name, quiet=True))["grid"]["silent"]
-    lens, _ = read_lenses(
-        lm, lm.tokenizer, TEXT, explorer._lres, [name], likenesses=Likenesses(lm, lm.tokenizer, explorer._lres)
-    )
+    lens, _ = read_lenses(lm, lm.tokenizer, TEXT, explorer._lres, [name], likenesses=Likenesses(lm, explorer._lres))
     assert silent == lens.silent
     assert 0 < sum(map(sum, silent)) < len(silent) * len(silent[0])
     assert explorer.read(Read(text=TEXT, lens=name))["grid"]["silent"] is None

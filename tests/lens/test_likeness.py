@@ -20,7 +20,7 @@ CAPITALS, TEXT = "country capital city", "Rosa took a train through Japan and sl
 @pytest.fixture(scope="module")
 def demo():
     lm, lres = LanguageModel.from_pretrained("demo"), LRECollection.from_pretrained("demo")
-    return lm, lres, Likenesses(lm, lm.tokenizer, lres)
+    return lm, lres, Likenesses(lm, lres)
 
 
 def sentences(lres, relation, chosen):
@@ -107,7 +107,7 @@ def test_an_lm_in_bfloat16_is_measured_in_float32(demo):
     _, lres, _ = demo
     lm = LanguageModel.from_pretrained("demo", dtype="bfloat16")
     two = {(name, 0): lres[name, 0] for name in (CAPITALS, "person sport")}
-    found = Likenesses(lm, lm.tokenizer, two)[CAPITALS]
+    found = Likenesses(lm, two)[CAPITALS]
     states = TextStates.of(lm, lm.tokenizer, TEXT).hidden
     assert states.dtype == torch.bfloat16
     assert found(states).dtype == torch.float32
@@ -115,9 +115,11 @@ def test_an_lm_in_bfloat16_is_measured_in_float32(demo):
 
 
 def test_mistakes_are_named(demo):
-    lm, lres, _ = demo
+    lm, lres, likenesses = demo
+    with pytest.raises(LREError, match="and the text is read at"):
+        read_lenses(lm, lm.tokenizer, TEXT, lres, [CAPITALS], layers=[1, 2], likenesses=likenesses)
     with pytest.raises(LREError, match="false_alarms must be a share between 0 and 1"):
-        Likenesses(lm, lm.tokenizer, lres, false_alarms=5)
-    alone = Likenesses(lm, lm.tokenizer, {(CAPITALS, 0): lres[CAPITALS, 0]})
+        Likenesses(lm, lres, false_alarms=5)
+    alone = Likenesses(lm, {(CAPITALS, 0): lres[CAPITALS, 0]})
     with pytest.raises(LREError, match="there is no LRE of such a one"):
         alone[CAPITALS]
