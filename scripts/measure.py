@@ -25,7 +25,7 @@ from lre_lightning.records.record import TrialRecord
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8"]
-WHOLE = ["baselines=true", "line_integrals=10", "generations=1", "whole_objects=true"]
+WHOLE = [f"--model.measures+={name}" for name in ("Baselines", "LineIntegrals", "Generations", "WholeObjects")]
 TABLES = (
     "distraction/attribute_lens.csv",
     "distraction/attribute_lens_macro.csv",
@@ -47,7 +47,7 @@ def main(folder: str, source: str = "paper") -> None:
         shutil.copy(results, RESULTS / f"{name}.jsonl")
         return results
 
-    main_fit = fit("main", "--data.trials=1", *(f"--model.fitting.{option}" for option in WHOLE))
+    main_fit = fit("main", "--data.trials=1", *WHOLE)
     scored = sorted((one for one in read_records([main_fit]) if one.scored), key=lambda record: record.known)
 
     def chosen(records: Sequence[TrialRecord]) -> list[str]:
@@ -73,7 +73,8 @@ def main(folder: str, source: str = "paper") -> None:
         lre("fit", root / rule, *options)
         shutil.copy(root / rule / "fit_results.jsonl", RESULTS / {"exact": "demo.jsonl"}.get(rule, "demo_frozen.jsonl"))
     lens(root)
-    fit("jlens", *chosen(scored[::4]), "--data.trials=1", f"--model.fitting.jacobian_lens={root / 'lens'}")
+    jlens = ["--model.measures+=JacobianLensLREs", f"--model.measures.lens={root / 'lens'}"]
+    fit("jlens", *chosen(scored[::4]), "--data.trials=1", *jlens)
 
 
 def lens(root: Path) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 from lre_lightning import LanguageModel, LRECollection, read_lenses
 from lre_lightning.grid import DEFAULT_BETAS
 from lre_lightning.lens.plotting import plot_lenses
+from lre_lightning.measures.baselines import plot_causality_baselines, plot_faithfulness_baselines
+from lre_lightning.measures.jacobian_lens import METHODS
+from lre_lightning.measures.whole_objects import WholeObjects
 from lre_lightning.records.analysis import (
-    GENERIC_METHODS,
     SCORES,
     Score,
     by_model,
@@ -31,10 +33,9 @@ from lre_lightning.records.analysis import (
 )
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report.baselines import plot_causality_baselines, plot_faithfulness_baselines
 from lre_lightning.report.findings import findings
 from lre_lightning.report.page import plot
-from lre_lightning.report.relations import chosen_layers, plot_categories, plot_relations, plot_scatter, whole_objects
+from lre_lightning.report.relations import chosen_layers, plot_categories, plot_relations, plot_scatter
 from lre_lightning.report.sections import Picture, picture_of
 from lre_lightning.report.sweeps import (
     plot_beta,
@@ -144,7 +145,7 @@ def main() -> None:
     found = findings(records, model.bare)
     text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
     text += [f"## The choice of layers\n\n{gained(records)}\n\n{markdown(table)}" for table in chosen_layers(records)]
-    for part in whole_objects(records):
+    for part in WholeObjects.sections(records):
         sections += [f"## {part.title}\n\n" + "\n\n".join(map(markdown, part.tables))]
     for title, note, *names in MORE:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
@@ -276,8 +277,8 @@ def beside_the_jacobian_lens(records: Sequence[TrialRecord]) -> str:
     """Return the table of LREs beside a Jacobian lens at their layers."""
     scores = {
         f"{metric[0].upper()}: {name}": per_relation(records, score)
-        for metric, own in SCORES.items()
-        for name, score in {"LRE": own, **GENERIC_METHODS[metric]}.items()
+        for metric, methods in METHODS.items()
+        for name, score in methods.items()
     }
     note = (
         "The Jacobian lens J = E[do/dh] of 23 texts that the LM wrote itself (`lre jlens`), in place of W at each "

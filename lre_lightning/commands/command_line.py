@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 import lre_lightning
+import lre_lightning.measures  # which `--model.measures` and reports find
 from lre_lightning.callbacks import RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.callbacks.loggers import log_text
@@ -37,6 +38,15 @@ from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
 
 DEFAULT_ROOT_DIR = "lre_runs"
+
+
+def measure_named(name: str) -> dict[str, str]:
+    """Return what the command line takes for one of the suite's measures."""
+    return {"class_path": f"lre_lightning.measures.{name}"}
+
+
+DEFAULT_MEASURES = [measure_named(name) for name in ("Majorities", "LowRank", "Outcomes")]
+"""What every fit measures, as it takes no time."""
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": DEFAULT_ROOT_DIR,
@@ -139,6 +149,8 @@ class LRECommandLine(LightningCLI):
         """Name the LM once, and keep checkpoints in the run's folder under fixed names."""
         for target, source in links(self._datamodule_class).items():  # type: ignore[arg-type]
             parser.link_arguments(source, target)
+        if issubclass(self._model_class, LREModule):  # type: ignore[arg-type]
+            parser.set_defaults({"model.measures": DEFAULT_MEASURES})
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         # One file, rewritten after every trial; `save_last` alone would write it only after the fit.
         parser.set_defaults({"checkpoint.filename": "last", "checkpoint.enable_version_counter": False})

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
-from lre_lightning.commands.command_line import LRECommandLine
+from lre_lightning.commands.command_line import DEFAULT_MEASURES, LRECommandLine, measure_named
 from lre_lightning.commands.fit import check_trials, try_folders
 from lre_lightning.commands.resuming import check_options
 from lre_lightning.datamodules import RelationDataModule
@@ -85,8 +85,8 @@ class Evaluate(Command):
         parser.add_argument("--revisions", type=list[str], default=[], help=revisions)
         # The paper's figures and tables need baselines and line integrals, and a fit alone does not. The records then
         # differ from a fit's, and one report cannot have both: an evaluation has a folder of its own.
-        fitting = {"baselines": True, "line_integrals": 10, "generations": 1, "measures": True}
-        parser.set_defaults({f"model.fitting.{name}": value for name, value in fitting.items()})
+        more = ("Baselines", "LineIntegrals", "Generations", "Distributions")
+        parser.set_defaults({"model.measures": [*DEFAULT_MEASURES, *map(measure_named, more)]})
         parser.set_defaults({"trainer.default_root_dir": "lre_evaluation"})
 
     @override
@@ -198,7 +198,7 @@ def evaluate(
     """Run the main fit and the fits that vary it (figures "varying_n", "mode-switch", table "prompt_template").
 
     Args:
-        module: The module of the main fit; whether it counts baselines and line integrals is its own option.
+        module: The module of the main fit, with its measures.
         data: The datamodule of the main fit, with the relations' first templates. A template that is given in
             their place is a relation's only one.
         make_trainer: Makes the Trainer of one fit, with a `ModelCheckpoint` that writes ``last.ckpt`` into a folder of
@@ -243,11 +243,7 @@ def _settings(
     betas = {summary.beta for summary in summaries}
     beta = betas.pop() if len(betas) == 1 else module.beta  # the main fit's, which may have been tuned
     alone: dict[str, Any] = {
-        "fitting.baselines": False,
-        "fitting.line_integrals": 0,
-        "fitting.generations": 0,
-        "fitting.whole_objects": False,
-        "fitting.measures": False,
+        "measures": [],
         "fitting.lre_dir": None,
         "beta": beta,
         "betas": [beta],

@@ -19,6 +19,7 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_weights_only, find_checkpoint
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.lens import LensGrid, mentioned, print_lenses, read_lenses, with_subjects
 from lre_lightning.lens.likeness import Likenesses, check_false_alarms
@@ -77,8 +78,6 @@ class Predict(FromLREs):
         options = line.options
         check_false_alarms(options.false_alarms)
         options.all = options.all or named
-        if jlens is not None:
-            options.model.fitting.jacobian_lens = jlens
         options.texts = [*options.data.loader.texts, *options.texts]
         if not options.texts and options.file is None and not sys.stdin.isatty():
             try:
@@ -97,6 +96,8 @@ class Predict(FromLREs):
     @override
     def run(self, line: LRECommandLine) -> None:
         """Print the lenses, and write them as pictures, as a page and as data, or write the table."""
+        if line.options.jlens is not None:
+            line.model.jacobian_lens = JacobianLens.load(line.options.jlens, line.model.lm)
         if line.options.table is None:
             self.show_lenses(line)
         elif line.trainer.is_global_zero:

@@ -20,7 +20,7 @@ from lre_lightning.lre.lre import LRE, origins_of
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import fill, tokenize_text
-from lre_lightning.scoring.baselines import example_states
+from lre_lightning.scoring.states import example_states
 
 FALSE_ALARMS = 0.05
 """The share of tokens about something else at which a lens may speak."""

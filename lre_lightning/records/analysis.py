@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, MAJORITIES, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.statistics.correlation import pearson, spearman
 from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_over, over_trials
@@ -125,44 +125,26 @@ def lm_of(records: Sequence[TrialRecord]) -> str:
     return short_name(records[0].label)
 
 
-def faithfulness(
-    record: TrialRecord,
-    layer: Layer | None = None,
-    beta: float | None = None,
-    method: str = "LRE",
-    zero_shot: bool = False,
-) -> float:
-    """Return the faithfulness of the LRE or of another method, NaN where it was not measured.
-
-    Layer and beta are the chosen ones if None. With `zero_shot`, s is read in a prompt of the subject alone.
-    """
-    at, scale = record.layer if layer is None else layer, record.beta if beta is None else beta
-    if method in GENERIC:
-        return record.score("generic_faithful", at, scale, method=method)
-    if method != "LRE":
-        return record.score("zero_shot_baselines" if zero_shot else "faithful_baselines", at, method=method)
-    return record.score("faithful_zero_shot" if zero_shot else "faithful", at, scale)
+def faithfulness(record: TrialRecord, layer: Layer | None = None, beta: float | None = None) -> float:
+    """Return the faithfulness of the LRE, NaN where it was not measured; layer and beta are the chosen ones if None."""
+    return record.faithfulness(record.layer if layer is None else layer, record.beta if beta is None else beta)
 
 
-def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None = None, method: str = "LRE") -> float:
-    """Return the causality of the LRE's edit or of another method's, NaN where it was not measured.
+def causality(record: TrialRecord, layer: Layer | None = None, rank: int | None = None) -> float:
+    """Return the causality of the LRE's edit, NaN where not measured; layer and rank are the chosen ones if None."""
+    return record.causality(record.layer if layer is None else layer, record.rank if rank is None else rank)
 
-    Layer and rank are the chosen ones if None.
-    """
-    at, used = record.layer if layer is None else layer, record.rank if rank is None else rank
-    if method in GENERIC:
-        return record.score("generic_causal", at, used, method=method)
-    if method != "LRE":
-        return record.score("causal_baselines", at, method=method)
-    return record.score("causal", at, used)
+
+def tally_score(measure: str, name: str) -> Score:
+    """Return the mean of a measure's tally as a score of a record, at the chosen point but for what is given."""
+
+    def score(record: TrialRecord, **point: Any) -> float:
+        return record.measured(measure, name, **point)
+
+    return score
 
 
 SCORES: dict[str, Score] = {"faithfulness": faithfulness, "causality": causality}
-
-
-def low_rank_faithfulness(record: TrialRecord, rank: int) -> float:
-    """Return the faithfulness at the chosen layer and beta with W truncated to a rank, NaN where not measured."""
-    return record.score("faithful_low_rank", rank)
 
 
 def random_guess(record: TrialRecord) -> float:
@@ -170,39 +152,39 @@ def random_guess(record: TrialRecord) -> float:
     return record.random_guess
 
 
-def majority(record: TrialRecord, samples: str) -> float:
-    """Return the score of the most frequent first token of one of `MAJORITIES`, NaN where it was not counted."""
-    return record.of_majority(samples)
-
+MAPS = ("linear regression", "translation", "identity")
+MAJORITIES = ("majority of training", "majority of data")
 
 CONSTANT: dict[str, Score] = {
     "b alone": partial(faithfulness, beta=0.0),
-    **{f"majority of {name}": partial(majority, samples=name) for name in MAJORITIES},
+    **{name: tally_score("majorities", name) for name in MAJORITIES},
 }
 """Faithfulness of answers that are the same for all subjects: the LRE's at beta 0, and the most frequent ones."""
 
 
 def faithfulness_methods(zero_shot: bool = False) -> dict[str, Score]:
     """Return the faithfulness of the LRE and its baselines at the chosen layer, as scores of a record."""
+    metric = "zero-shot faithfulness" if zero_shot else "faithfulness"
+    lre = tally_score("baselines", f"{metric}: LRE") if zero_shot else faithfulness
     return {
-        "LRE": partial(faithfulness, zero_shot=zero_shot),
-        "LRE at the embedding": partial(faithfulness, layer="emb", zero_shot=zero_shot),
-        **{name: partial(faithfulness, method=name, zero_shot=zero_shot) for name in FAITHFULNESS_BASELINES},
+        "LRE": lre,
+        "LRE at the embedding": partial(lre, layer="emb"),
+        **{
+            name: tally_score("baselines", f"{metric}: {name}")
+            for name in ("linear regression", "translation", "identity")
+        },
         **CONSTANT,
     }
 
 
 METHODS: dict[str, dict[str, Score]] = {
     "faithfulness": faithfulness_methods(),
-    "causality": {name: partial(causality, method=name) for name in ("LRE", *CAUSALITY_BASELINES)},
+    "causality": {
+        "LRE": causality,
+        **{name: tally_score("baselines", f"causality: {name}") for name in ("oracle", "unembedding", "object")},
+    },
 }
-"""Scores of the LRE and of the paper's baselines by metric and method."""
-
-GENERIC_METHODS: dict[str, dict[str, Score]] = {
-    "faithfulness": {name: partial(faithfulness, method=name) for name in GENERIC},
-    "causality": {name: partial(causality, method=name) for name in GENERIC[1:]},
-}
-"""Scores of LREs with the Jacobian lens in place of W, likewise."""
+"""Scores of the LRE and of the paper's baselines by metric and method; NaN where the measure was not taken."""
 
 
 def categories(records: Iterable[TrialRecord]) -> dict[str, str]:
@@ -368,5 +350,5 @@ def underestimation(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
 
 def change_ratios(record: TrialRecord) -> list[float]:
     """Return the ratio of change to estimate for each pair of subjects whose estimate is positive."""
-    ratios = [exact / estimate for exact, estimate in record.line_integrals if estimate > 0]
+    ratios = [exact / estimate for exact, estimate in record.rows_of("line integrals") if estimate > 0]
     return [ratio for ratio in ratios if math.isfinite(ratio)]

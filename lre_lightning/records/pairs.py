@@ -52,7 +52,9 @@ def shared_samples(records: Iterable[TrialRecord], others: Iterable[TrialRecord]
         if paired is None:
             continue
         place = 1 if score == "faithfulness" else 2
-        right, theirs = ({line[0]: line[place] for line in r.outcomes if line[place] >= 0} for r in (record, paired))
+        right, theirs = (
+            {line[0]: line[place] for line in r.rows_of("outcomes") if line[place] >= 0} for r in (record, paired)
+        )
         counts = [0, 0, 0, 0]
         for sample in right.keys() & theirs.keys():
             counts[3 - 2 * right[sample] - theirs[sample]] += 1

@@ -163,13 +163,8 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
 
 
 def at_point(record: TrialRecord, layer: Layer | None, rank: int | None, beta: float) -> TrialRecord:
-    """Return the record at another point of its grid, without the counts that exist only for its old point."""
-    if layer != record.layer:
-        record = replace(record, line_integrals=())
-    if (layer, rank) != (record.layer, record.rank):
-        record = replace(record, generations=())
-    if (layer, beta) != (record.layer, record.beta):
-        record = replace(record, faithful_low_rank=())
-    if (layer, rank, beta) != (record.layer, record.rank, record.beta):
-        record = replace(record, whole_objects={}, outcomes=())
-    return replace(record, layer=layer, rank=rank, beta=beta)
+    """Return the record at another point of its grid, without the measurements that hold only for its old point."""
+    now = {"layer": layer, "rank": rank, "beta": beta}
+    moved = {name for name, value in now.items() if value != getattr(record, name)}
+    kept = {name: found for name, found in record.measures.items() if not moved & {*found.chosen}}
+    return replace(record, layer=layer, rank=rank, beta=beta, measures=kept)

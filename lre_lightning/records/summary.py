@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import MAJORITIES, WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.statistics.estimates import Estimate, over_trials
 from lre_lightning.storage.files import written_whole
 
 ALIKE = "all of its objects begin with the same token"
 
 SCORES = ("faithfulness", "causality")
-BLIND = {"b_alone": "b alone", "majority_of_training": "majority of training", "majority_of_data": "majority of data"}
-"""Columns of the file, and of the table, for the faithfulness of answers that are the same for all subjects."""
+B_ALONE = "b alone"
+"""The faithfulness of b without W, an answer that is the same for all subjects."""
 CSV_COLUMNS = [
     *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
-    *("random_guess", *BLIND, "reported", "layer", "beta", "rank", "edited", *SCORES),
+    *("random_guess", B_ALONE, "reported", "layer", "beta", "rank", "edited", *SCORES),
 ]
 
 
@@ -43,12 +43,12 @@ def _short(count: float) -> str:
 def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
     """Write one row per relation and trial to a CSV file with the columns `CSV_COLUMNS`, atomically.
 
-    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them. Where
-    whole objects were scored, `WHOLE_OBJECTS` are columns too. With `append` the rows are added to those that the file
-    has, all or none, with its columns.
+    Scores are those at the chosen layer, beta and rank. A trial that was not scored has a row without them. What
+    measures give tables, `TrialRecord.columns`, are columns too. With `append` the rows are added to those that the
+    file has, all or none, with its columns.
     """
     records = list(records)
-    columns = [*CSV_COLUMNS, *(WHOLE_OBJECTS if any(record.whole_objects for record in records) else ())]
+    columns = [*CSV_COLUMNS, *dict.fromkeys(name for record in records for name in record.columns)]
     with written_whole(path, append) as part, part.open("a+", newline="", encoding="utf-8") as file:
         if append:
             file.seek(0)
@@ -57,10 +57,10 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
         if not append:
             writer.writeheader()
         for record in records:
-            row = {name: getattr(record, name) for name in CSV_COLUMNS if name not in (*SCORES, *BLIND)}
-            row |= {name: score for name, score in zip(BLIND, _blind(record), strict=True) if not math.isnan(score)}
+            row = {name: getattr(record, name) for name in CSV_COLUMNS if name not in (*SCORES, B_ALONE)}
+            measured = {B_ALONE: record.faithfulness(record.layer, 0.0), **record.columns}
+            row |= {name: score for name, score in measured.items() if not math.isnan(score)}
             row["beta"] = record.beta if record.scored else None
-            row |= {name: record.on_whole_objects(name) for name in WHOLE_OBJECTS if name in record.whole_objects}
             writer.writerow(row | dict(zip(SCORES, record.chosen_scores or (None, None), strict=True)))
 
 
@@ -68,8 +68,8 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
 class RelationSummary:
     """A line of the table of results: means over the scored trials of a relation, with deviations and intervals.
 
-    `known` and `tested` are means over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were
-    measured, `blind` those of `BLIND`, and `identity_layers` those at which W is the identity. The chosen layer, rank
+    `known` and `tested` are means over all trials, `columns` what measures give tables, with the faithfulness of b
+    alone, and `identity_layers` are those at which W is the identity. The chosen layer, rank
     and beta, and the scores, are None if no trial was scored, which `unscored` gives the reason of; causality is None
     also if no trial had an edit.
     """
@@ -87,9 +87,8 @@ class RelationSummary:
     beta: float | None = None
     faithfulness: Estimate | None = None
     causality: Estimate | None = None
-    whole_objects: Mapping[str, Estimate] = field(default_factory=dict)
+    columns: Mapping[str, Estimate] = field(default_factory=dict)
     unscored: str = ""
-    blind: Mapping[str, Estimate] = field(default_factory=dict)
     identity_layers: tuple[Layer, ...] = ()
 
     @property
@@ -115,9 +114,11 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     tested = statistics.fmean(record.tested for record in group)
     reported = [record for record in group if record.reported and record.scored]
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
-    measured = [record for record in reported if record.whole_objects]
-    fractions = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
-    whole_objects = {name: value for name, value in fractions.items() if value is not None}
+    found: dict[str, list[float]] = {B_ALONE: [record.faithfulness(record.layer, 0.0) for record in reported]}
+    for record in reported:
+        for name, score in record.columns.items():
+            found.setdefault(name, []).append(score)
+    columns = {name: mean for name, values in found.items() if (mean := _mean(values)) is not None}
     summary = RelationSummary(
         relation=first.relation,
         category=first.category,
@@ -127,15 +128,13 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         trials=len(scores),
         random_guess=first.random_guess,
         range_size=first.range_size,
-        whole_objects=whole_objects,
+        columns=columns,
     )
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
         return replace(summary, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))
-    means = zip(BLIND.values(), map(_mean, zip(*map(_blind, reported), strict=True)), strict=True)
-    blind = {name: score for name, score in means if score is not None}
     return replace(
         summary,
         layer=chosen.layer,
@@ -143,15 +142,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         beta=chosen.beta,
         faithfulness=faithfulness,
         causality=causality,
-        blind=blind,
         identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ())),
     )
-
-
-def _blind(record: TrialRecord) -> list[float]:
-    """Return the scores of answers that are the same for all subjects, NaN where not measured."""
-    alone = record.score("faithful", record.layer, 0.0)
-    return [alone, *map(record.of_majority, MAJORITIES)]
 
 
 def _mean(values: Iterable[float]) -> Estimate | None:

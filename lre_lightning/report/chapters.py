@@ -9,14 +9,16 @@ from lre_lightning.concepts.record import ConceptRecord
 from lre_lightning.records import analysis
 from lre_lightning.records.analysis import ModelResults
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.report import baselines, measures, relations, sweeps
+from lre_lightning.report import relations, sweeps
 from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset, paired
 from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
+from lre_lightning.report.measured import section_of
 from lre_lightning.report.sections import Chapter, Section, collapsed
 from lre_lightning.report.tables import cell_text
 from lre_lightning.report.training import training
+from lre_lightning.scoring.measure import known_measures
 
 
 def chapters_of(
@@ -43,27 +45,32 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
     first = (
         Section("Findings", tables=(findings(records, model.bare),)),
         relations.relations(records),
-        *relations.whole_objects(records),
     )
     last = (concepts(own),) if own else ()
     if not analysis.counted(records):
         return (*first, *last)
     sections = (
         *([relations.categories(model)] if any(analysis.categories(records).values()) else ()),
-        *baselines.baselines(records),
-        *baselines.generic(records),
-        measures.measures(records),
+        *measured_sections(records),
         relations.agreement(records),
         sweeps.layers(records),
         sweeps.mode_switch(model),
         sweeps.ranks(records),
         sweeps.betas(records),
-        relations.underestimation(records),
-        relations.generations(records),
         sweeps.n_shots(model),
         relations.templates(model),
     )
     return collapsed((*first, *sections, *last))
+
+
+def measured_sections(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
+    """Return the sections of all measures: of those that were imported their own, else a table of their columns."""
+    found: list[Section] = []
+    known = known_measures()
+    for name in dict.fromkeys([*known, *(name for record in records for name in record.measures)]):
+        own = known[name].sections(records) if name in known else None
+        found += section_of(name, records) if own is None else own
+    return tuple(found)
 
 
 def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:

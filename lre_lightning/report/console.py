@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from lre_lightning.records.record import WHOLE_OBJECTS
-from lre_lightning.records.summary import BLIND, RelationSummary
+from lre_lightning.records.summary import RelationSummary
 from lre_lightning.report.tables import Table, cell_text, to_text, write_table
 from lre_lightning.storage.plain import printable
 
@@ -21,12 +20,11 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     """Build the table of results: one row per relation, scores as mean ± standard deviation over trials.
 
     In brackets are the 95% intervals over samples and trials. A layer at which W is the identity is marked.
-    Scores on whole objects are columns where a relation has them.
+    What measures give tables are columns where a relation has them.
     """
     summaries = list(summaries)
-    whole = [name for name in WHOLE_OBJECTS if any(name in summary.whole_objects for summary in summaries)]
-    blind = [name for name in BLIND.values() if any(name in summary.blind for summary in summaries)]
-    names = ("known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *blind, *whole)
+    more = list(dict.fromkeys(name for summary in summaries for name in summary.columns))
+    names = ("known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *more)
     title = "Linear relational embeddings"
     table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("relation", "category"):
@@ -40,8 +38,7 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
         both = (summary.faithfulness, summary.causality)
         scores = [cell_text(score) if summary.trials else "not scored" for score in both]
         scores.append(f"{summary.random_guess:.2f}")
-        scores += [cell_text(summary.blind[name].value if name in summary.blind else None) for name in blind]
-        scores += [cell_text(summary.whole_objects.get(name)) for name in whole]
+        scores += [cell_text(summary.columns[name].value if name in summary.columns else None) for name in more]
         table.add_row(summary.relation, summary.category, summary.known_of, *chosen, *scores)
     return table
 

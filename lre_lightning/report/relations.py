@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from lre_lightning.grid import spans
 from lre_lightning.records import analysis, choices
 from lre_lightning.records.analysis import ALL, SCORES, ModelResults
-from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import Criterion, nested, reselect
 from lre_lightning.report import plotting
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
@@ -112,30 +112,6 @@ def plot_relations(records: Sequence[TrialRecord]) -> Figure:
     return figure
 
 
-def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
-    """Return the scores on whole objects beside those by first token; nothing where they were not measured."""
-    measured = [record for record in records if record.reported and record.whole_objects]
-    if not measured:
-        return ()
-    known = analysis.spreads((record.relation, record.whole_objects["known"]) for record in measured)
-    columns = analysis.both_by_relation(records)
-    for name in WHOLE_OBJECTS:
-        columns[name] = analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
-    columns = {name: columns[name] for name in sorted(columns, key=lambda name: "causality" in name) if columns[name]}
-    table = by_relation(
-        "whole_objects",
-        f"LRE performance by first token and on whole objects by relation on {analysis.lm_of(records)}, with the "
-        "number of test samples whose whole object the LM says: first-token faithfulness is faithfulness on those. "
-        "Whole-object: every token of the target is said. Closed-set: the most probable of the relation's objects is "
-        "right; as the LM with the true subject gives all tokens but the first, b alone and the LRE of another subject "
-        "show how much of it is the LM's. Means and standard deviations over trials, in the last row over relations.",
-        known,
-        {"known as a whole": known, **columns},
-        ("mean", None, *map(analysis.overall, columns.values())),
-    )
-    return (Section("Whole objects", tables=(table,)),)
-
-
 def categories(model: ModelResults) -> Section:
     """Return the scores by category of relations (figure "lre_other_models")."""
     counts = Counter(analysis.categories(analysis.counted(model.main)).values())
@@ -219,61 +195,6 @@ def plot_scatter(records: Sequence[TrialRecord], title: str = "") -> Figure:
     figure.legend(loc="outside right upper", frameon=False)
     distance = {name: abs(y - x) for name, (x, y) in points.items() if abs(y - x) > 0.1}
     plotting.label_points(figure, axes, points, sorted(distance, key=lambda name: -distance[name])[:6])
-    return figure
-
-
-def generations(records: Sequence[TrialRecord]) -> Section:
-    """Return texts that the LM generates before and after edits (table "causal-generations")."""
-    title = "What the LM says after edits"
-    edited = [(record.relation, *texts) for record in analysis.counted(records) for texts in record.generations]
-    if not edited:
-        return missing(title, "Generated texts were", "--model.fitting.generations 1")
-    table = Table(
-        "generations",
-        f"Texts that {analysis.lm_of(records)} generates before and after edits that aim at another object.",
-        ("relation", "prompt", "object → target", "before", "after"),
-        tuple((name, prompt, f"{o} → {wanted}", *texts) for name, prompt, o, wanted, *texts in sorted(edited)),
-    )
-    return Section(title, tables=(table,))
-
-
-def underestimation(records: Sequence[TrialRecord]) -> Section:
-    """Return the extent to which W underestimates the change of F between subjects (table "line_int")."""
-    title = "Changes between subjects, and what W estimates of them"
-    measured = [record for record in analysis.counted(records) if record.line_integrals]
-    if not measured:
-        return missing(title, "How much W underestimates changes of F was", "--model.fitting.line_integrals 10")
-    used, left_out = Counter[str](), Counter[str]()
-    for record in measured:
-        used[record.relation] += len(analysis.change_ratios(record))
-        left_out[record.relation] += len(record.line_integrals) - len(analysis.change_ratios(record))
-    table = by_relation(
-        "underestimation",
-        "Ratio between the actual change of F from one subject to another and the change that W estimates on "
-        f"{analysis.lm_of(records)}. Medians over pairs of subjects, which a few estimates near zero do not move, with "
-        "95% intervals; pairs whose estimate is not positive are left out, which makes ratios look "
-        "larger the more there are.",
-        used,
-        {"pairs": used, "left out": left_out, "underestimation ratio": analysis.underestimation(records)},
-        digits=3,
-    )
-    return Section(title, (picture_of(plot_underestimation, records),), (table,))
-
-
-def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
-    """Ratio of the actual change of F from one subject to another to the change that W estimates (table "line_int").
-
-    Medians over pairs of subjects, with 95% intervals; at 1 nothing is underestimated.
-    """
-    ratios = analysis.underestimation(records)
-    names = plotting.best_first(ratios, ratios)
-    figure, (axes,) = plotting.rows(names, [""], "underestimation ratio, median over pairs of subjects", 0.24)
-    plotting.dots(axes, names, {"": ratios})
-    plotting.intervals(axes, [(row, ratios[name]) for row, name in enumerate(names)])
-    axes.axvline(1, color="black", linestyle="--", linewidth=1)
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    plotting.category_marks(axes, names, analysis.categories(records))
     return figure
 
 

@@ -199,7 +199,10 @@ def ranks(records: Sequence[TrialRecord]) -> Section:
 
 def _by_rank(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
     kept = analysis.whole_grids(records, "ranks")
-    scores: dict[str, Score] = {"faithfulness": analysis.low_rank_faithfulness, "causality": analysis.causality}
+    scores: dict[str, Score] = {
+        "faithfulness": analysis.tally_score("low rank", "faithfulness"),
+        "causality": analysis.causality,
+    }
     return {name: analysis.sweep(kept, score, "rank", kept[0].ranks) for name, score in scores.items()}
 
 

@@ -8,12 +8,13 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
 from lre_lightning.records.record import PartialGrid, TrialRecord
 from lre_lightning.records.selection import Criterion, eligible_layers
-from lre_lightning.scoring.scores import Answers, faithfulness_predictions, on_grid
+from lre_lightning.scoring.scores import faithfulness_predictions, on_grid
 from lre_lightning.scoring.states import TrialStates
 
 EDITS = 8
@@ -34,13 +35,12 @@ def with_choice(
     betas: Sequence[float],
     ranks: Sequence[int],
     criterion: Criterion,
-    answers: Answers | None = None,
-) -> TrialRecord:
-    """Return the record with faithfulness on the whole grid, and causality as far as it decides the choice.
+) -> tuple[TrialRecord, Tensor, Tensor]:
+    """Score LREs as `scores.with_grid` does, but edits only as far as they decide the choice.
 
     `choose` takes the same layer and rank from it as from the record of `scores.with_grid`. The counts of points that
     were left, as they could no longer be chosen, or not at all, are None; all others are those of the whole grid. A
-    collective call. What was said is kept in `answers`, if given.
+    collective call. What the LM says at a point that was left out is -1.
     """
     lm, operators = states.runs.lm, list(lres.values())
     said = faithfulness_predictions(lm, operators, states.subject[states.known], betas)
@@ -48,8 +48,6 @@ def with_choice(
     blocks = torch.arange(len(states.edited), device=states.edited.device).tensor_split(max(1, -(-total // EDITS)))
     change = states.change
     edited = torch.full((len(states.edited), len(lres), len(ranks)), -1, device=said.device)
-    if answers is not None:
-        answers.said, answers.edited = said, edited
 
     places = [list(lres).index(layer) for layer in eligible_layers([record], lres)]
 
@@ -66,7 +64,7 @@ def with_choice(
     at_beta = faithful[places, betas.index(record.beta)].tolist()
     causal = dict(zip(places, search(at_beta, len(ranks), total, criterion, run), strict=True))
     whole = tuple(causal.get(place, (None,) * len(ranks)) for place in range(len(lres)))
-    return on_grid(record, states, lres, betas, ranks, faithful, whole)
+    return on_grid(record, states, lres, betas, ranks, faithful, whole), said, edited
 
 
 def search(faithful: Sequence[int], ranks: int, total: int, criterion: Criterion, run: RunEdits) -> PartialGrid:

@@ -16,6 +16,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.metrics import Causality, Faithfulness
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
+from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
@@ -235,6 +236,16 @@ def run_trial(
     """Run the test prompts of the trial of an index in the schedule, in one process, and keep s at `layers`."""
     batches = [batch.to(lm.device) for batch in data.val_dataloader([index])]
     return TrialStates.run(lm, batches, data.trial(index), layers, max_known=max_known)
+
+
+def example_states(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[Layer]) -> Tensor:
+    """Run the training prompts of a trial.
+
+    Returns:
+        s at each layer and, last, o, `(layers + 1, prompts, hidden)`, in float32 or the LM's dtype if wider.
+    """
+    subject, output = prompts_to_run(lm, prompts).hidden_states(layers)
+    return torch.stack([*subject.unbind(1), output]).to(torch.promote_types(lm.dtype, torch.float32))
 
 
 def draw_key(trial: Trial) -> str:

@@ -14,10 +14,10 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.operators import FACTOR_DTYPES, Factors
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.source import PromptSource
-from lre_lightning.records.record import fraction
 from lre_lightning.scoring.cross import counts
 from lre_lightning.scoring.states import TrialStates, run_trial
 from lre_lightning.sharing.index import Entry, Scores, plain_scores
+from lre_lightning.statistics.estimates import Share
 from lre_lightning.training.bank import TrialKey
 
 Trials = Literal["first", "mean", "all"]
@@ -111,7 +111,7 @@ class Scorer:
     def scores(self, states: TrialStates, lre: LRE) -> Scores:
         """Return the faithfulness and the causality of an LRE."""
         faithful, causal = counts(states, lre.to(self.lm.device), 0)
-        return plain_scores((fraction(faithful, states.all_known), fraction(causal, len(states.all_edited))))
+        return plain_scores((Share(faithful, states.all_known), Share(causal, len(states.all_edited))))
 
 
 def mean_lre(lres: Sequence[LRE]) -> LRE:

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 ASKED = 24
 """Test prompts of a trial that are run at most, to see how many the LM knows."""
 
-MORE = ("baselines", "line_integrals", "generations", "jacobian_lens", "whole_objects", "measures")
-"""Options of a fit that add work which is not counted."""
-
 LONG = 0.25
 """Seconds after which work is measured once and not twice."""
 
@@ -109,7 +106,7 @@ class Forecast:
         weights: Bytes of the LM's weights.
         jacobians: Bytes of the Jacobians of a trial, at all layers together.
         free: Bytes of memory that the LM's device has left; None if unknown.
-        more: Options that add work which is not counted.
+        more: Measures that add work which is not counted.
     """
 
     relations: tuple[RelationForecast, ...]
@@ -162,7 +159,9 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial 
             share = _known(run.lm, prompts) / len(prompts)
         pace = pace or measure(trial, prompts)
         known = share * tested
-        method, why = choose_method(run.lm, trial.trial, trial.layers, trial.ranks()[-1], run.fitting)
+        method, why = choose_method(
+            run.lm, trial.trial, trial.layers, trial.ranks()[-1], run.measures, run.fitting.method
+        )
         relations.append(
             RelationForecast(
                 relation=trial.trial.relation.name,
@@ -182,7 +181,7 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial 
         weights=sum(parameter.nbytes for parameter in lm.parameters()),
         jacobians=layers * lm.hidden_size**2 * together if any(r.method == "dense" for r in relations) else 0,
         free=free_memory(lm.device),
-        more=tuple(name for name in MORE if getattr(run.fitting, name)),
+        more=tuple(measure.name for measure in run.measures if measure.applied or measure.elements),
     )
 
 
@@ -210,8 +209,8 @@ def work_of(trial: FitTrial, asked: list[Prompt], known: float) -> Work:
     if known < needed:
         return work
     known = min(known, run.fitting.max_known or known)
-    method, _ = choose_method(lm, trial.trial, trial.layers, ranks[-1], run.fitting)
-    products = Products.of(lm, trial.trial, trial.layers, ranks[-1], run.fitting)
+    method, _ = trial.method()
+    products = Products.of(lm, trial.trial, trial.layers, ranks[-1], run.measures)
     prompts = train_prompts(trial.trial, run.data.tokenizer, options=run.data.prompts)
     return replace(
         work,
@@ -248,7 +247,7 @@ def measure(trial: FitTrial, asked: list[Prompt]) -> Work:
         decoded=decoding / variants,
         scored=scoring / len(asked),
     )
-    method, _ = choose_method(lm, trial.trial, trial.layers, ranks[-1], run.fitting)
+    method, _ = trial.method()
     if method == "matrix_free":
         return pace
     prompts = train_prompts(trial.trial, run.data.tokenizer, options=run.data.prompts)

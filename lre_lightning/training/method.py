@@ -12,7 +12,7 @@ from lre_lightning.lre.triplets import PROBES
 if TYPE_CHECKING:
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.prompts.trials import Trial
-    from lre_lightning.training.options import Fitting
+    from lre_lightning.scoring.measure import Measure
 
 Method = Literal["auto", "dense", "matrix_free"]
 
@@ -41,14 +41,16 @@ class Products:
     matrix_free: float
 
     @classmethod
-    def of(cls, lm: LanguageModel, trial: Trial, layers: Sequence[Layer], rank: int, fitting: Fitting) -> Products:
+    def of(
+        cls, lm: LanguageModel, trial: Trial, layers: Sequence[Layer], rank: int, measures: Sequence[Measure]
+    ) -> Products:
         """Count the products of a trial with edits up to `rank`.
 
         They depend on nothing that changes between processes or runs: W is applied to s of all test samples, whether or
-        not the LM knows them, and once more for some measures of `fitting`.
+        not the LM knows them, and once more for some `measures`.
         """
         width, depths = lm.hidden_size, [lm.num_layers - 1 - place_of(layer) for layer in layers]
-        applied = 1 + fitting.baselines + fitting.measures + fitting.whole_objects
+        applied = 1 + sum(measure.applied for measure in measures)
         directions = DIRECTIONS * rank + PROBES
         triplets = (PUSHED + PULLED) * directions + 2 * PROBES * PULLED
         if directions > width // 2:
@@ -58,14 +60,14 @@ class Products:
 
 
 def choose_method(
-    lm: LanguageModel, trial: Trial, layers: Sequence[Layer], rank: int, fitting: Fitting
+    lm: LanguageModel, trial: Trial, layers: Sequence[Layer], rank: int, measures: Sequence[Measure], asked: Method
 ) -> tuple[Method, str]:
-    """Choose the method of a trial, and say why if there was a choice; arguments as for `Products.of`."""
-    if fitting.method != "auto":
-        return fitting.method, ""
-    if fitting.jacobian_lens is not None or lm.hidden_size < NARROWEST:
+    """Choose the method of a trial, and say why if there was a choice; other arguments are those of `Products.of`."""
+    if asked != "auto":
+        return asked, ""
+    if any(measure.elements for measure in measures) or lm.hidden_size < NARROWEST:
         return "dense", ""
-    products = Products.of(lm, trial, layers, rank, fitting)
+    products = Products.of(lm, trial, layers, rank, measures)
     why = (
         f"of each Jacobian about {products.matrix_free:,.0f} products would do, and all elements take "
         f"{products.dense:,.0f} ({len(layers)} layers, {len(trial.test_asked)} test prompts, ranks up to {rank})"

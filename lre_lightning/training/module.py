@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
+from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import LensGrid, read_lenses
 from lre_lightning.lens.likeness import Likenesses
@@ -22,6 +22,7 @@ from lre_lightning.records.analysis import SCORES, over_relations
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.runs.processes import Processes, share_error
+from lre_lightning.scoring.measure import Measure, layers_for, measures_of
 from lre_lightning.training.bank import LREBank, TrialKey
 from lre_lightning.training.forecast import Forecast, forecast
 from lre_lightning.training.options import Fitting
@@ -54,7 +55,9 @@ class LREModule(FrozenLMModule):
         ranks: Ranks to try for edits. Powers of two from 4 to 256 or the LM's width if None.
         beta: The LM's beta, which the table of results and the LREs use. 1 is the plain first-order approximation;
             the paper uses 2.25 for GPT-J.
-        fitting: How layers and ranks are chosen, what else is measured, and where LREs are written.
+        fitting: How layers and ranks are chosen, and where LREs are written.
+        measures: What is measured beside faithfulness and causality, such as
+            `lre_lightning.measures.Baselines()` or a class of your own.
         loading: How the LM is loaded and run.
 
     Raises:
@@ -70,9 +73,11 @@ class LREModule(FrozenLMModule):
         beta: float = 1.0,
         fitting: Fitting = Fitting(),
         loading: Loading = Loading(),
+        measures: list[Measure] | None = None,
     ) -> None:
         super().__init__(loading)
         self.fitting = options_of(Fitting, fitting, "fitting")
+        self.measures = measures_of(measures)
         self.save_hyperparameters(
             {
                 "name_or_path": name_of(name_or_path),
@@ -82,6 +87,7 @@ class LREModule(FrozenLMModule):
                 "beta": beta,
                 "fitting": asdict(self.fitting),
                 "loading": asdict(self.loading),
+                "measures": [measure.plain() for measure in self.measures],
             }
         )
         self.beta = float(beta)
@@ -91,6 +97,7 @@ class LREModule(FrozenLMModule):
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
         self.false_alarms: float | None = None  # in prediction; see `Likenesses`
         self._likenesses: Likenesses | None = None
+        self.jacobian_lens: JacobianLens | None = None  # in prediction
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._expected: float | None = None
         self._adds = False
@@ -99,14 +106,16 @@ class LREModule(FrozenLMModule):
         self.load_lm(name_or_path)
 
     def take_lm(self) -> None:
-        """Check layers, ranks and choices, and load the Jacobian lens."""
-        layers, ranks, lens = self.hparams["layers"], self.hparams["ranks"], self.fitting.jacobian_lens
-        embedding: list[Layer] = ["emb"] if self.fitting.baselines and "emb" in self.lm.layers else []
-        self.layers = self.lm.check_layers(None if layers is None else [*embedding, *layers])
+        """Check layers, ranks, choices and measures."""
+        layers, ranks = self.hparams["layers"], self.hparams["ranks"]
+        self.layers = layers_for(self.lm, layers, self.measures)
         self.ranks = None if ranks is None else check_ranks(ranks, self.lm.hidden_size)
         self.fitting.check_choices(self.lm)
         check_backward(self.lm, self.fitting.backward)
-        self.jacobian_lens = None if lens is None else JacobianLens.load(lens, self.lm)
+        for measure in self.measures:
+            measure.check(self.lm)
+            if measure.elements and self.fitting.method == "matrix_free":
+                raise LREError(f"the measure {measure.name!r} needs all elements of W: leave method matrix_free out")
         self.bank.lres.check_model(self.lm)
 
     @property
@@ -153,7 +162,7 @@ class LREModule(FrozenLMModule):
             ranks=self.ranks,
             beta=self.beta,
             fitting=self.fitting,
-            lens=self.jacobian_lens,
+            measures=self.measures,
         )
 
     def forecast(self, data: PromptSource, devices: int = 1) -> Forecast:

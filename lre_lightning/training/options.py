@@ -36,7 +36,7 @@ class Choice(TypedDict):
 
 @dataclass(frozen=True)
 class Fitting:
-    """Options of a fit: the choice of layers and ranks, further measurements, and the folder of LREs.
+    """Options of a fit: the choice of layers and ranks, the form of W, and the folder of LREs.
 
     Attributes:
         select_by: The score that chooses a relation's layer and rank: ``"causality"``, as in the paper, or
@@ -53,21 +53,6 @@ class Fitting:
             in the records.
         max_known: The number of known test samples that a trial scores at most: its samples are asked in a drawn order
             until the LM knows as many. All are asked if None, which takes long for relations of hundreds of samples.
-        baselines: Score the baselines of the paper's Section 4 as well, at every layer and at the embedding. For
-            faithfulness: linear regression, translation and identity, each also on prompts that hold the subject
-            alone. For causality: the oracle s', the unembedding row of o', and o' itself.
-        line_integrals: The number of pairs of test subjects per trial between which the LM's slope is integrated, to
-            compare it with W (the paper's appendix on beta).
-        generations: The number of edits per trial for which the LM's continuations before and after are kept, ten
-            tokens of each (the paper's table "causal-generations").
-        jacobian_lens: A Jacobian lens J of the LM to compare LREs with: a file, a folder or a hub name. Scored are J in
-            place of W, without b and with it, and W mixed with J.
-        whole_objects: Score whole objects as well, at the chosen layer, beta and rank: whether every token of the
-            object is said, and which object of the relation's range is the most probable. Of the time of a plain fit
-            of the bundled LM, objects of one token take 6% more, and objects of two to four tokens 40%.
-        measures: Measure more than the argmax as well, on the whole grid: probabilities, token ranks, divergences,
-            cosines, and answers about what the LM does not know. Means then differ in their last digits between
-            numbers of processes.
         method: How W is used: ``"dense"`` computes all elements of W at all layers in one sweep, ``"matrix_free"`` only
             products with it for the test subjects, and with few directions for the inverse. Counts are the same up to
             rounding; the LRE that is kept has W in factors. ``"auto"`` takes the one with fewer products: for few given
@@ -82,12 +67,6 @@ class Fitting:
     choices: dict[str, Choice] | None = option(None)
     grid: Literal["whole", "choice"] = option("whole")
     max_known: int | None = option(None)
-    baselines: bool = option(False)
-    line_integrals: int = option(0)
-    generations: int = option(0)
-    jacobian_lens: str | None = option(None)
-    whole_objects: bool = option(False)
-    measures: bool = option(False)
     method: Method = option("auto")
     backward: Backward = option("exact")
     lre_dir: str | None = option(None, harmless=True, explicit=True)
@@ -97,26 +76,16 @@ class Fitting:
         check_choice("method", self.method, get_args(Method))
         check_choice("backward", self.backward, get_args(Backward))
         check_choice("grid", self.grid, ("whole", "choice"))
-        if self.grid == "choice" and self.measures:
-            raise LREError("measures are sums on the whole grid: leave grid choice out, or measures")
-        if self.method == "matrix_free" and self.jacobian_lens is not None:
-            raise LREError(
-                "the Jacobian lens is mixed with all elements of W: leave method matrix_free out, or the lens"
-            )
         check_number("selection_trials", self.selection_trials, 0)
         if self.max_known is not None:
             check_number("max_known", self.max_known, 1)
-        check_number("line_integrals", self.line_integrals, 0)
-        check_number("generations", self.generations, 0)
         for relation, choice in (self.choices or {}).items():
             for name in ("layer", "rank"):
                 if name not in choice:
                     raise LREError(f"the choice for {relation!r} lacks its {name!r}: give layer and rank")
 
     def check_choices(self, lm: LanguageModel) -> None:
-        """Check that the LM has the layers and ranks of `choices`, and can generate if it has to."""
-        if self.generations and not hasattr(lm.model, "generate"):
-            raise LREError(f"{lm.name} has no method `generate`: leave generations out")
+        """Check that the LM has the layers and ranks of `choices`."""
         for relation, choice in (self.choices or {}).items():
             try:
                 lm.check_layers([choice["layer"]])

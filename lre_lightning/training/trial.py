@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, check_ranks, default_ranks
-from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import IDENTITY, LREEstimator, identity_layers
 from lre_lightning.lre.jacobian import PromptJacobian, sweep
 from lre_lightning.lre.lre import LRE
@@ -28,23 +27,11 @@ from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choice_of_earlier, choose_after
 from lre_lightning.runs.processes import Processes
-from lre_lightning.scoring.baselines import example_states, with_baselines
-from lre_lightning.scoring.generations import with_generations
-from lre_lightning.scoring.generic import with_jacobian_lens
-from lre_lightning.scoring.line_integrals import with_line_integrals
-from lre_lightning.scoring.measures import Measured, with_measures
-from lre_lightning.scoring.scores import (
-    Answers,
-    new_record,
-    with_grid,
-    with_low_rank,
-    with_majority,
-    with_outcomes,
-)
+from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
+from lre_lightning.scoring.scores import new_record, with_grid
 from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates, knows
-from lre_lightning.scoring.whole_objects import with_whole_objects
-from lre_lightning.training.method import choose_method
+from lre_lightning.training.method import Method, choose_method
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
@@ -68,8 +55,8 @@ class Run:
         betas: The betas to try.
         ranks: The ranks to try; None for the default ones.
         beta: The beta of the records and LREs.
-        fitting: What a fit measures, and how it chooses layers and ranks.
-        lens: The Jacobian lens that LREs are compared with, if any.
+        fitting: How layers and ranks are chosen.
+        measures: What is measured beside faithfulness and causality.
     """
 
     lm: LanguageModel
@@ -80,7 +67,7 @@ class Run:
     ranks: tuple[int, ...] | None
     beta: float
     fitting: Fitting
-    lens: JacobianLens | None = None
+    measures: tuple[Measure, ...] = ()
 
 
 class TestedTrial:
@@ -90,14 +77,12 @@ class TestedTrial:
         run: What the trial has in common with others.
         trial: Its relation and samples.
         layers: The layers at which s is read.
-        alone: Whether s is read in prompts that hold the subject alone, too.
     """
 
     __test__ = False  # not a test of pytest's
 
-    def __init__(self, run: Run, trial: Trial, layers: Sequence[Layer], alone: bool = False) -> None:
+    def __init__(self, run: Run, trial: Trial, layers: Sequence[Layer]) -> None:
         self.run, self.trial, self.layers = run, trial, tuple(layers)
-        self._alone = alone
         self._batches: list[RelationBatch] = []
 
     def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
@@ -112,15 +97,15 @@ class TestedTrial:
         (tested,) = run.processes.sum(torch.tensor([own]))
         if not tested:
             return None
-        alone = [run.data.subjects_alone(batch) for batch in batches] if self._alone else None
+        needed = any(measure.alone for measure in run.measures)
+        alone = [run.data.subjects_alone(batch) for batch in batches] if needed else None
         most = run.fitting.max_known
         states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone, most)
         (tested,) = run.processes.sum(torch.tensor([len(states.samples)]))
         record = self._record(int(tested), states.all_known)
         if record.known < len(self.trial.train):
             return states, record
-        record = replace(record, identity_layers=identity_layers(run.lm, self._train_prompts, self.layers))
-        return states, with_majority(record, states, run.data.coverage(self.trial.relation).tokens)
+        return states, replace(record, identity_layers=identity_layers(run.lm, self._train_prompts, self.layers))
 
     @cached_property
     def _train_prompts(self) -> list[Prompt]:
@@ -133,11 +118,13 @@ class TestedTrial:
         backward = self.run.fitting.backward
         return replace(record, model=self.run.lm.label, backward=backward, beta=self.run.beta, reported=reported)
 
-    def _with_whole_objects(self, record: TrialRecord, states: TrialStates, lre: LRE) -> TrialRecord:
-        """Return the record with the counts of whole objects, if the options ask for them."""
-        if not self.run.fitting.whole_objects:
-            return record
-        return with_whole_objects(record, states, lre, self.run.data.coverage(self.trial.relation).tokens)
+    def _measured(
+        self, record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], said: Tensor, edited: Tensor
+    ) -> TrialRecord:
+        """Return the record with what each measure has found."""
+        tokens = self.run.data.coverage(self.trial.relation).tokens
+        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens)
+        return replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
 
 
 class FitTrial(TestedTrial):
@@ -156,10 +143,11 @@ class FitTrial(TestedTrial):
     """
 
     def __init__(self, run: Run, trial: Trial, earlier: Sequence[TrialRecord] = ()) -> None:
-        embedding: list[Layer] = ["emb"] if run.fitting.baselines and "emb" in run.lm.layers else []
         self.earlier, self.choice = earlier, self._given(run, trial, earlier)
-        layers = run.layers if self.choice is None else run.lm.check_layers([*embedding, self.choice["layer"]])
-        super().__init__(run, trial, layers, alone=run.fitting.baselines)
+        chosen = self.choice
+        super().__init__(
+            run, trial, run.layers if chosen is None else layers_for(run.lm, [chosen["layer"]], run.measures)
+        )
         self.unscored: TrialRecord | None = None
         self._estimator = LREEstimator(self.layers)
         self._swept: dict[Key, list[PromptJacobian]] = {}
@@ -217,11 +205,16 @@ class FitTrial(TestedTrial):
         self._swept = {_key(ids): self._sweep(ids, subject)}
         return self._swept[_key(ids)]
 
+    def method(self) -> tuple[Method, str]:
+        """Return the form of W, and why, if there was a choice."""
+        run = self.run
+        return choose_method(run.lm, self.trial, self.layers, self.ranks()[-1], run.measures, run.fitting.method)
+
     @cached_property
     def _operators(self) -> dict[Layer, MatrixFree]:
         """W at each layer if it is matrix-free; nothing if it is dense."""
         lm, fitting = self.run.lm, self.run.fitting
-        method, why = choose_method(lm, self.trial, self.layers, self.ranks()[-1], fitting)
+        method, why = self.method()
         operators: dict[Layer, MatrixFree] = {}
         if method == "matrix_free":
             runs, rule = prompts_to_run(lm, self._train_prompts), fitting.backward
@@ -271,23 +264,10 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        answers = Answers()
-        record = self._with_grid(record, states, answers)
+        record, said, edited = self._with_grid(record, states)
         layer, rank = self._choose(record)
-        record = with_outcomes(replace(record, layer=layer, rank=rank), states, answers)
-        record = with_low_rank(record, states, self._lres[layer])
-        if self.run.fitting.baselines or self.run.lens:
-            examples = example_states(self.run.lm, self._train_prompts, self.layers)
-        if self.run.fitting.baselines:
-            record = with_baselines(record, states, self._lres, examples)
-        if self.run.lens:
-            record = with_jacobian_lens(record, states, self._lres, examples, self.run.lens)
-        if self.run.fitting.line_integrals:
-            record = with_line_integrals(record, states, self._lres[layer], self.run.fitting.line_integrals)
+        record = self._measured(replace(record, layer=layer, rank=rank), states, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
-        if self.run.fitting.generations:
-            record = with_generations(record, states, lre.bind(self.run.lm), self.run.fitting.generations)
-        record = self._with_whole_objects(record, states, lre)
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
 
     def _with_elements(self, lre: LRE) -> LRE:
@@ -306,16 +286,12 @@ class FitTrial(TestedTrial):
         )
         return replace(lre, weight=operator.factors)
 
-    def _with_grid(self, record: TrialRecord, states: TrialStates, answers: Answers) -> TrialRecord:
+    def _with_grid(self, record: TrialRecord, states: TrialStates) -> tuple[TrialRecord, Tensor, Tensor]:
         lres, betas, ranks, fitting = self._lres, self.run.betas, self.ranks(), self.run.fitting
         chooses_alone = record.reported or fitting.selection_trials == 1  # means of several take whole grids
         if fitting.grid == "choice" and self.choice is None and chooses_alone:
-            return with_choice(record, states, lres, betas, ranks, fitting.select_by, answers)
-        if not fitting.measures:
-            return with_grid(record, states, lres, betas, ranks, answers=answers)
-        measured = Measured(states)
-        record = with_grid(record, states, lres, betas, ranks, measured.read, measured.read_edits, answers)
-        return with_measures(record, measured, lres)
+            return with_choice(record, states, lres, betas, ranks, fitting.select_by)
+        return with_grid(record, states, lres, betas, ranks)
 
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""
@@ -365,11 +341,10 @@ class RescoredTrial(TestedTrial):
             return tested[1] if tested else None
         states, record = tested
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
-        answers = Answers()
-        record = with_grid(record, states, {lre.layer: lre}, (record.beta,), (rank,), answers=answers)
+        lres = {lre.layer: lre}
+        record, said, edited = with_grid(record, states, lres, (record.beta,), (rank,))
         record = replace(record, layer=lre.layer, rank=rank, backward=lre.origin.backward)
-        record = with_outcomes(record, states, answers)
-        return self._with_whole_objects(record, states, lre)
+        return self._measured(record, states, lres, said, edited)
 
 
 class SavedTrials:

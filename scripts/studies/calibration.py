@@ -30,8 +30,7 @@ from lre_lightning.prompts.prompt import fill, make_prompts, tokenize_text
 from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.report.tables import Row, Table
-from lre_lightning.scoring.baselines import example_states
-from lre_lightning.scoring.states import TrialStates
+from lre_lightning.scoring.states import TrialStates, example_states
 from lre_lightning.statistics.correlation import pearson
 from lre_lightning.statistics.estimates import estimate, mean_over
 from scripts.studies.common import Setting, drawn, run

@@ -21,7 +21,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.progress import progress
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.report.tables import Table
-from lre_lightning.scoring.baselines import example_states
+from lre_lightning.scoring.states import example_states
 from lre_lightning.statistics.estimates import Estimate, mean_over
 from scripts.studies.common import Setting, run
 

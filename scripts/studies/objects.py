@@ -20,6 +20,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
+from lre_lightning.measures.whole_objects import ObjectRuns
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.progress import progress
@@ -28,7 +29,6 @@ from lre_lightning.prompts.prompt import Prompt, make_prompts
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.relations.relation import Sample
 from lre_lightning.report.tables import Cell, Table
-from lre_lightning.scoring.whole_objects import ObjectRuns
 from lre_lightning.statistics.estimates import mean_over
 from scripts.studies.common import Setting, drawn, run
 

@@ -21,13 +21,13 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures.baselines import linear_regression
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
 from lre_lightning.prompts.batch import collate, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt, make_prompts
 from lre_lightning.relations.relation import Sample
 from lre_lightning.report.tables import Row, Table
-from lre_lightning.scoring.baselines import linear_regression
 from lre_lightning.scoring.cross import counts
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.statistics.estimates import mean_over

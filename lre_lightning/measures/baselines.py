@@ -1,38 +1,150 @@
-"""Sections on the LRE compared with its baselines, and with a Jacobian lens: what does knowing the relation add?"""
+"""Baselines of the paper's Section 4: other approximations of F, and other states to insert in place of s.
+
+A new baseline is a function and an entry of `FAITHFULNESS` or `CAUSALITY` under its name.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.records import analysis
-from lre_lightning.records.analysis import ALL, GENERIC_METHODS, METHODS, Score
-from lre_lightning.records.record import GENERIC, TrialRecord
+from lre_lightning.records.analysis import ALL, METHODS, Score
+from lre_lightning.records.measurement import Measurement, Tally
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
-from lre_lightning.report.plotting import LOOKS, STYLES, Style
+from lre_lightning.report.plotting import LOOKS, Style
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, by_relation
+from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.scores import faithfulness_predictions, grid_of
+from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Map = Callable[[Tensor], Tensor]
+"""An approximation of F: maps s to o, `(..., hidden)`, float32 or wider."""
+
+
+def linear_regression(subjects: Tensor, objects: Tensor) -> Map:
+    """Fit o = W s + b by least squares.
+
+    With fewer examples than dimensions many fits are exact; the one of smallest W is taken, as in
+    `numpy.linalg.lstsq`. The intercept is not penalized. Subjects and objects are s and o, `(examples, hidden)`.
+
+    >>> fitted = linear_regression(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[3.0], [5.0], [9.0]]))
+    >>> fitted(torch.tensor([10.0])).round(decimals=4).tolist()
+    [21.0]
+    """
+    subject, object_ = subjects.mean(0), objects.mean(0)
+    # Centring leaves rounding errors in the direction that it removes. A cutoff relative to the uncentred states, in
+    # float64, keeps them from counting as a small difference between examples.
+    wide = subjects.cpu().double()
+    rounding = torch.finfo(wide.dtype).eps * max(wide.shape) * torch.linalg.matrix_norm(wide, 2)
+    inverse = torch.linalg.pinv(wide - wide.mean(0), atol=rounding).to(subjects)
+    targets = objects - object_
+    return lambda new: (new - subject) @ inverse @ targets + object_
+
+
+def translation(subjects: Tensor, objects: Tensor) -> Map:
+    """Fit o = s + b with b = E[o - s]; arguments as for `linear_regression`.
+
+    >>> fitted = translation(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 1.0], [5.0, 1.0]]))
+    >>> fitted(torch.tensor([0.0, 0.0])).tolist()
+    [1.0, 1.0]
+    """
+    bias = (objects - subjects).mean(0)
+    return lambda new: new + bias
+
+
+def identity(subjects: Tensor, objects: Tensor) -> Map:
+    """Return o = s, which the decoder head then reads directly: the logit lens."""
+    return lambda new: new
+
+
+FAITHFULNESS: Mapping[str, Callable[[Tensor, Tensor], Map]] = {
+    "linear regression": linear_regression,
+    "translation": translation,
+    "identity": identity,
+}
+"""Fits of o by a map of s, on the examples that the LRE is estimated from."""
+
+CAUSALITY: Mapping[str, Callable[[TrialStates, int], Tensor]] = {
+    "oracle": TrialStates.target_subjects,
+    "unembedding": lambda states, index: states.runs.lm.unembedding(states.wanted),
+    "object": lambda states, index: states.target_objects,
+}
+"""States to insert in place of s at the layer of an index, `(edits, hidden)`: s', the unembedding's row of o', o'."""
+
+
+@dataclass(frozen=True)
+class Baselines(Measure):
+    """The baselines, at every layer and at the embedding, and the LREs on prompts that hold the subject alone.
+
+    For faithfulness: linear regression, translation and identity, each also with s from prompts of the subject alone.
+    For causality: the oracle s', the unembedding row of o', and o' itself.
+    """
+
+    name = "baselines"
+    alone = True
+    embedding = True
+    applied = 1
+
+    def measure(self, trial: ScoredTrial) -> Measurement:
+        """Count the successes of each baseline at each layer."""
+        states, lm = trial.states, trial.lm
+        assert states.zero_shot is not None
+        *subjects, objects = trial.examples
+        maps = {name: [fit(subject, objects) for subject in subjects] for name, fit in FAITHFULNESS.items()}
+        known, edits = trial.record.known, trial.record.edited
+        said = faithfulness_predictions(lm, [*trial.lres.values()], states.zero_shot[states.known], trial.record.betas)
+        tallies = {
+            "zero-shot faithfulness: LRE": Tally(grid_of(states.count_faithful(said)), known, ("layer", "beta")),
+            **_faithful(states, states.subject, maps, "faithfulness", known),
+            **_faithful(states, states.zero_shot, maps, "zero-shot faithfulness", known),
+        }
+        edited = []
+        for index, layer in enumerate(trial.lres):
+            inserted = [insert(states, index).to(states.target_objects) for insert in CAUSALITY.values()]
+            edited.append(lm.predict(states.edited_runs.patched(layer, torch.stack(inserted, 1))))
+        causal = grid_of(states.count_causal(torch.stack(edited, 2)))
+        tallies |= {
+            f"causality: {name}": Tally(row, edits, ("layer",)) for name, row in zip(CAUSALITY, causal, strict=True)
+        }
+        return Measurement(tallies)
+
+    @classmethod
+    def sections(cls, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
+        """Return the LRE and its baselines by category, by layer and by relation."""
+        if not any(cls.name in record.measures for record in records):
+            return (missing("Baselines", "Baselines were", "--model.measures+=Baselines"),)
+        return faithfulness_section(records), causality_section(records), by_relation_section(records)
+
+
+def _faithful(
+    states: TrialStates, subject: Tensor, maps: Mapping[str, Sequence[Map]], metric: str, total: int
+) -> dict[str, Tally]:
+    """Count each map's faithful predictions at each layer; `subject` is s of all prompts, few-shot or zero-shot."""
+    lm, known = states.runs.lm, subject[states.known].unbind(1)
+    wide = [s.to(torch.promote_types(s.dtype, torch.float32)) for s in known]
+    answers = [
+        torch.stack([lm.predict(predict(s)) for predict, s in zip(by_layer, wide, strict=True)], 1)
+        for by_layer in maps.values()
+    ]
+    counts = grid_of(states.count_faithful(torch.stack(answers, 1)))
+    return {f"{metric}: {name}": Tally(row, total, ("layer",)) for name, row in zip(maps, counts, strict=True)}
+
+
 LABELS = {"oracle": "oracle s'", "unembedding": "unembedding row of o'", "object": "object o'"}
-EVERY = {metric: METHODS[metric] | GENERIC_METHODS[metric] for metric in METHODS}
-"""Scores of the LRE, of the paper's baselines and of the Jacobian lens by metric and method."""
 ZERO_SHOT = analysis.faithfulness_methods(zero_shot=True)
-LIKENESS = ("cosine of W and J", "directions read", "directions written")
-
-
-def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
-    """Return the LRE and its baselines by category, by layer and by relation."""
-    if not any(record.faithful_baselines or record.generic_faithful for record in records):
-        return (missing("Baselines", "Baselines were", "--model.fitting.baselines true"),)
-    return _faithfulness(records), _causality(records), _by_relation(records)
 
 
 def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
@@ -42,7 +154,7 @@ def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *
     return [(name, *labels, *map(scores.get, columns)) for name, scores in means.items() if scores]
 
 
-def _faithfulness(records: Sequence[TrialRecord]) -> Section:
+def faithfulness_section(records: Sequence[TrialRecord]) -> Section:
     """Figures "faithfulness-baselines" and "faith-baselines-prompting"."""
     table = Table(
         "faithfulness_baselines",
@@ -50,7 +162,7 @@ def _faithfulness(records: Sequence[TrialRecord]) -> Section:
         "with s from few-shot prompts, and from zero-shot prompts that consist of the subject alone. Means and "
         "standard deviations over relations.",
         ("method", "prompts of s", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        (*_by_category(records, EVERY["faithfulness"], "few-shot"), *_by_category(records, ZERO_SHOT, "zero-shot")),
+        (*_by_category(records, METHODS["faithfulness"], "few-shot"), *_by_category(records, ZERO_SHOT, "zero-shot")),
     )
     note = "Light bars: s from zero-shot prompts that consist of the subject alone."
     name = "faithfulness_baselines_zero_shot"
@@ -58,7 +170,7 @@ def _faithfulness(records: Sequence[TrialRecord]) -> Section:
     return Section("Faithfulness baselines", (picture_of(plot_faithfulness_baselines, records), zero_shot), (table,))
 
 
-def _causality(records: Sequence[TrialRecord]) -> Section:
+def causality_section(records: Sequence[TrialRecord]) -> Section:
     """Figures "causality-baselines" and "causality-baselines-layerwise"."""
     by_category = Table(
         "causality_baselines",
@@ -66,7 +178,7 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
         "standard deviations over relations.",
         ("method", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        tuple(_by_category(records, EVERY["causality"])),
+        tuple(_by_category(records, METHODS["causality"])),
     )
 
     def best_rank(record: TrialRecord, layer: Layer) -> float:
@@ -88,7 +200,7 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
     return Section("Causality baselines", pictures, (by_category, by_layer))
 
 
-def _by_relation(records: Sequence[TrialRecord]) -> Section:
+def by_relation_section(records: Sequence[TrialRecord]) -> Section:
     """Figures "faithfulness-baselines" and "causality-baselines", by relation."""
     measured = {
         f"{metric}: {name}": scores
@@ -112,7 +224,7 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means over
     relations, with 95% intervals where there are five or more.
     """
-    few = EVERY["faithfulness"]
+    few = METHODS["faithfulness"]
     kinds = {"few-shot s": few, "zero-shot s": ZERO_SHOT} if zero_shot else {"": few}
     return _plot_by_category(records, "faithfulness", kinds, [LOOKS["faithfulness"], Style("#56B4E9", hatch="////")])
 
@@ -123,7 +235,7 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
     Means over relations, with 95% intervals where there are five or more.
     """
-    return _plot_by_category(records, "causality", {"": EVERY["causality"]}, [LOOKS["causality"]])
+    return _plot_by_category(records, "causality", {"": METHODS["causality"]}, [LOOKS["causality"]])
 
 
 def _plot_by_category(
@@ -172,54 +284,3 @@ def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
     names = plotting.best_first(analysis.categories(analysis.counted(records)), scores)
     series = {LABELS.get(name, name): (records, score) for name, score in METHODS["causality"].items()}
     return plot_layer_grid(series, names, "causality")
-
-
-def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
-    """Return the section on LREs beside a Jacobian lens, if a fit has compared them."""
-    compared = analysis.on_most((record for record in records if record.generic_faithful), "layers")
-    if not compared:
-        return ()
-    *panels, (_, likeness) = _panels().items()
-    columns = {f"{metric}: {name}": score for metric, scores in panels for name, score in scores.items()} | likeness
-    layers = compared[0].generic_layers
-    table = sweep_table(
-        "generic",
-        f"LREs of {analysis.lm_of(compared)} and its Jacobian lens J by layer: J in place of W, without b and with it, "
-        "and both mixed, (n W + J) / (n + 1). The cosine of W and J, and how much of the leading directions that W "
-        "reads from s, and writes to o, J shares (mean squared cosine of principal angles); a W of zeros has none.",
-        "layer",
-        {name: analysis.sweep(compared, score, "layer", layers) for name, score in columns.items()},
-    )
-    return (Section("LREs and the Jacobian lens", (picture_of(plot_generic, compared),), (table,)),)
-
-
-def _panels() -> dict[str, dict[str, Score]]:
-    """Return what is measured at a layer, by panel and label."""
-
-    def likeness(record: TrialRecord, layer: Layer, index: int) -> float:
-        cosines = record.likeness[record.generic_layers.index(layer)]
-        return cosines[index] if cosines[0] else math.nan  # the cosine is 0 for a W of zeros, which has no directions
-
-    return {
-        **{metric: {name: EVERY[metric][name] for name in ("LRE", *GENERIC_METHODS[metric])} for metric in EVERY},
-        "likeness of W and J": {name: partial(likeness, index=index) for index, name in enumerate(LIKENESS)},
-    }
-
-
-def plot_generic(records: Sequence[TrialRecord]) -> Figure:
-    """LREs, the Jacobian lens in place of W, and both mixed, by layer; and how alike W and J are.
-
-    Means over relations, with the middle half of the relations shaded, at each relation's β and rank.
-    """
-    layers = records[0].generic_layers
-    figure = plotting.new_figure(11, 4)
-    looks = dict(zip(("LRE", *GENERIC, *LIKENESS), STYLES, strict=False))
-    for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), _panels().items(), strict=True):
-        for name, score in scores.items():
-            sweep = analysis.sweep(records, score, "layer", layers)
-            plotting.mean_curve(axes, {layer: means for layer, means in sweep.items() if means}, looks[name], name)
-        plotting.layer_axis(axes, layers, 8)
-        axes.set(title=title, xlabel="layer")
-        plotting.fraction_axis(axes, "y")
-    plotting.legend(figure)
-    return figure
