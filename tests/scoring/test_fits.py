@@ -12,32 +12,26 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures import Baselines, LineIntegrals, LowRank, Majorities, Outcomes, WholeObjects
+from lre_lightning.measures.baselines import CAUSALITY
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.records.files import read_records
-from lre_lightning.records.record import CAUSALITY_BASELINES
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.scoring.scores import Answers, new_record, with_grid, with_outcomes
+from lre_lightning.scoring.scores import new_record, with_grid
 from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
 from tests.helpers.toy import WIDTH
-from tests.scoring.trials import edits_of, pinv
+from tests.scoring.trials import edits_of, pinv, scored, sums_of
 from tests.training.test_module import trainer_of
 
 LAYERS = ("emb", 0, 1)
 BETAS, RANKS = (0.0, 0.8, 1.0), (2, 5, WIDTH)
 GRID = {"betas": list(BETAS), "ranks": list(RANKS), "beta": 0.8}
-FULL = {**GRID, "fitting": {"baselines": True, "line_integrals": 3, "whole_objects": True}}
+FREE = (Majorities(), LowRank(), Outcomes())
+FULL = {**GRID, "measures": [*FREE, Baselines(), LineIntegrals(3), WholeObjects()]}
 OBJECTS = slice(toy.WORDS.index(toy.OBJECTS[0]), toy.WORDS.index(toy.OBJECTS[-1]) + 1)
-NOT_MEASURED = {
-    "faithful_baselines": {},
-    "faithful_zero_shot": (),
-    "zero_shot_baselines": {},
-    "causal_baselines": {},
-    "line_integrals": (),
-    "whole_objects": {},
-}
 NOWHERE = Origin("", "", "")
 SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
 
@@ -148,17 +142,18 @@ def outcomes_of(hand, edits, layer, beta, rank):
 def test_outcomes_are_those_of_numpy_where_not_all_are_right(random_toy, fitted, search):
     module, all_states, _ = fitted
     record, states = module.records[SCORED[0]], all_states[SCORED[0]]
-    hand, edits, answers = ByHand(random_toy, states.trial), edits_of(states), Answers()
+    hand, edits = ByHand(random_toy, states.trial), edits_of(states)
     lres = {
         layer: LRE(*map(torch.from_numpy, (hand.weight(layer), hand.output(np.zeros(WIDTH), layer))), layer, NOWHERE)
         for layer in LAYERS
     }
     grid = record, states, lres, BETAS, RANKS
-    with_choice(*grid, "faithfulness", answers) if search else with_grid(*grid, answers=answers)
+    _, said, edited = with_choice(*grid, "faithfulness") if search else with_grid(*grid)
     points = [(record.layer, 0.8, record.rank)] if search else product(LAYERS, BETAS, RANKS)
     seen = set()
     for layer, beta, rank in points:
-        found = with_outcomes(replace(record, layer=layer, beta=beta, rank=rank), states, answers).outcomes
+        at = replace(record, layer=layer, beta=beta, rank=rank)
+        found = Outcomes().measure(scored(at, states, lres, said=said, edited=edited)).rows
         assert found == tuple(outcomes_of(hand, edits, layer, beta, rank))
         seen |= {one[1:] for one in found}
     assert len(seen) == (1 if search else 4)
@@ -172,33 +167,35 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     assert (record.layers, record.betas, record.ranks) == (LAYERS, BETAS, RANKS)
     assert record.tested == record.known == record.edited == len(edits) == len(hand.test)
 
+    alone = sums_of(record.measures["baselines"], "zero-shot faithfulness: ")
     faithful = tuple(tuple(hand.faithful(hand.lre(layer, beta), layer) for beta in BETAS) for layer in LAYERS)
-    assert record.faithful == record.faithful_zero_shot == faithful  # blocks see no context
+    assert record.faithful == alone.pop("LRE") == faithful  # blocks see no context
     causal = [
         [hand.causal(edits, layer, lambda *pair: hand.edited(*pair, layer, rank)) for rank in RANKS]  # noqa: B023
         for layer in LAYERS
     ]
     assert record.causal == tuple(map(tuple, causal))
     assert len({count for at in (*faithful, *causal) for count in at}) > 3
-    assert record.outcomes == tuple(outcomes_of(hand, edits, record.layer, 0.8, record.rank))
+    assert record.rows_of("outcomes") == tuple(outcomes_of(hand, edits, record.layer, 0.8, record.rank))
     low_rank = tuple(hand.faithful(hand.lre(record.layer, 0.8, rank), record.layer) for rank in RANKS)
-    assert record.faithful_low_rank == low_rank
+    assert sums_of(record.measures["low rank"]) == {"faithfulness": low_rank}
 
     baselines = {
         "linear regression": tuple(hand.faithful(hand.regression(layer), layer) for layer in LAYERS),
         "translation": tuple(hand.faithful(hand.translation(layer), layer) for layer in LAYERS),
         "identity": tuple(hand.faithful(lambda s: s, layer) for layer in LAYERS),
     }
-    assert record.faithful_baselines == record.zero_shot_baselines == baselines
+    assert sums_of(record.measures["baselines"], "faithfulness: ") == alone == baselines
     assert baselines["identity"][-1] == record.known > baselines["identity"][0]
-    for name in CAUSALITY_BASELINES:
+    inserted = sums_of(record.measures["baselines"], "causality: ")
+    for name in CAUSALITY:
         counts = [
             hand.causal(edits, layer, lambda _, target: hand.inserted(name, target, layer))  # noqa: B023
             for layer in LAYERS
         ]
-        assert record.causal_baselines[name] == tuple(counts)
-    assert record.causal_baselines["oracle"] == (record.edited,) * 3
-    assert record.causal_baselines["object"][0] < record.edited
+        assert inserted[name] == tuple(counts)
+    assert inserted["oracle"] == (record.edited,) * 3
+    assert inserted["object"][0] < record.edited
 
     # Objects are single tokens: as a whole they are what first tokens are, and in a closed set nothing else is said.
     lre, chosen = hand.lre(record.layer, 0.8), (record.layer, record.rank)
@@ -207,8 +204,13 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     closed.append(sum(hand.says(lre(0 * s), OBJECTS) == hand.objects[name] for name, s in hand.test.items()))
     closed.append(sum(answers[target] == hand.objects[name] for name, target in edits))
     aims = [(hand.output(hand.edited(*pair, *chosen), record.layer), hand.objects[pair[1]]) for pair in edits]
-    assert tuple(record.whole_objects.values()) == (
-        *(record.known, record.edited, record.faithful[LAYERS.index(record.layer)][1], *closed),
+    whole = record.measures["whole objects"].tallies
+    assert (whole["closed-set faithfulness"].total, whole["closed-set causality"].total) == (
+        record.known,
+        record.edited,
+    )
+    assert tuple(tally.sums for tally in whole.values()) == (
+        *(record.known, record.faithful[LAYERS.index(record.layer)][1], *closed),
         *(
             causal[LAYERS.index(record.layer)][RANKS.index(record.rank)],
             sum(hand.says(o, OBJECTS) == t for o, t in aims),
@@ -218,8 +220,8 @@ def test_every_count_is_that_of_numpy(random_toy, fitted, key):
     # Of an affine LM, W says everything about the distances between objects.
     outputs = {name: hand.output(s) for name, s in hand.test.items()}
     distances = [np.linalg.norm(outputs[target] - outputs[subject]) for subject, target in edits]
-    assert len(record.line_integrals) == 3
-    for exact, estimate in record.line_integrals:
+    assert len(record.rows_of("line integrals")) == 3
+    for exact, estimate in record.rows_of("line integrals"):
         assert exact == pytest.approx(estimate, rel=1e-5)
         assert min(abs(exact - distance) for distance in distances) < 1e-9
 
@@ -245,12 +247,12 @@ def test_objects_that_begin_alike_have_one_first_token():
     assert (record.tested, record.known, record.template, record.scored) == (3, 1, "the {}", False)
 
 
-def test_by_default_a_fit_measures_the_grid_and_low_ranks_alone(random_toy, fitted, toy_relations, tmp_path):
+def test_by_default_a_fit_measures_the_grid_alone(random_toy, fitted, toy_relations, tmp_path):
     whole, _, _ = fitted
     module = LREModule(random_toy, **GRID)
     trainer_of(tmp_path).fit(module, datamodule=data_of(toy_relations))
     for key, record in whole.records.items():
-        assert module.records[key] == dataclasses.replace(record, **NOT_MEASURED)
+        assert module.records[key] == dataclasses.replace(record, measures={})
 
 
 def test_the_embedding_joins_given_layers_for_baselines(random_toy, fitted, toy_relations, tmp_path):
@@ -259,10 +261,9 @@ def test_the_embedding_joins_given_layers_for_baselines(random_toy, fitted, toy_
     trainer_of(tmp_path).fit(module, datamodule=data_of(toy_relations, trials=1, relations="thing colour"))
     record, reference = module.records["thing colour", 0], whole.records["thing colour", 0]
     assert record.layers == ("emb", 1)
-    for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
-        for baseline, counts in getattr(record, name).items():
-            assert counts == tuple(getattr(reference, name)[baseline][i] for i in (0, 2))
-    assert record.faithful_zero_shot == (reference.faithful_zero_shot[0], reference.faithful_zero_shot[2])
+    before = sums_of(reference.measures["baselines"])
+    for name, counts in sums_of(record.measures["baselines"]).items():
+        assert counts == (before[name][0], before[name][2])
 
 
 def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(
@@ -274,8 +275,9 @@ def test_batches_chunks_and_sanity_checks_do_not_change_the_counts(
     trainer_of(tmp_path, num_sanity_val_steps=2).fit(module, datamodule=data)
     for key, record in module.records.items():
         expected = whole.records[key]
-        assert dataclasses.replace(record, line_integrals=expected.line_integrals) == expected
-        assert np.allclose(record.line_integrals, expected.line_integrals, rtol=1e-9)
+        integrals = {name: record.measures[name] for name in record.measures if name == "line integrals"}
+        assert dataclasses.replace(expected, measures={**expected.measures, **integrals}) == record
+        assert np.allclose(record.rows_of("line integrals"), expected.rows_of("line integrals"), rtol=1e-9)
 
 
 def test_validation_scores_the_saved_lres_alone(random_toy, fitted, toy_relations, tmp_path):
@@ -289,8 +291,13 @@ def test_validation_scores_the_saved_lres_alone(random_toy, fitted, toy_relation
         record, before = module.records[key], whole.records[key]
         assert record.chosen_scores == before.chosen_scores
         assert (record.layers, record.betas, record.ranks) == ((before.layer,), (0.8,), (before.rank,))
-        not_measured = {**NOT_MEASURED, "whole_objects": before.whole_objects, "faithful_low_rank": ()}
-        assert record == dataclasses.replace(record, **not_measured)
+        for name in ("outcomes", "majorities", "whole objects"):
+            assert record.measures[name] == before.measures[name]
+        for name, integral in zip(record.rows_of("line integrals"), before.rows_of("line integrals"), strict=True):
+            assert name == pytest.approx(integral, rel=1e-5)
+        at = LAYERS.index(before.layer)
+        for name, counts in sums_of(record.measures["baselines"], "causality: ").items():
+            assert counts == (before.measures["baselines"].tallies[f"causality: {name}"].sums[at],)
 
 
 def test_an_lm_in_memory_is_used_as_it_is_and_named_in_checkpoints(random_toy, fitted):

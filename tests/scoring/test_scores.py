@@ -10,6 +10,7 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures import LowRank, Majorities
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import collate
 from lre_lightning.records.record import TrialRecord
@@ -18,12 +19,10 @@ from lre_lightning.scoring.scores import (
     causality_predictions,
     faithfulness_predictions,
     with_grid,
-    with_low_rank,
-    with_majority,
 )
 from lre_lightning.scoring.states import TrialStates, draw_key, draw_targets, knows
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
-from tests.scoring.trials import answer, normal, prompts_for, state, states_of, trial_of
+from tests.scoring.trials import answer, normal, prompts_for, scored, state, states_of, sums_of, trial_of
 
 LAYERS, BETAS, RANKS = ("emb", 0, 1), (0.0, 40.0, -40.0), (1, 5, WIDTH)
 KNOWN = [False, False] + [True] * 10
@@ -74,7 +73,7 @@ def test_the_grid_is_that_of_plain_loops(lm, prompts, monkeypatch):
     right = ((said == own[2:, None, None]).sum(0), (edited == aims[:, None, None]).sum(0))
     for chunk_size, size in ((None, 100), (3, 5)):
         monkeypatch.setattr(lm, "chunk_size", chunk_size)
-        record = with_grid(record_of(), states_of(lm, prompts, LAYERS, size=size), lres, BETAS, RANKS)
+        record, *_ = with_grid(record_of(), states_of(lm, prompts, LAYERS, size=size), lres, BETAS, RANKS)
         assert (record.layers, record.betas, record.ranks, record.edited) == (LAYERS, BETAS, RANKS, 10)
         assert (record.faithful, record.causal) == tuple(tuple(map(tuple, counts.tolist())) for counts in right)
     assert len({count for row in (*record.faithful, *record.causal) for count in row}) > 2
@@ -82,7 +81,8 @@ def test_the_grid_is_that_of_plain_loops(lm, prompts, monkeypatch):
 
 def test_w_cut_down_to_a_rank_follows_the_definition(lm, lres, prompts):
     """The beta is the record's, not the LRE's; the LM's answers are made those at rank 3 for every other prompt."""
-    record, lre = record_of(layers=LAYERS, ranks=(1, 3, WIDTH), beta=1.5), dataclasses.replace(lres[0], beta=7.0)
+    record = record_of(layers=LAYERS, ranks=(1, 3, WIDTH), beta=1.5, layer=0)
+    lre = dataclasses.replace(lres[0], beta=7.0)
     left, values, right = torch.linalg.svd(lre.weight)
     said = torch.zeros(12, 3, dtype=torch.long)
     for row, prompt in enumerate(prompts):
@@ -92,14 +92,14 @@ def test_w_cut_down_to_a_rank_follows_the_definition(lm, lres, prompts):
     predicted = torch.where(torch.arange(12) % 2 == 0, said[:, 1], VOCAB)
     expected = (said == predicted[:, None])[2:].sum(0).tolist()
     states = dataclasses.replace(states_of(lm, prompts, LAYERS), predicted=predicted)
-    assert with_low_rank(record, states, lre).faithful_low_rank == tuple(expected)
+    assert sums_of(LowRank().measure(scored(record, states, {0: lre}))) == {"faithfulness": tuple(expected)}
     assert expected[1] == 5 > min(expected)
 
 
 def test_a_trial_without_known_prompts_counts_nothing(lm, lres, prompts):
     unknown = [dataclasses.replace(prompt, object_tokens=((prompt.object_token + 7) % VOCAB,)) for prompt in prompts]
     states = states_of(lm, unknown, LAYERS)
-    record = with_grid(record_of(known=0), states, lres, BETAS, RANKS)
+    record, *_ = with_grid(record_of(known=0), states, lres, BETAS, RANKS)
     assert (states.all_known, record.edited) == (0, 0)
     assert record.faithful == record.causal == ((0, 0, 0),) * 3
 
@@ -155,8 +155,8 @@ def test_a_trial_ends_with_the_sample_that_makes_enough_known(lm, lres, prompts)
     expected = states_of(lm, kept, LAYERS)
     for name in ("subject", "object", "predicted", "known"):  # other prompts beside them change the last digits
         torch.testing.assert_close(getattr(states, name), getattr(expected, name))
-    record = with_grid(record_of(), states, lres, BETAS, RANKS)
-    assert record.faithful == with_grid(record_of(), expected, lres, BETAS, RANKS).faithful
+    record, *_ = with_grid(record_of(), states, lres, BETAS, RANKS)
+    assert record.faithful == with_grid(record_of(), expected, lres, BETAS, RANKS)[0].faithful
     assert all(states.tokens[states.targets] != states.tokens[torch.tensor(states.samples)[states.edited]])
     assert TrialStates.run(lm, batches, trial, LAYERS, max_known=99).all_known == 10
 
@@ -201,7 +201,7 @@ def test_majorities_are_the_known_samples_with_the_most_frequent_first_token(lm,
     of_data = max(first.values(), key=[prompt.object_token for prompt in prompts].count)
     for of_training in sorted(set(first.values())):
         tokens = {name: (token, 1) for name, token in first.items()} | {"x": (-5,), "y": (of_training,)}
-        found = with_majority(record_of(), states, tokens).majority
+        found = sums_of(Majorities().measure(scored(record_of(), states, tokens=tokens)), "majority of ")
         said = [prompt.object_token for prompt, known in zip(prompts, KNOWN, strict=True) if known]
         assert found == {"training": said.count(of_training), "data": said.count(of_data)}
     assert found["data"] >= 2

@@ -7,6 +7,7 @@ from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.scoring.measure import ScoredTrial
 from lre_lightning.scoring.states import TrialStates
 from tests.helpers.tiny_models import VOCAB, plain_output
 
@@ -42,6 +43,17 @@ def states_of(lm, prompts, layers, size=100, alone=None, **trial):
 
     bare = batches(alone) if alone else None
     return TrialStates.run(lm, batches(prompts), trial_of(prompts, **trial), layers, alone=bare)
+
+
+def scored(record, states, lres=None, *, prompts=(), tokens=None, said=None, edited=None):
+    """A scored trial, as measures see it."""
+    return ScoredTrial(record, states, lres or {}, said, edited, prompts, tokens or {})
+
+
+def sums_of(measurement, start=""):
+    """The sums of a measurement by the names of its tallies, of those that begin so."""
+    tallies = measurement.tallies.items()
+    return {name.removeprefix(start): tally.sums for name, tally in tallies if name.startswith(start)}
 
 
 def state(lm, prompt, layer, position=None):

@@ -10,12 +10,12 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures.whole_objects import KNOWN, SCORES, WholeObjects
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.states import draw_targets
-from lre_lightning.scoring.whole_objects import with_whole_objects
 from tests.helpers.tiny_models import VOCAB, plain_output, tiny_model
-from tests.scoring.trials import prompt_of, state, states_of
+from tests.scoring.trials import prompt_of, scored, state, states_of
 
 LAYER, BETA, RANK, COUNT = 1, 1.5, 9, 14
 
@@ -103,6 +103,12 @@ def by_loops(lm, prompts, lre, sequences):
     return counts
 
 
+def counts_of(states, lre, tokens):
+    """The samples that are known as a whole and edited, and the successes of each score."""
+    found = WholeObjects().measure(scored(record_of(), states, {lre.layer: lre}, tokens=tokens)).tallies
+    return [found[KNOWN].sums, found["closed-set causality"].total, *(found[name].sums for name in SCORES)]
+
+
 @pytest.mark.parametrize(("family", "seed"), [("gpt2", 6), ("mistral", 0), ("mamba", 3)])
 def test_the_counts_are_those_of_plain_loops(family, seed, monkeypatch):
     lm = LanguageModel(tiny_model(family, seed=seed))
@@ -115,8 +121,8 @@ def test_the_counts_are_those_of_plain_loops(family, seed, monkeypatch):
     expected = by_loops(lm, prompts, lre, list(dict.fromkeys(tokens.values())))
     for chunk_size, size in ((None, 100), (3, 5)):
         monkeypatch.setattr(lm, "chunk_size", chunk_size)
-        found = with_whole_objects(record_of(), states_of(lm, prompts, (LAYER,), size=size), lre, tokens).whole_objects
-        assert list(found.values()) == expected, found
+        states = states_of(lm, prompts, (LAYER,), size=size)
+        assert counts_of(states, lre, tokens) == expected
     assert min(expected) > 0
 
 
@@ -128,7 +134,5 @@ def test_a_trial_in_which_the_lm_says_no_whole_object_counts_nothing():
     ]
     states = states_of(lm, wrong, (LAYER,))
     assert states.all_known > 3
-    counts = with_whole_objects(
-        record_of(), states, lre_of(lm, prompts_for(lm, 1)), {p.object: p.object_tokens for p in wrong}
-    )
-    assert set(counts.whole_objects.values()) == {0}
+    counts = counts_of(states, lre_of(lm, prompts_for(lm, 1)), {p.object: p.object_tokens for p in wrong})
+    assert set(counts) == {0}

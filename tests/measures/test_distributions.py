@@ -1,4 +1,4 @@
-"""Measures beyond the argmax, on a toy of which numpy computes every probability."""
+"""Scores beyond the argmax, on a toy of which numpy computes every probability."""
 
 import dataclasses
 import json
@@ -12,22 +12,23 @@ from transformers import LlamaForCausalLM
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures.distributions import NAME, SCORES, Distributions
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.records.record import MEASURES, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import Relation, Sample
-from lre_lightning.scoring.measures import Measured, with_measures
 from lre_lightning.scoring.scores import new_record, with_grid
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
 from tests.scoring.test_fits import BETAS, GRID, LAYERS, RANKS, ByHand, data_of
+from tests.scoring.trials import scored, sums_of
 from tests.training.test_module import trainer_of
 
 
 @pytest.fixture(scope="module")
 def measured(random_toy, toy_relations, tmp_path_factory):
     noted, run = [], TrialStates.run
-    module = LREModule(random_toy, **GRID, fitting={"measures": True})
+    module = LREModule(random_toy, **GRID, measures=[Distributions()])
     data = data_of(toy_relations, trials=1, loader={"batch_size": 7})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialStates, "run", lambda *args: noted.append(run(*args)) or noted[-1])
@@ -57,7 +58,7 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
     record, hand = module.records[states.trial.relation.name, 0], ByHand(random_toy, states.trial)
     pairs = zip(states.edited.tolist(), states.targets.tolist(), strict=True)
     edits = [(states.prompts[row].subject, states.prompts[target].subject) for row, target in pairs]
-    expected = {name: np.zeros((3, {"betas": 3, "ranks": 3, "": 1}[axis])) for name, (axis, _) in MEASURES.items()}
+    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in SCORES.items()}
 
     def logs(output):
         return logs_of(hand, output)
@@ -89,10 +90,13 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
                 expected["KL after edits"][i, j] += (np.exp(logs(wanted)) * (logs(wanted) - after)).sum()
     for name in ("probability", "token rank"):
         expected[f"{name} of the truth"] = expected[name]
-    assert list(record.measures) == list(MEASURES)
-    for name, sums in record.measures.items():
-        np.testing.assert_allclose(sums, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
-    assert record.measure("cosine", 1, 1.0) == pytest.approx(expected["cosine"][2, 2] / record.known, rel=1e-4)
+    found = sums_of(record.measures[NAME])
+    assert list(found) == list(SCORES)
+    for name, sums in found.items():
+        squeezed = expected[name] if SCORES[name][0] else expected[name][:, 0]
+        np.testing.assert_allclose(sums, squeezed, rtol=1e-6, atol=1e-6, err_msg=name)
+    mean = record.measured(NAME, "cosine", layer=1, beta=1.0)
+    assert mean == pytest.approx(expected["cosine"][2, 2] / record.known, rel=1e-4)
     assert TrialRecord.from_plain(record.plain()) == record
 
 
@@ -102,14 +106,14 @@ def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, tmp_pa
     for i, sample in enumerate(relation["samples"]):
         sample["object"] = toy.OBJECTS[(i + (i % 3 == 0)) % 4]  # a third is wrong
     (tmp_path / "some.json").write_text(json.dumps(relation))
-    module = LREModule(random_toy, **GRID, fitting={"measures": True})
+    module = LREModule(random_toy, **GRID, measures=[Distributions()])
     data = data_of(str(tmp_path / "some.json"), trials=1)
     trainer_of(tmp_path).fit(module, datamodule=data)
     (record,) = module.records.values()
     hand = ByHand(random_toy, data.trial(0))
     known = {name for name, s in hand.test.items() if hand.says(hand.output(s)) == hand.objects[name]}
     assert record.known == len(known) > 3 < record.unknown == len(hand.test) - len(known)
-    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in MEASURES.items()}
+    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in SCORES.items()}
     for (i, layer), (j, beta), (name, s) in product(enumerate(LAYERS), enumerate(BETAS), hand.test.items()):
         token, own = hand.objects[name], logs_of(hand, hand.output(s))
         said = logs_of(hand, hand.lre(layer, beta)(hand.state(s, layer)))
@@ -120,8 +124,10 @@ def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, tmp_pa
             expected[f"LM's probability of the truth{where}"][i, 0] += np.exp(own[token]) / len(BETAS)
             expected[f"LM's token rank of the truth{where}"][i, 0] += token_rank(own, token) / len(BETAS)
         expected["agreement on the unknown"][i, j] += name not in known and said.argmax() == own.argmax()
-    for name in list(MEASURES)[8:]:
-        np.testing.assert_allclose(record.measures[name], expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
+    found = sums_of(record.measures[NAME])
+    for name in list(SCORES)[8:]:
+        squeezed = expected[name] if SCORES[name][0] else expected[name][:, 0]
+        np.testing.assert_allclose(found[name], squeezed, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_counts_are_those_of_a_fit_without_measures(random_toy, measured, toy_relations, tmp_path):
@@ -147,10 +153,9 @@ def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
     states = TrialStates.run(lm, list(data.val_dataloader([0])), trial, [1])
     weight = torch.eye(toy.WIDTH) + 0.1 * torch.randn(toy.WIDTH, toy.WIDTH, generator=torch.Generator().manual_seed(0))
     lres = {1: LRE(weight, torch.zeros(toy.WIDTH), 1, Origin.of(lm, trial))}
-    measured, record = Measured(states), new_record(trial, data, len(states.prompts), states.all_known)
-    record = with_grid(record, states, lres, [1.0], [2], measured.read, measured.read_edits)
-    record = with_measures(record, measured, lres)
-    expected = {name: 0.0 for name in MEASURES}
+    record, *_ = with_grid(new_record(trial, data, len(states.prompts), states.all_known), states, lres, [1.0], [2])
+    found = sums_of(Distributions().measure(scored(record, states, lres)))
+    expected = {name: 0.0 for name in SCORES}
     shown = [one for sample in trial.train for one in turns(sample)]
     for sample in trial.test:
         text = tokenizer.apply_chat_template([*shown, turns(sample)[0]], tokenize=False, add_generation_prompt=True)
@@ -166,8 +171,8 @@ def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
             expected[f"LM's probability of the truth{where}"] += np.exp(own[token])
             expected[f"LM's token rank of the truth{where}"] += token_rank(own, token)
     assert record.unknown > record.tested / 2
-    for name in (name for name in MEASURES if "of the truth" in name):
-        np.testing.assert_allclose(record.measures[name], expected[name], rtol=1e-4, err_msg=name)
+    for name in (name for name in SCORES if "of the truth" in name):
+        np.testing.assert_allclose(np.ravel(found[name]), expected[name], rtol=1e-4, err_msg=name)
 
 
 def turns(sample):

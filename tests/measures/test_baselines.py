@@ -6,28 +6,16 @@ import torch
 
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures.baselines import FAITHFULNESS, Baselines, identity, linear_regression, translation
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
-from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, TrialRecord
-from lre_lightning.scoring.baselines import (
-    CAUSALITY,
-    FAITHFULNESS,
-    example_states,
-    identity,
-    linear_regression,
-    translation,
-    with_baselines,
-)
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.scoring.states import example_states
 from tests.helpers.tiny_models import WIDTH, tiny_model
-from tests.scoring.trials import normal, prompt_of, prompts_for, state, states_of
+from tests.scoring.trials import normal, prompt_of, prompts_for, scored, state, states_of, sums_of
 
 LAYERS = ("emb", 0, 1)
 BLANK = TrialRecord("toy", "", 0, samples=24, range_size=4, tested=24, known=24, layers=LAYERS, betas=(0.5, 1.0))
-
-
-def test_results_declare_the_names_of_all_baselines():
-    assert tuple(FAITHFULNESS) == FAITHFULNESS_BASELINES
-    assert tuple(CAUSALITY) == CAUSALITY_BASELINES
 
 
 # The maps themselves
@@ -90,13 +78,12 @@ def subject_alone(prompt):
 def test_zero_shot_counts_are_those_of_a_plain_loop():
     lm = LanguageModel(tiny_model("gpt2", seed=6))
     prompts = prompts_for(lm, 24)
-    examples = example_states(lm, prompts[4:9], LAYERS)
     weights = torch.eye(WIDTH, dtype=torch.float64) + normal(3, WIDTH, WIDTH, seed=7) / 10
     lres = {layer: LRE(w, w[0], layer, Origin("", "", "")) for layer, w in zip(LAYERS, weights, strict=True)}
     states = states_of(lm, prompts, LAYERS, size=10, alone=[subject_alone(prompt) for prompt in prompts])
-    record = with_baselines(BLANK, states, lres, examples)
+    found = Baselines().measure(scored(BLANK, states, lres, prompts=prompts[4:9]))
     objects = torch.stack([state(lm, prompt, 2, -1) for prompt in prompts[4:9]])
-    expected = {name: [0] * len(LAYERS) for name in FAITHFULNESS_BASELINES}
+    expected = {name: [0] * len(LAYERS) for name in FAITHFULNESS}
     of_lres = [[0, 0] for _ in LAYERS]
     for column, layer in enumerate(LAYERS):
         trained = torch.stack([state(lm, prompt, layer) for prompt in prompts[4:9]])
@@ -112,7 +99,8 @@ def test_zero_shot_counts_are_those_of_a_plain_loop():
             for index, beta in enumerate(BLANK.betas):
                 output = beta * lres[layer].weight @ s + lres[layer].bias
                 of_lres[column][index] += int(lm.decode(output).argmax()) == prompt.object_token
-    assert record.zero_shot_baselines == {name: tuple(counts) for name, counts in expected.items()}
-    assert record.faithful_zero_shot == tuple(map(tuple, of_lres))
-    assert len({count for counts in record.zero_shot_baselines.values() for count in counts}) > 2
-    assert record.zero_shot_baselines != record.faithful_baselines
+    alone, with_context = sums_of(found, "zero-shot faithfulness: "), sums_of(found, "faithfulness: ")
+    assert alone.pop("LRE") == tuple(map(tuple, of_lres))
+    assert alone == {name: tuple(counts) for name, counts in expected.items()}
+    assert len({count for counts in alone.values() for count in counts}) > 2
+    assert alone != with_context

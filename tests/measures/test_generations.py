@@ -7,10 +7,10 @@ import torch
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.measures import Generations
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.training.module import LREModule
-from lre_lightning.training.options import Fitting
 from tests.helpers import toy
 from tests.training.test_module import trainer_of
 
@@ -34,15 +34,15 @@ def generated(lm, text, layer, delta):
 def test_generations_of_a_fit_are_those_of_the_lm_with_a_hook(toy_relations, tmp_path):
     lm = LanguageModel(toy.toy_model(), name="toy")
     lm.model.lm_head.weight.data[len(toy.WORDS) - 8 :].normal_(0, 0.02)  # so that more than one word follows
-    module = LREModule(lm, ranks=[toy.WIDTH], betas=[1.0], fitting={"generations": 2})
+    module = LREModule(lm, ranks=[toy.WIDTH], betas=[1.0], measures=[Generations(2)])
     data = RelationDataModule(toy.toy_tokenizer(), source=toy_relations, n_shot=4, trials=1)
     trainer_of(tmp_path).fit(module, datamodule=data)
     objects = dict(zip(toy.SUBJECTS, toy.OBJECTS * len(toy.SUBJECTS), strict=False))
     for key, record in ((key, record) for key, record in module.records.items() if record.scored):
         lre = module.lres[key]
         inverse = torch.linalg.pinv(lre.weight)
-        assert len({prompt for prompt, *_ in record.generations}) == 2
-        for prompt, object_, target, before, after in record.generations:
+        assert len({prompt for prompt, *_ in record.rows_of("generations")}) == 2
+        for prompt, object_, target, before, after in record.rows_of("generations"):
             assert objects[prompt] == object_ != target
             assert before == generated(lm, prompt, lre.layer, torch.zeros(toy.WIDTH))
             assert before.split()[0] == object_
@@ -61,4 +61,4 @@ def test_generations_of_a_fit_are_those_of_the_lm_with_a_hook(toy_relations, tmp
 
 def test_an_lm_that_does_not_generate_is_refused_at_once():
     with pytest.raises(LREError, match="toy has no method `generate`: leave generations out"):
-        Fitting(generations=1).check_choices(SimpleNamespace(model=torch.nn.Identity(), name="toy"))
+        Generations().check(SimpleNamespace(model=torch.nn.Identity(), name="toy"))

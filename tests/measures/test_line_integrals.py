@@ -8,12 +8,12 @@ import torch
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.measures.line_integrals import LineIntegrals, line_integrals
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.scoring.line_integrals import line_integrals, with_line_integrals
 from tests.helpers.tiny_models import WIDTH, batch_of, plain_output, tiny_model, widen_casts
-from tests.scoring.trials import normal, prompts_for, states_of
+from tests.scoring.trials import normal, prompts_for, scored, states_of
 
 FAMILIES = ("gpt2", "llama", "gpt_neox", "gemma2")
 SHARED = [5, 9, 2, 40]
@@ -122,8 +122,9 @@ def test_a_pullback_in_inference_mode_is_refused():
 
 
 def integrals(states, lre, count, layers):
-    record = TrialRecord("toy", "", 0, samples=24, range_size=4, tested=24, known=24, layers=layers)
-    return with_line_integrals(record, states, lre, count).line_integrals
+    counts = {"samples": 24, "range_size": 4, "tested": 24, "known": 24}
+    record = TrialRecord("toy", "", 0, **counts, layers=layers, layer=lre.layer)
+    return LineIntegrals(count).measure(scored(record, states, {lre.layer: lre})).rows
 
 
 def test_pairs_are_drawn_by_the_trial_alone():

@@ -6,13 +6,13 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.records.record import GENERIC, TrialRecord
-from lre_lightning.records.rows import MAJORITY, rows
-from lre_lightning.scoring.generic import likeness
+from lre_lightning.measures.jacobian_lens import GENERIC, NAME, JacobianLensLREs, likeness
+from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.rows import rows
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import WIDTH
 from tests.scoring.test_fits import BETAS, GRID, RANKS, ByHand, data_of, noted_fit
-from tests.scoring.trials import edits_of
+from tests.scoring.trials import edits_of, sums_of
 
 LENS_LAYERS = (0, 1)
 
@@ -33,11 +33,13 @@ def lens(random_toy, tmp_path_factory):
 
 def test_every_count_is_that_of_numpy(random_toy, toy_relations, lens, tmp_path):
     (path, jacobians), counts = lens, set()
-    module = LREModule(random_toy, **GRID, fitting={"jacobian_lens": path})
+    module = LREModule(random_toy, **GRID, measures=[JacobianLensLREs(path)])
     _, noted = noted_fit(module, data_of(toy_relations, trials=1), tmp_path)
     for key, states in noted.items():
         record, hand, edits = module.records[key], ByHand(random_toy, states.trial), edits_of(states)
-        assert record.generic_layers == LENS_LAYERS
+        found = record.measures[NAME]
+        faithful, causal = (sums_of(found, f"{metric}: ") for metric in ("faithfulness", "causality"))
+        assert found.layers == LENS_LAYERS
         for place, layer in enumerate(LENS_LAYERS):
             subjects = np.stack([hand.state(s, layer) for s in hand.train])
             objects = np.stack([hand.output(s) for s in hand.train])
@@ -46,17 +48,17 @@ def test_every_count_is_that_of_numpy(random_toy, toy_relations, lens, tmp_path)
             for name, weight in zip(GENERIC, (jacobians[layer], jacobians[layer], mixed), strict=True):
                 bias = 0 if name == GENERIC[0] else (objects - subjects @ weight.T).mean(0)
                 said = tuple(hand.faithful(lambda s: beta * weight @ s + bias, layer) for beta in BETAS)  # noqa: B023
-                assert record.generic_faithful[name][place] == said
+                assert faithful[name][place] == said
                 by_rank = tuple(
                     hand.causal(edits, layer, lambda *pair: hand.edited(*pair, layer, rank, weight))  # noqa: B023
                     for rank in RANKS
                 )
-                assert name == GENERIC[0] or record.generic_causal[name][place] == by_rank
+                assert name == GENERIC[0] or causal[name][place] == by_rank
                 counts |= {said, by_rank}
             cosine = (exact * jacobians[layer]).sum() / np.linalg.norm(exact) / np.linalg.norm(jacobians[layer])
-            assert record.likeness[place][0] == pytest.approx(cosine, rel=1e-5)
+            assert found.rows[place][0] == pytest.approx(cosine, rel=1e-5)
         assert TrialRecord.from_plain(record.plain()) == record
-        assert {row["method"] for row in rows([record])} == {"LRE", *MAJORITY, *GENERIC}
+        assert {row["method"] for row in rows([record])} == {"LRE", *GENERIC}
     assert len(noted) == 2
     assert len(counts) > 6
 
@@ -80,4 +82,4 @@ def test_likeness_is_that_of_numpys_singular_vectors(width):
 def test_a_lens_of_another_lm_is_refused_before_the_fit(random_toy, tmp_path):
     JacobianLens({0: torch.eye(WIDTH + 1)}, 1).save(tmp_path / "wide.safetensors")
     with pytest.raises(LREError, match=f"the Jacobian lens has the width {WIDTH + 1}"):
-        LREModule(random_toy, fitting={"jacobian_lens": str(tmp_path / "wide.safetensors")})
+        LREModule(random_toy, measures=[JacobianLensLREs(str(tmp_path / "wide.safetensors"))])
