@@ -77,18 +77,22 @@ class Measurement:
             LREError: If an axis is unknown, sums do not fill their grid, or a count is out of range.
         """
         own = sizes if self.layers is None else {**sizes, "layer": len(self.layers)}
-        if not {*self.chosen} <= AXES.keys():
-            raise LREError(f"measures.{name} depends on {shown(self.chosen)}, and axes are {', '.join(AXES)}")
+        _check_axes(self.chosen, f"measures.{name} depends on")
         for label, tally in self.tallies.items():
             where = f"measures.{name}.{label}"
-            if not {*tally.axes} <= AXES.keys():
-                raise LREError(f"{where} has the axes {shown(tally.axes)}, and axes are {', '.join(AXES)}")
+            _check_axes(tally.axes, f"{where} has the axis")
             whole(tally.total, f"{where}.total", most=tested)
             for count in _flat(tally.sums, [own[axis] for axis in tally.axes], where):
                 if tally.counts:
                     whole(count, where, most=tally.total)
                 else:
                     number(count, where, 1e12)
+
+
+def _check_axes(axes: Sequence[str], what: str) -> None:
+    for axis in axes:
+        if axis not in AXES:
+            raise LREError(f"{what} {shown(axis)}, and the axes are {', '.join(AXES)}")
 
 
 def _given(data: Tally | Measurement) -> dict[str, Any]:
@@ -100,10 +104,11 @@ def _flat(sums: Any, shape: Sequence[int], where: str) -> Iterator[Any]:
     """Yield the numbers of nested sums, which must have a shape."""
     if not shape:
         if isinstance(sums, tuple):
-            raise LREError(f"{where} must have a number for each point of its axes, not {shown(sums)}")
+            raise LREError(f"{where} must have a number for each point of its axes, not {len(sums)} of them")
         yield sums
         return
     if not isinstance(sums, tuple) or len(sums) != shape[0]:
-        raise LREError(f"{where} must have {shape[0]} entries along an axis, not {shown(sums)}")
+        found = len(sums) if isinstance(sums, tuple) else shown(sums)
+        raise LREError(f"{where} must have {shape[0]} entries along an axis, not {found}")
     for inner in sums:
         yield from _flat(inner, shape[1:], where)

@@ -31,22 +31,15 @@ def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
     common = {name: getattr(record, name) for name in COMMON}
     for measure, metric, method, point, count, total, score in _scores(record):
         layer = point.get("layer")
-        place = {axis: point.get(axis) for axis in ("layer", "beta", "rank")} | {
+        place = {
+            "layer": layer,
             "identity": None if record.identity_layers is None or layer is None else layer in record.identity_layers,
+            "beta": point.get("beta"),
+            "rank": point.get("rank"),
             "chosen": all(getattr(record, axis) == value for axis, value in point.items()),
         }
-        yield (
-            common
-            | place
-            | {
-                "measure": measure,
-                "metric": metric,
-                "method": method,
-                "count": count,
-                "total": total,
-                "score": score,
-            }
-        )
+        kind = {"measure": measure, "metric": metric, "method": method}
+        yield common | kind | place | {"count": count, "total": total, "score": score}
 
 
 def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:

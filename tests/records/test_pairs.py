@@ -9,7 +9,7 @@ from lre_lightning.records.analysis import faithfulness, per_relation
 from lre_lightning.records.pairs import Pairs, difference_by_relation, difference_by_sample, shared_samples
 from lre_lightning.report.comparison import paired
 from lre_lightning.statistics.intervals import paired_difference
-from tests.helpers.records import small_record
+from tests.helpers.records import outcomes, small_record
 from tests.report.examples import by_model
 
 POINT = {"layer": 0, "rank": 4, "digest": "a", "train": (("x", "y"),)}
@@ -17,8 +17,8 @@ FIRST = ((0, 1, 1), (1, 1, -1), (2, 0, 0), (4, 1, 0), (5, 0, 1))
 SECOND = ((0, 0, 1), (1, 1, 1), (3, 1, 1), (4, 0, 1), (5, 0, 0))
 
 
-def record(outcomes, trial=0, **changes):
-    return small_record(trial, **{**POINT, "outcomes": outcomes, **changes})
+def record(lines, trial=0, **changes):
+    return small_record(trial, **{**POINT, "measures": {"outcomes": outcomes(*lines)}, **changes})
 
 
 def test_only_samples_that_both_know_are_paired():
@@ -35,7 +35,12 @@ def test_only_samples_that_both_know_are_paired():
     "change",
     [
         *({"trial": 1}, {"digest": "b"}, {"train": (("z", "y"),)}, {"template": "{}"}, {"prompts": {"shots": 1}}),
-        *({"outcomes": ()}, {"outcomes": ((3, 1, 1),)}, {"reported": False}, {"relation": "mother"}),
+        *(
+            {"measures": {}},
+            {"measures": {"outcomes": outcomes((3, 1, 1))}},
+            {"reported": False},
+            {"relation": "mother"},
+        ),
     ],
 )
 def test_other_draws_data_and_prompts_are_not_paired(change):
@@ -46,7 +51,7 @@ def test_other_draws_data_and_prompts_are_not_paired(change):
 def test_trials_test_the_same_samples_and_count_as_one():
     one, other = ([record(some), record(some, 1, train=())] for some in (FIRST, SECOND))
     assert shared_samples(one, other, "faithfulness") == {"capital": Pairs(1, 2, 0, 1)}
-    halves = [one[0], replace(one[1], outcomes=FIRST[:2])]
+    halves = [one[0], record(FIRST[:2], 1, train=())]
     assert shared_samples(halves, other, "faithfulness") == {"capital": Pairs(1, 1.5, 0, 0.5)}
 
 
@@ -56,11 +61,11 @@ def lm(name, chances, seed, count=12, samples=40):
     made = []
     for i in range(count):
         right = source.random(samples) < chances[i]
-        outcomes = tuple((sample, int(yes), int(yes)) for sample, yes in enumerate(right))
+        lines = [(sample, int(yes), int(yes)) for sample, yes in enumerate(right)]
         counts = {"tested": samples, "known": samples, "edited": samples, "samples": 2 * samples, "beta": 1.0}
         counts |= {"layers": (0,), "ranks": (4,), "betas": (1.0,), "faithful": ((int(right.sum()),),)}
         made.append(
-            record(outcomes, relation=f"r{i}", model=name, causal=((int(right.sum()),),), first_tokens=9, **counts)
+            record(lines, relation=f"r{i}", model=name, causal=((int(right.sum()),),), first_tokens=9, **counts)
         )
     return made
 
@@ -82,9 +87,9 @@ def test_differences_over_relations_and_samples_and_the_table_of_them():
     assert faithful[5] == sum(x.faithful > y.faithful for x, y in zip(one, other, strict=True))
     assert [row[0] for row in each.rows][:3] == ["r0", "r1", "r10"]
     assert each.rows[0][3:5] == (40, pairs["r0"].difference)
-    older = paired(by_model([replace(r, outcomes=()) for r in (*one, *other)])).tables
-    assert older[0].rows[0] == (*faithful[:7], None, None)
-    assert older[1].rows == ()
+    unpaired = paired(by_model([replace(r, measures={}) for r in (*one, *other)])).tables
+    assert unpaired[0].rows[0] == (*faithful[:7], None, None)
+    assert unpaired[1].rows == ()
 
 
 def test_where_there_is_nothing_to_find_lms_cannot_be_told_apart():

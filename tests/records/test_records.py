@@ -11,14 +11,15 @@ from hypothesis import given
 
 from lre_lightning.errors import LREError
 from lre_lightning.records.files import Records, read_records, write_records
-from lre_lightning.records.record import CLOSED_SET_CONTROLS, MEASURES, WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.measurement import Measurement, Tally
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.rows import COLUMNS, rows
 from lre_lightning.records.summary import summarize, write_csv
 from lre_lightning.report.console import print_results
 from lre_lightning.report.relations import relations
 from lre_lightning.report.tables import to_csv, to_latex, to_text
 from tests.helpers.hostile import PLAIN, changed, little_memory, outcome, recipes, tried
-from tests.helpers.records import full_record, unscored_record
+from tests.helpers.records import full_record, low_rank, outcomes, unscored_record, with_measures
 
 BARE = unscored_record()
 LINE = json.loads(json.dumps(full_record().plain()))
@@ -37,34 +38,59 @@ def test_scores_are_fractions_of_the_counts():
     assert record.scored
     assert not BARE.scored
     assert (record.random_guess, BARE.random_guess) == (1 / 3, 1 / 20)  # by first tokens, where they are known
-    assert record.on_whole_objects("closed-set faithfulness") == 8 / 9
-    assert record.on_whole_objects("whole-object causality") == 4 / 7
+    assert record.measured("whole objects", "closed-set faithfulness") == 8 / 9
+    assert record.measured("whole objects", "whole-object causality") == 4 / 7
     assert (record.faithfulness("emb", 2.25), record.faithfulness(3, 1.0)) == (0.1, 0.4)
-    assert (record.faithfulness("emb", 2.25, zero_shot=True), record.faithfulness(3, 1.0, zero_shot=True)) == (0.8, 0.5)
     assert (record.causality(0, 8), record.causality(3, 4)) == (5 / 8, 1.0)
-    assert (record.score("faithful_low_rank", 4), record.score("faithful_low_rank", 32)) == (0.2, 0.5)
-    assert record.score("faithful_baselines", 3, method="translation") == 0.6
-    assert record.score("zero_shot_baselines", 3, method="translation") == 0.4
-    assert record.score("causal_baselines", 0, method="oracle") == 7 / 8
-    assert record.score("generic_causal", 3, 8, method="mixed") == 3 / 8
     assert record.chosen_scores == (0.5, 1.0)
     assert BARE.chosen_scores is None
     assert full_record(first_tokens=1).chosen_scores is None
 
 
+def test_what_measures_found_is_read_at_the_chosen_point_or_another():
+    """The chosen layer, beta and rank are 3, 2.25 and 4; the Jacobian lens has no embedding."""
+    record = full_record()
+    assert record.measured("low rank", "faithfulness") == 0.2
+    assert record.measured("low rank", "faithfulness", rank=32, layer=0) == 0.5  # which it has no axis of
+    assert record.measured("baselines", "faithfulness: translation") == 0.6
+    assert record.measured("baselines", "zero-shot faithfulness: translation", layer=None) == 0.4
+    assert record.measured("baselines", "zero-shot faithfulness: LRE", layer="emb", beta=1.0) == 0.9
+    assert record.measured("baselines", "zero-shot faithfulness: LRE", layer=0) == 0.6
+    oracle = record.measured("baselines", "causality: oracle", layer=0)
+    assert (oracle, oracle.total) == (7 / 8, 8)
+    assert record.measured("Jacobian lens", "causality: mixed", rank=8) == 3 / 8
+    assert record.measured("distributions", "LM's probability of the truth", layer=0) == 0.25 / 12
+    assert record.rows_of("line integrals") == ((1.5, 1.25), (0.1, 1e-9))
+    assert BARE.rows_of("line integrals") == ()
+    assert record.columns == {
+        "first-token faithfulness": 6 / 9,
+        "closed-set faithfulness": 8 / 9,
+        "closed-set faithfulness, b alone": 3 / 9,
+        "closed-set faithfulness, another s": 2 / 7,
+        "whole-object causality": 4 / 7,
+        "closed-set causality": 5 / 7,
+        "majority of training": 0.3,
+        "majority of data": 0.6,
+    }
+    nowhere = [
+        record.measured("luck", "faithfulness"),
+        record.measured("low rank", "causality"),
+        record.measured("low rank", "faithfulness", rank=5),
+        record.measured("Jacobian lens", "faithfulness: mixed", layer="emb"),
+        BARE.measured("baselines", "faithfulness: identity"),
+    ]
+    assert all(map(math.isnan, nowhere))
+
+
 def test_scores_over_a_total_of_zero_are_nan():
-    record = full_record(tested=0, edited=0, known=0, whole_objects=dict.fromkeys(LINE["whole_objects"], 0))
+    record = full_record(tested=0, edited=0, known=0)
     scores = [
         record.faithfulness(0, 1.0),
         record.causality(0, 8),
-        record.score("faithful_low_rank", 4),
-        record.score("faithful_baselines", 0, method="identity"),
-        record.score("causal_baselines", 0, method="object"),
-        # Not on the grid, not chosen, or not measured.
-        record.score("faithful", 7, 1.0),
-        record.score("causal", None, 8),
-        record.score("generic_faithful", "emb", 1.0, method="mixed"),
-        BARE.score("faithful_baselines", 0, method="identity"),
+        # Not on the grid, or not chosen.
+        record.faithfulness(7, 1.0),
+        record.causality(None, 8),
+        *record.columns.values(),
         *(row["score"] for row in rows([record])),
     ]
     assert all(math.isnan(score) for score in scores)
@@ -73,11 +99,8 @@ def test_scores_over_a_total_of_zero_are_nan():
 # Plain data
 
 
-@pytest.mark.parametrize(
-    "record", [BARE, full_record(), full_record(layer="emb", template_index=None, whole_objects={}, generations=())]
-)
+@pytest.mark.parametrize("record", [BARE, full_record(), full_record(layer="emb", template_index=None, measures={})])
 def test_plain_data_rebuild_the_record(record):
-    assert ({"whole_objects", "generations"} <= record.plain().keys()) == bool(record.generations)
     again = TrialRecord.from_plain(json.loads(json.dumps(record.plain())))
     assert again == record == TrialRecord.from_plain(record.plain())
     assert hash(again.faithful + again.train) == hash(record.faithful + record.train)  # tuples throughout
@@ -107,30 +130,13 @@ def test_a_missing_field_is_refused():
         ({"faithful": [[0, 1], [2, 11], [4, 5]]}, "faithful has counts of 0 to 11, and they must be 0 to 10"),
         ({"faithful": [[0, 1], [2, 3], [4]]}, "faithful must have 3 x 2 counts"),
         ({"causal": [[], [], []]}, "causal must have 3 x 4 counts"),
-        ({"faithful_low_rank": [1, 2, 3, 2**53]}, "faithful_low_rank has counts of 1 to 9007199254740992"),
         ({"layers": ["emb", 3, 0]}, "layers must rise"),
         ({"layers": ["emb", 0, "2"]}, "layers.2"),
         ({"betas": [1.0, float("nan")]}, "one of betas must be a number"),
         ({"layer": 7}, "layer 7 is not on the grid"),
         ({"layer": None}, "layer None is not on the grid"),
         ({"beta": 3.0}, "beta 3.0 is not on the grid"),
-        ({"causal_baselines": {"magic": [1, 2, 3]}}, "causal_baselines has 'magic', and the baselines are oracle"),
-        ({"likeness": []}, "likeness must have 2 entries, one per generic layer"),
-        ({"generic_causal": {"mixed": [[1, 2, 3, 4]]}}, "generic_causal must have 2 x 4 counts"),
-        ({"whole_objects": {"known": 9}}, "whole_objects must count known, edited, first-token faithfulness, .*, not"),
-        ({"whole_objects": {**LINE["whole_objects"], "known": 11}}, "known of whole_objects must be .* of 0 to 10"),
-        ({"whole_objects": {**LINE["whole_objects"], "edited": 10}}, "edited of whole_objects must be .* of 0 to 9"),
-        (
-            {"whole_objects": {**LINE["whole_objects"], "closed-set causality": 8}},
-            "closed-set causality of whole_objects must be .* of 0 to 7",
-        ),
-        ({"measures": {"luck": []}}, "measures has 'luck', and the measures are probability, token rank, "),
-        ({"measures": {"KL": [[1.0, 2.0]]}}, "the measure 'KL' must have 3 x 2 sums"),
         ({"identity_layers": [1]}, "identity_layers has 1, which is not on the grid"),
-        ({"outcomes": [[0, 1, 1], [0, 1, 1]]}, "outcomes must be of at most 10 test prompts, in order"),
-        ({"outcomes": [[-1, 1, 1]]}, "outcomes must be of at most 10 test prompts, in order"),
-        ({"outcomes": [[0, 1, 2]]}, "outcomes must be 0 or 1, or -1 without an edit"),
-        ({"line_integrals": [[1.0]]}, "line_integrals.0. has 1 entries"),
         ({"reported": 1}, "reported must be true or false, not 1"),
         ({"prompts": {"shots": [[[[[[[[[0]]]]]]]]]}}, "the record is nested more than 8 deep"),
         ({"faithful": [[0] * 3000] * 3000}, "the record has more than 1000000 entries"),  # one row, many times
@@ -155,14 +161,51 @@ def test_any_line_is_a_record_that_tables_are_made_of_or_an_error(tmp_path, reci
         to_csv(table), to_latex(table), to_text(table)
 
 
-def test_whole_objects_of_earlier_versions_have_no_controls_and_another_name():
-    now = full_record()
-    earlier = {name: count for name, count in now.whole_objects.items() if name not in CLOSED_SET_CONTROLS}
-    line = {**LINE, "whole_objects": {name.replace("first-token", "whole-object"): n for name, n in earlier.items()}}
-    found = TrialRecord.from_plain(line)
-    assert found == replace(now, whole_objects=earlier)
-    assert found.on_whole_objects("first-token faithfulness") == 6 / 9
-    assert all(math.isnan(found.on_whole_objects(name)) for name in CLOSED_SET_CONTROLS)
+def own(*sums, **changes):
+    """Changes of a record that has one tally, `mine` of the measure `own`, and the sums given."""
+    return {"measures": {"own": {"tallies": {"mine": {"sums": sums, "total": 9, "axes": ["layer"], **changes}}}}}
+
+
+def test_what_is_at_its_default_is_left_out_of_a_measurement():
+    assert Measurement({"mine": Tally(3, 4)}).plain() == {"tallies": {"mine": {"sums": 3, "total": 4}}}
+    found = Measurement(
+        {"mine": Tally((0.5,), 4, ("rank",), counts=False, column=True)}, ((1, "a", None),), (0,), ("beta",)
+    )
+    tally = {"sums": (0.5,), "total": 4, "axes": ("rank",), "counts": False, "column": True}
+    assert found.plain() == {"tallies": {"mine": tally}, "rows": ((1, "a", None),), "layers": (0,), "chosen": ("beta",)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (own(1, 2), "measures.own.mine must have 3 entries along an axis, not 2"),
+        (own([1], [2], [3]), "measures.own.mine must have a number for each point of its axes, not 1 of them"),
+        (own(1, 2, 3, axes=["layer", "rank"]), "measures.own.mine must have 4 entries along an axis, not 1"),
+        (own(1, 2, 10), "measures.own.mine must be a whole number of 0 to 9, not 10"),
+        (own(1, 2, -1), "measures.own.mine must be a whole number of 0 to 9, not -1"),
+        (own(1, 2, 0.5), "measures.own.mine must be a whole number of 0 to 9, not 0.5"),
+        (own(1, 2, 3, total=13), "measures.own.mine.total must be a whole number of 0 to 12, not 13"),
+        (own(1, 2, 3, axes=["n"]), "measures.own.mine has the axis 'n', and the axes are layer, beta, rank"),
+        (own(1, 2, float("inf"), counts=False), "measures.own.mine must be a number of .*, not inf"),
+        (own(1, 2, float("nan"), counts=False), "measures.own.mine must be a number of .*, not nan"),
+        (own(1, 2, 1e13, counts=False), "measures.own.mine must be a number of -1e.12 to 1e.12, not 1"),
+        (own(1, 2, "3"), "measures.own"),
+        ({"measures": {"own": {"chosen": ["n"]}}}, "measures.own depends on 'n', and the axes are layer, beta, rank"),
+        ({"measures": {"own": {"layers": [3, 0]}}}, "layers of own must rise"),
+        ({"measures": {"own": {"rows": [[[1]]]}}}, "measures.own.rows"),
+        ({"measures": {"x" * 1001: {}}}, "the name of a measure has 1001 characters, over the limit of 1000"),
+        ({"measures": []}, "measures must be "),
+    ],
+)
+def test_an_invalid_measurement_is_refused(changes, message):
+    with pytest.raises(LREError, match=f"^this is not a record: {message}"):
+        TrialRecord.from_plain({**LINE, **changes})
+
+
+def test_a_measurement_may_have_layers_of_its_own():
+    found = TrialRecord.from_plain({**LINE, "measures": {"own": {**own(1, 9)["measures"]["own"], "layers": [1, 3]}}})
+    assert (found.measured("own", "mine"), found.measured("own", "mine", layer=1)) == (1.0, 1 / 9)
+    assert math.isnan(found.measured("own", "mine", layer=0))
 
 
 # Files
@@ -214,7 +257,10 @@ def test_records_of_other_prompts_are_kept_beside_each_other(tmp_path, other):
     assert read_records([tmp_path]) == records
 
 
-@pytest.mark.parametrize("other", [{"known": 9}, {"faithful_low_rank": (2, 3, 4, 6)}, {"reported": True}])
+OTHER_COUNT = with_measures(full_record(), {"low rank": low_rank(2, 3, 4, 6)}).measures
+
+
+@pytest.mark.parametrize("other", [{"known": 9}, {"measures": OTHER_COUNT}, {"reported": True}])
 def test_different_records_of_the_same_prompts_are_refused(tmp_path, other):
     one, two = tmp_path / "a" / "fit_results.jsonl", tmp_path / "b" / "fit_results.jsonl"
     write_records([full_record()], one)
@@ -255,70 +301,49 @@ def test_a_path_without_records_is_refused(tmp_path):
 # Rows
 
 
-GRID_ROWS = {  # by the field of counts: metric, prompt, axis beside the layer, and what the counts are out of
-    "faithful": ("faithfulness", "few-shot", "beta", 10),
-    "faithful_zero_shot": ("faithfulness", "zero-shot", "beta", 10),
-    "causal": ("causality", "few-shot", "rank", 4),
-    "faithful_baselines": ("faithfulness", "few-shot", None, 10),
-    "zero_shot_baselines": ("faithfulness", "zero-shot", None, 10),
-    "causal_baselines": ("causality", "few-shot", None, 4),
-    "generic_faithful": ("faithfulness", "few-shot", "beta", 10),
-    "generic_causal": ("causality", "few-shot", "rank", 4),
-}
-
-
 def test_rows_hold_every_count_once_with_its_score():
     record, expected = full_record(1, edited=4), {}
-    for field, (metric, prompt, axis, total) in GRID_ROWS.items():
-        counts, layers = getattr(record, field), record.generic_layers if "generic" in field else record.layers
-        for method, grid in counts.items() if isinstance(counts, dict) else [("LRE", counts)]:
-            for layer, cells in zip(layers, grid, strict=True):
-                for point, count in zip(getattr(record, f"{axis}s"), cells, strict=True) if axis else [(None, cells)]:
-                    expected[metric, method, prompt, layer, axis, point] = count, total, count / total
-    for name, (axes, over) in MEASURES.items():
-        for layer, sums in zip(record.layers, record.measures[name], strict=True):
-            for point, total in zip(getattr(record, axes) if axes else [None], sums, strict=True):
-                score = total / getattr(record, over)
-                expected[name, "LRE", "few-shot", layer, axes[:-1] or None, point] = None, getattr(record, over), score
-    for name, count, total in zip(WHOLE_OBJECTS, (6, 8, 3, 2, 4, 5), (9, 9, 9, 7, 7, 7), strict=True):
-        axis, point = ("beta", 2.25) if "faithfulness" in name else ("rank", 4)
-        expected[name, "LRE", "few-shot", 3, axis, point] = count, total, count / total
-    for name, count in (("training", 3), ("data", 6)):
-        expected["faithfulness", f"majority of {name}", "few-shot", None, None, None] = count, 10, count / 10
+    grids = [(None, "faithfulness", record.faithful, "beta", 10), (None, "causality", record.causal, "rank", 4)]
+    for measure, metric, grid, axis, total in grids:
+        for layer, cells in zip(record.layers, grid, strict=True):
+            for point, count in zip(getattr(record, f"{axis}s"), cells, strict=True):
+                expected[measure, metric, "LRE", layer, axis, point] = count, total, count / total
+    for measure, found in record.measures.items():
+        for name, tally in found.tallies.items():
+            metric, method = name.split(": ") if ": " in name else (name, "LRE")
+            by_layer = [(None, tally.sums)]
+            if "layer" in tally.axes:
+                by_layer = zip(found.layers or record.layers, tally.sums, strict=True)
+            (axis,) = {*tally.axes} - {"layer"} or [None]
+            for layer, cells in by_layer:
+                points = zip(getattr(record, f"{axis}s"), cells, strict=True) if axis else [(None, cells)]
+                for point, total in points:
+                    count = total if tally.counts else None
+                    expected[measure, metric, method, layer, axis, point] = count, tally.total, total / tally.total
+    assert expected["baselines", "causality", "oracle", 0, None, None] == (7, 4, 7 / 4)
+    assert expected["Jacobian lens", "faithfulness", "mixed", 3, "beta", 2.25] == (4, 10, 0.4)
+    assert expected["distributions", "KL", "LRE", 0, "beta", 1.0] == (None, 10, 0.025)
     found = rows([record, BARE])
     assert len(found) == len(expected)
     for row in found:
         assert tuple(row) == COLUMNS
         axis = next((axis for axis in ("beta", "rank") if row[axis] is not None), None)
-        place = *(row[name] for name in ("metric", "method", "prompt", "layer")), axis, axis and row[axis]
+        place = *(row[name] for name in ("measure", "metric", "method", "layer")), axis, axis and row[axis]
         assert expected[place] == (row["count"], row["total"], row["score"])
         assert row["identity"] == (None if row["layer"] is None else row["layer"] == 0)
-        at = (row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
-        assert row["chosen"] == (all(at) and row["layer"] is not None)
+        assert row["chosen"] == all(row[name] in (None, getattr(record, name)) for name in ("layer", "beta", "rank"))
         common = ("relation", "trial", "model", "category", "n_shot", "template", "reported")
         assert [row[name] for name in common] == [getattr(record, name) for name in common]
 
 
-def test_a_data_frame_has_all_scores_and_figures_take_it_back(tmp_path):
+def test_a_data_frame_has_all_scores():
     records = Records([full_record(), full_record(1), BARE])
-    frame = records.to_pandas()
+    frame, found = records.to_pandas(), rows(records)
     assert list(frame.columns) == list(COLUMNS)
-    assert len(frame) == len(rows(records))
-    kept = ("generations", "faithful_low_rank", "line_integrals", "whole_objects", "measures", "train", "prompts")
-    kept += ("generic_layers", "generic_faithful", "generic_causal", "likeness", "outcomes")
-    blank = {name: getattr(BARE, name) for name in (*kept, "seed", "digest")}
-    for table in (frame, frame.assign(mine=1.5), frame[frame.metric != "KL"], records.to_dataset().to_pandas()):
-        assert Records.from_pandas(table) == [replace(record, **blank) for record in records[:2]]
-    earlier = Records.from_pandas(frame.drop(columns="identity"))
-    assert [record.identity_layers for record in earlier] == [None, None]
-    searched = full_record(causal=((0, None, 2, 3), (4, 5, 6, 7), (8, 1, 0, None)))
-    assert Records.from_pandas(Records([searched]).to_pandas())[0].causal == searched.causal
-    layers = frame[frame.layer.isin([0, 3])]
-    assert Records.from_pandas(layers)[0].layers == (0, 3)
-    with pytest.raises(LREError, match="the rows of 'capital', trial 0, do not fill a grid"):
-        Records.from_pandas(frame.drop(index=0))
-    with pytest.raises(LREError, match="the rows lack the column 'count'"):
-        Records.from_pandas(frame.drop(columns="count"))
+    assert len(frame) == len(found)
+    chosen = frame[frame.chosen & (frame.metric == "causality") & (frame.method == "oracle")]
+    assert list(chosen.score) == [6 / 8] * 2
+    assert records.to_dataset()["layer"][:6] == ["emb", "emb", "0", "0", "3", "3"]
 
 
 def test_records_show_themselves_as_the_table_of_results(tmp_path):
@@ -330,5 +355,5 @@ def test_records_show_themselves_as_the_table_of_results(tmp_path):
 
 def test_a_trial_that_stopped_at_max_known_is_read_back():
     """Its outcomes are of samples in a drawn order, of which it has not asked all."""
-    record = full_record(tested=12, outcomes=((3, 1, 1), (40, 0, -1)))
-    assert TrialRecord.from_plain(record.plain()).outcomes == record.outcomes
+    record = full_record(tested=12, measures={"outcomes": outcomes((3, 1, 1), (40, 0, -1))})
+    assert TrialRecord.from_plain(record.plain()).rows_of("outcomes") == ((3, 1, 1), (40, 0, -1))

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.records.selection import choose, choose_after, nested, reselect
+from lre_lightning.records.measurement import Measurement, Tally
+from lre_lightning.records.selection import at_point, choose, choose_after, nested, reselect
+from tests.helpers.records import generations, line_integrals, low_rank, outcomes, unscored_record
 from tests.helpers.records import small_record as record
-from tests.helpers.records import unscored_record
 
 CRITERIA = ("causality", "faithfulness")
 
@@ -160,20 +161,29 @@ def test_reselect_takes_another_criterion_and_beta():
     assert found.chosen_scores == (0.9, 7 / 8)
 
 
-def test_counts_of_one_point_do_not_move_to_another():
-    texts = (("France", "Paris", "Rome", "Paris", "Rome"),)
-    own = {"layer": 0, "rank": 8, "faithful_low_rank": (5, 6), "line_integrals": ((1.0, 0.5),), "generations": texts}
-    own |= {"whole_objects": {"known": 9}, "outcomes": ((0, 1, 1),)}
-    (same,) = reselect([record(**own)])
-    assert (same.layer, same.rank) == (0, 4)  # texts and whole objects alone depend on the rank of edits
-    assert (same.faithful_low_rank, same.line_integrals, same.generations) == ((5, 6), ((1.0, 0.5),), ())
-    assert (same.whole_objects, same.outcomes) == ({}, ())
-    kept = reselect([record(**own | {"rank": 4})])[0]
-    assert (kept.generations, kept.whole_objects, kept.outcomes) == (texts, {"known": 9}, ((0, 1, 1),))
-    (moved,) = reselect([record(**own)], "faithfulness")
-    assert (moved.layer, moved.faithful_low_rank, moved.line_integrals) == ("emb", (), ())
-    (moved,) = reselect([record(**own)], beta=1.0)
-    assert (moved.layer, moved.faithful_low_rank) == (0, ())
+def test_measurements_of_one_point_do_not_move_to_another():
+    own = Measurement({"mine": Tally(3, 4)})
+    found = {
+        "own": own,
+        "low rank": low_rank(5, 6),
+        "line integrals": line_integrals((1.0, 0.5)),
+        "generations": generations(("France", "Paris", "Rome", "Paris", "Rome")),
+        "outcomes": outcomes((0, 1, 1)),
+    }
+    first = record(layer=0, rank=8, measures=found)
+    (same,) = reselect([first])
+    assert (same.layer, same.rank) == (0, 4)
+    assert {*same.measures} == {"own", "low rank", "line integrals"}  # the others depend on the rank of edits
+    assert reselect([record(layer=0, rank=4, measures=found)])[0].measures == found
+    (moved,) = reselect([first], "faithfulness")
+    assert (moved.layer, moved.measures) == ("emb", {"own": own})
+    (moved,) = reselect([record(layer=0, rank=4, measures=found)], beta=1.0)
+    assert (moved.layer, moved.rank, {*moved.measures}) == (0, 4, {"own", "line integrals", "generations"})
+    for axis in ("layer", "beta", "rank"):
+        depends = record(layer=0, rank=8, measures={"own": dataclasses.replace(own, chosen=(axis,))})
+        others, point = {"layer": "emb", "beta": 1.0, "rank": 4}, {"layer": 0, "beta": 2.0, "rank": 8}
+        kept = {name: bool(at_point(depends, **point | {name: other}).measures) for name, other in others.items()}
+        assert kept == {name: name != axis for name in others}
 
 
 def test_nested_choices_leave_a_trial_out_of_its_own_choice():

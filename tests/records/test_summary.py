@@ -6,33 +6,49 @@ from dataclasses import replace
 
 import pytest
 
+from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
 from lre_lightning.records.files import write_records
-from lre_lightning.records.record import WHOLE_OBJECTS
-from lre_lightning.records.summary import CSV_COLUMNS, summarize, write_csv
+from lre_lightning.records.measurement import Measurement, Tally
+from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, summarize, write_csv
 from lre_lightning.report.console import print_results
-from tests.helpers.records import small_record, unscored_record
+from tests.helpers.records import csv_rows, majorities, small_record, unscored_record, whole_objects
 
 
 def record(trial=0, relation="capital", **changes):
     return small_record(trial, relation, **{"layer": 0, "rank": 4, **changes})
 
 
-BLIND = dict.fromkeys(("b_alone", "majority_of_training", "majority_of_data"), "")
+MAJORITIES = ["majority of training", "majority of data"]
 
 
 def test_answers_that_are_the_same_for_all_subjects_stand_beside_the_scores(tmp_path, capsys):
-    grid = {"betas": (0.0, 2.0), "faithful": ((9, 10), (3, 8)), "majority": {"training": 2, "data": 4}}
+    grid = {"betas": (0.0, 2.0), "faithful": ((9, 10), (3, 8)), "measures": {"majorities": majorities(2, 4)}}
     path, records = tmp_path / "results.csv", [record(**grid), record(1, **{**grid, "faithful": ((9, 10), (5, 8))})]
     write_csv(records, path)
-    with path.open(newline="", encoding="utf-8") as file:
-        assert [[row[name] for name in BLIND] for row in csv.DictReader(file)] == [
-            ["0.3", "0.2", "0.4"],
-            ["0.5", "0.2", "0.4"],
-        ]
+    assert [[row[name] for name in (B_ALONE, *MAJORITIES)] for row in csv_rows(path)] == [
+        ["0.3", "0.2", "0.4"],
+        ["0.5", "0.2", "0.4"],
+    ]
     print_results(summarize(records))
     head, line = (" ".join(found.split()) for found in capsys.readouterr().out.splitlines()[2:5:2])
     assert head.endswith("random guess b alone majority of training majority of data")
     assert line.endswith("0.25 0.40 0.20 0.40")
+
+
+def test_a_measure_of_the_users_is_a_column_by_its_tallies_alone(tmp_path, capsys):
+    """No class of it is imported; what is no column, or was not measured, is not in tables."""
+    one = Tally((0.5, 3.0), 4, ("layer",), counts=False, column=True)
+    found = {"my luck": Measurement({"luck": one, "hidden": replace(one, column=False)}, chosen=("beta",))}
+    path, records = tmp_path / "results.csv", [record(measures=found), record(1), record(relation="mother")]
+    write_csv(records, path)
+    assert [row.get("luck") for row in csv_rows(path)] == ["0.75", "", ""]
+    assert "hidden" not in csv_rows(path)[0]
+    capital, mother = summarize(records)
+    assert (capital.columns, mother.columns) == ({"luck": (0.75, None)}, {})
+    print_results([capital, mother])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[2].endswith("random guess luck")
+    assert (lines[4].endswith("0.25 0.75"), lines[5].endswith("0.25 -")) == (True, True)
 
 
 def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
@@ -46,19 +62,19 @@ def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
     common = {"category": "factual", "trial": "0", "samples": "20", "tested": "12", "reported": "True"}
     place = {"layer": "0", "beta": "2.0", "rank": "4", "edited": "8", "faithfulness": "0.8", "causality": "0.875"}
     prompts = {"model": "demo", "n_shot": "8", "template": "{} is\n"}
-    counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25", **BLIND}
+    counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25", B_ALONE: ""}
     assert scored == common | place | prompts | counts
     place = dict.fromkeys(place, "") | {"edited": "0"}
     prompts = {"model": "", "n_shot": "0", "template": ""}
-    counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05", **BLIND}
+    counts = {"relation": "ceo", "known": "3", "range_size": "20", "random_guess": "0.05", B_ALONE: ""}
     assert other == common | place | prompts | counts
 
 
-WHOLE = dict(zip(("known", "edited", *WHOLE_OBJECTS), (8, 5, 4, 6, 2, 3, 1, 0), strict=True))
+WHOLE = {"whole objects": whole_objects(8, 5, 4, 6, 2, 3, 1, 0)}
 
 
 def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
-    path, scored = tmp_path / "results.csv", record(whole_objects=WHOLE)
+    path, scored = tmp_path / "results.csv", record(measures=WHOLE)
     write_csv([unscored_record(), scored], path)
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
@@ -73,15 +89,14 @@ def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
 
 
 def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsys):
-    alike = summarize([record(first_tokens=1, whole_objects=WHOLE), record(1, first_tokens=1)])
+    alike = summarize([record(first_tokens=1, measures=WHOLE), record(1, first_tokens=1)])
     assert (alike[0].trials, alike[0].faithfulness, alike[0].random_guess) == (0, None, 1)
-    assert alike[0].whole_objects["closed-set faithfulness"] == (0.75, None)
+    assert alike[0].columns["closed-set faithfulness"] == (0.75, None)
     name = "[red]:smile:[/red]"  # printed as it is
     others = [record(relation=name), record(1, relation=name, known=9), replace(unscored_record("[b]ceo"), n_shot=8)]
     print_results([*alike, *summarize(others)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    faithful = "0.50 [0.22, 0.78] 0.75 [0.41, 0.93] 0.25 [0.07, 0.59] 0.60 [0.23, 0.88]"
-    whole = f"{faithful} 0.20 [0.04, 0.62] 0.00 [0.00, 0.43]"
+    whole = "0.50 0.75 0.25 0.60 0.20 0.00"
     assert f"capital factual 10 of 12 - - - not scored not scored 1.00 {whole}" in lines
     scored = "0.84 ± 0.06 [0.50, 0.97] 0.88 ± 0.00 [0.53, 0.98] 0.25 - - - - - -"
     assert f"{name} factual 9.5 of 12 0 4 2.0 {scored}" in lines

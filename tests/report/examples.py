@@ -5,7 +5,7 @@ from dataclasses import replace
 from lre_lightning.records.analysis import by_model
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.chapters import chapters_of
-from tests.helpers.records import COUNTS
+from tests.helpers.records import COUNTS, baselines, generations, line_integrals, low_rank
 
 LAYERS, BETAS, RANKS = ("emb", 0, 1), (1.0, 2.0), (2, 4)
 
@@ -26,19 +26,23 @@ def record(relation, trial, predicted, answered, **changes):
         "n_shot": 4,
         "template": f"The {relation} of {{}} is",
         "first_tokens": 4,
-        "faithful_baselines": {
-            "linear regression": (0, predicted - 2, 1),
-            "translation": (0, 3, 1),
-            "identity": (1, 0, 0),
-        },
-        "faithful_zero_shot": ((0, 1), (1, predicted - 1), (0, 2)),
-        "zero_shot_baselines": {"linear regression": (0, 2, 1), "translation": (0, 1, 1), "identity": (0, 0, 0)},
-        "causal_baselines": {"oracle": (1, 8, 2), "unembedding": (0, 2, 1), "object": (0, 1, 1)},
-        "faithful_low_rank": (predicted - 4, predicted - 1),
-        "line_integrals": ((3.0, 1.0), (4.0, 2.0), (1.0, -1.0)),
-        "generations": ((f"The {relation} is", "one", "another", "one, as ever", "another & more"),),
+        **changes,
     }
-    return TrialRecord(relation=relation, trial=trial, **{**fields, **changes})
+    known, edited = fields["known"], fields["edited"]
+    measures = {
+        "baselines": baselines(
+            {"linear regression": (0, predicted - 2, 1), "translation": (0, 3, 1), "identity": (1, 0, 0)},
+            {"oracle": (1, 8, 2), "unembedding": (0, 2, 1), "object": (0, 1, 1)},
+            {"linear regression": (0, 2, 1), "translation": (0, 1, 1), "identity": (0, 0, 0)},
+            ((0, 1), (1, predicted - 1), (0, 2)),
+            known,
+            edited,
+        ),
+        "low rank": low_rank(predicted - 4, predicted - 1, known=known),
+        "line integrals": line_integrals((3.0, 1.0), (4.0, 2.0), (1.0, -1.0)),
+        "generations": generations((f"The {relation} is", "one", "another", "one, as ever", "another & more")),
+    }
+    return TrialRecord(relation=relation, trial=trial, **{"measures": measures, **fields})
 
 
 def unscored(relation="ceo", **changes):

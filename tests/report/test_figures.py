@@ -9,10 +9,12 @@ from matplotlib.container import BarContainer
 from matplotlib.path import Path
 
 from lre_lightning.grid import place_of
+from lre_lightning.measures import baselines, line_integrals
 from lre_lightning.records.analysis import by_model
-from lre_lightning.report import baselines, comparison, plotting, relations, sweeps
+from lre_lightning.report import comparison, plotting, relations, sweeps
 from lre_lightning.statistics.estimates import Share, over_trials
 from lre_lightning.statistics.intervals import wilson
+from tests.helpers import records as made
 from tests.report.artists import (
     bars,
     check_layout,
@@ -129,7 +131,8 @@ def test_baselines_by_category(plot, name, kinds, names):
 
 
 def test_a_method_that_was_not_measured_has_no_row():
-    without = [replace(r, layers=("emb", 0), layer=0, faithful_baselines={"identity": (0, 1)}) for r in MAIN]
+    measures = {"baselines": made.baselines({"identity": (0, 1)}, {}, {})}
+    without = [replace(r, layers=("emb", 0), layer=0, measures=measures) for r in MAIN]
     assert labels(baselines.plot_faithfulness_baselines(without).axes[0]) == [*FAITHFUL[:2], "identity"]
 
 
@@ -187,7 +190,7 @@ def test_the_middle_half_of_the_relations_is_shaded():
         edges = {tuple(point) for point in shade.get_paths()[0].vertices.round(9)}
         quartiles = np.quantile([np.mean(values) for values in scores.values()], [0.25, 0.75]).round(9)
         assert {(0, low) for low in quartiles} <= edges
-    without = [replace(r, faithful_low_rank=()) for r in MAIN]
+    without = [made.with_measures(r, {"low rank": None}) for r in MAIN]
     assert list(curves(sweeps.plot_ranks(without).axes[0])) == ["causality (3 relations)"]
     assert [tick.get_text() for tick in sweeps.plot_ranks(MAIN).axes[0].get_xticklabels()] == ["2", "4"]
 
@@ -304,8 +307,12 @@ def test_models_agree_by_spearmans_correlation():
 
 def test_underestimation_is_the_ratio_over_pairs():
     pairs = (4.0, 2.0), (1.0, 2.0), (5.0, 1.0)
-    records = [replace(r, line_integrals=((i + 1.0, 1.0), *pairs)) for i, r in enumerate(MAIN) if r.scored]
-    (axes,) = relations.plot_underestimation(records).axes
+    records = [
+        made.with_measures(r, {"line integrals": made.line_integrals((i + 1.0, 1.0), *pairs)})
+        for i, r in enumerate(MAIN)
+        if r.scored
+    ]
+    (axes,) = line_integrals.plot_underestimation(records).axes
     assert labels(axes) == ["Colour", "antonym", "capital"]
     found = [rows("underestimation", records)[name][2] for name in labels(axes)]
     assert list(axes.lines[0].get_xdata()) == pytest.approx([one.value for one in found])
@@ -328,7 +335,10 @@ def dataset(model, seed=0):
     random = np.random.default_rng(seed)
     counts = zip(random.integers(4, 11, 94).tolist(), random.integers(1, 9, 94).tolist(), strict=True)
     records = [
-        record(name, trial, *next(counts), model=model, category=kind, line_integrals=((random.uniform(1, 5), 1.0),))
+        made.with_measures(
+            record(name, trial, *next(counts), model=model, category=kind),
+            {"line integrals": made.line_integrals((random.uniform(1, 5), 1.0))},
+        )
         for name, kind in zip(NAMES, CATEGORIES, strict=True)
         for trial in (0, 1)
     ]
@@ -338,7 +348,7 @@ def dataset(model, seed=0):
 ONE_OF_EACH_LAYOUT = (
     relations.plot_relations,
     relations.plot_scatter,
-    relations.plot_underestimation,
+    line_integrals.plot_underestimation,
     ZERO_SHOT,
     baselines.plot_baselines_by_relation,
     baselines.plot_causality_by_layer,
@@ -380,13 +390,10 @@ def test_with_two_models_no_texts_overlap_or_are_cut():
 
 def test_one_relation_in_one_trial_at_one_point_can_be_plotted():
     grid = {"layers": ("emb",), "betas": (1.0,), "ranks": (4,), "layer": "emb", "beta": 1.0, "rank": 4}
-    one = replace(
+    of_maps, of_states = ({name: (1,) for name in names} for names in (FAITHFUL[2:], baselines.CAUSALITY))
+    one = made.with_measures(
         record("capital", 0, 0, 0, **{**grid, "faithful": ((7,),), "causal": ((3,),)}),
-        faithful_low_rank=(5,),
-        faithful_zero_shot=((6,),),
-        faithful_baselines={name: (1,) for name in FAITHFUL[2:]},
-        zero_shot_baselines={name: (1,) for name in FAITHFUL[2:]},
-        causal_baselines={name: (1,) for name in ("oracle", "unembedding", "object")},
+        {"low rank": made.low_rank(5), "baselines": made.baselines(of_maps, of_states, of_maps, ((6,),))},
     )
     figures = [plot([one]) for plot in OF_RECORDS] + [plot(by_model([one])) for plot in OF_MODELS]
     figures += [relations.plot_scatter([unscored()]), *(plot(by_model([unscored()])) for plot in OF_MODELS)]
@@ -409,7 +416,8 @@ def test_with_deep_models_and_long_names_no_texts_overlap_or_are_cut():
     for plot in (relations.plot_relations, relations.plot_scatter, sweeps.plot_layers_by_relation):
         check_layout(plot(models[0].main))
     grid = {"layers": ("emb", *range(48)), "faithful": ((1, 2),) * 49, "causal": ((3, 4),) * 49}
-    grid["causal_baselines"] = dict.fromkeys(("oracle", "unembedding", "object"), (5,) * 49)
+    found = made.baselines({}, dict.fromkeys(baselines.CAUSALITY, (5,) * 49), {})
+    grid["measures"] = {"baselines": found}
     deep = [record(name, 0, 5, 5, **grid) for name in ("one", "two", "three")]
     for plot in (sweeps.plot_layers, baselines.plot_causality_by_layer):
         check_layout(plot(deep))

@@ -150,14 +150,14 @@ def test_page_tells_how_it_was_made(full):
 
 
 MISSING = {
-    "Baselines": "--model.fitting.baselines true",
-    "Beyond the argmax": "--model.fitting.measures true",
+    "Baselines": "--model.measures+=Baselines",
+    "Beyond the argmax": "--model.measures+=Distributions",
     "Layers": "--model.layers",
     "With and without relation-specific text": "--data.prompts.template '{}'",
     "Ranks": "--model.ranks",
     "Choosing β": "--model.betas",
-    "Changes between subjects, and what W estimates of them": "--model.fitting.line_integrals",
-    "What the LM says after edits": "--model.fitting.generations 1",
+    "Changes between subjects, and what W estimates of them": "--model.measures+=LineIntegrals",
+    "What the LM says after edits": "--model.measures+=Generations",
     "Number of examples": "--data.n_shot",
     "Prompt templates": "--data.prompts.template 1",
 }

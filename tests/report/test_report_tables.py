@@ -9,8 +9,10 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from lre_lightning.records.record import CLOSED_SET_CONTROLS, WHOLE_OBJECTS
+from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
+from lre_lightning.records.measurement import Measurement
 from lre_lightning.report.tables import Table, escape_latex, to_csv, to_latex, to_text
+from tests.helpers.records import baselines, line_integrals, majorities, whole_objects, with_measures
 from tests.report.examples import LAYERS, MAIN, TORN, C, F, bare_of, minimal, moved, record, rows, table, unscored
 
 FACTUAL = ("capital", "Colour")
@@ -70,8 +72,7 @@ def test_relations_whose_objects_begin_alike_have_no_scores_by_first_token():
 
 def test_scores_on_whole_objects_beside_those_by_first_token():
     assert table("whole_objects", MAIN) is None
-    counts = dict(zip(WHOLE_OBJECTS, (4, 6, 2, 3, 1, 2), strict=True))
-    first = replace(MAIN[0], whole_objects={"known": 8, "edited": 5, **counts})
+    first = with_measures(MAIN[0], {"whole objects": whole_objects(8, 5, 4, 6, 2, 3, 1, 2)})
     unreported = replace(first, trial=1, reported=False, known=0)
     measured = [first, unreported, replace(first, relation="one", first_tokens=1)]
     found = rows("whole_objects", [*measured, *MAIN[1:]])
@@ -83,9 +84,6 @@ def test_scores_on_whole_objects_beside_those_by_first_token():
     assert found["one"] == (whole[0], None, *whole[1:5], None, *whole[5:])
     assert list(found) == ["capital", "one", "mean"]
     assert found["mean"][2] == flat(0.5)
-    earlier = {name: count for name, count in first.whole_objects.items() if name not in CLOSED_SET_CONTROLS}
-    older = table("whole_objects", [replace(first, whole_objects=earlier), *MAIN[1:]])
-    assert older.columns == tuple(name for name in heads if name not in CLOSED_SET_CONTROLS)
 
 
 @pytest.mark.parametrize("name", ["hyperparameters", "categories", "layers", "ranks", "betas"])
@@ -117,6 +115,16 @@ ZERO_SHOT = dict(zip(FAITHFULNESS, (shifted(F, -0.1), *map(always, (0.1, 0.2, 0.
 CAUSALITY = {"LRE": C, "oracle": always(1), "unembedding": always(0.25), "object": always(0.125)}
 
 
+def changed_baselines(r, change):
+    """The record with what a function makes of the sums of each tally of the baselines; without it for None."""
+    if not r.scored:
+        return r
+    tallies = r.measures["baselines"].tallies
+    sums = {name: change(name, tally.sums) for name, tally in tallies.items()}
+    changed = {name: replace(tallies[name], sums=found) for name, found in sums.items() if found is not None}
+    return with_measures(r, {"baselines": Measurement(changed)})
+
+
 def test_baselines_by_category():
     def by_category(scores):
         return over(scores, FACTUAL), over(scores, ["antonym"]), over(scores)
@@ -130,7 +138,7 @@ def test_baselines_by_category():
     }
     causal = {method: by_category(scores) for method, scores in CAUSALITY.items()}
     assert rows("causality_baselines", MAIN) == causal
-    few_shot = [replace(r, faithful_zero_shot=(), zero_shot_baselines={}) for r in MAIN]
+    few_shot = [changed_baselines(r, lambda name, sums: None if "zero-shot" in name else sums) for r in MAIN]
     assert {row[1] for row in table("faithfulness_baselines", few_shot).rows} == {"few-shot"}
 
 
@@ -267,8 +275,8 @@ def test_underestimation_is_the_ratio_over_pairs_with_a_positive_estimate():
     found = table("underestimation", MAIN)
     assert [row[0] for row in found.rows] == ["antonym", "capital", "Colour"]
     assert found.rows[0] == ("antonym", 4, 2, (2.5, None))
-    pairs = (3.0, 1.0), (4.0, 2.0), (1e12, 1e-12), (5.0, 1.0), (1.0, 1.0)
-    far = [replace(r, line_integrals=pairs) for r in MAIN[:1]]
+    pairs = line_integrals((3.0, 1.0), (4.0, 2.0), (1e12, 1e-12), (5.0, 1.0), (1.0, 1.0))
+    far = [with_measures(MAIN[0], {"line integrals": pairs})]
     assert rows("underestimation", far)["capital"] == (5, 0, (3, None))  # which a mean would not be
 
 
@@ -316,9 +324,11 @@ WITHOUT_S = [f"LRE is more faithful than {name}" for name in ("b alone", "majori
 
 def test_layers_at_which_an_lre_says_nothing_of_the_subject_are_seen():
     """At the embedding all relations have the counts of b alone, at layer 1 those of the majority."""
-    grid = {"betas": (0.0, 2.0), "majority": {"training": 1, "data": 3}}
-    high = {"a": 9, "b": 10, "c": 4}
-    records = [record(name, 0, 9, 8, faithful=((2, 2), (0, most), (2, 3)), **grid) for name, most in high.items()]
+    high, counts = {"a": 9, "b": 10, "c": 4}, {"majorities": majorities(1, 3)}
+    records = [
+        with_measures(record(name, 0, 9, 8, faithful=((2, 2), (0, most), (2, 3)), betas=(0.0, 2.0)), counts)
+        for name, most in high.items()
+    ]
     found = table("layers", records)
     assert found.columns[3:] == ("b alone", "majority of training", "majority of data", "says more")
     by_layer = {row[0]: row[1:] for row in found.rows}
@@ -329,7 +339,7 @@ def test_layers_at_which_an_lre_says_nothing_of_the_subject_are_seen():
     assert rows("baselines_by_relation", records)["a"][5:8] == ((0, None), (0.1, None), (0.3, None))
     told = rows("findings", many(records))
     assert [told[name][0] for name in WITHOUT_S] == ["yes", "yes", "yes"]
-    assert table("layers", MAIN).columns[-1] == "causality"  # records of earlier versions
+    assert table("layers", MAIN).columns[-1] == "causality"  # neither b alone nor majorities
 
 
 def many(records, count=4):
@@ -411,7 +421,7 @@ def test_where_there_is_nothing_to_find_nothing_holds():
     claimed = 0
     for draw in np.random.default_rng(0).integers(2, 9, (40, 15, 3)).tolist():
         records = [
-            record(str(i), 0, faithful, causal, causal_baselines={"object": (0, other, 0)})
+            record(str(i), 0, faithful, causal, measures={"baselines": baselines({}, {"object": (0, other, 0)}, {})})
             for i, (faithful, causal, other) in enumerate(draw)
         ]
         found = rows("findings", records)
@@ -432,9 +442,15 @@ def test_findings_that_do_not_hold_say_no():
     worse = {
         "faithful": ((9, 9), (8, 7), (9, 9)),
         "causal": ((8, 8), (1, 1), (8, 8)),
-        "faithful_baselines": dict.fromkeys(MAIN[0].faithful_baselines, (0, 8, 0)),
-        "causal_baselines": dict.fromkeys(MAIN[0].causal_baselines, (0, 2, 0)),
-        **{"line_integrals": ((1.0, 2.0),), "range_size": 1, "first_tokens": None},
+        **{"range_size": 1, "first_tokens": None},
+        "measures": {
+            "baselines": baselines(
+                dict.fromkeys(("linear regression", "translation", "identity"), (0, 8, 0)),
+                dict.fromkeys(("oracle", "unembedding", "object"), (0, 2, 0)),
+                {},
+            ),
+            "line integrals": line_integrals((1.0, 2.0)),
+        },
     }
     records = many([replace(r, **worse) for r in MAIN if r.scored])
     # Drops at all layers but the last, where s is o itself.
