@@ -28,7 +28,6 @@ from lre_lightning.lre.operators import Dense
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.training.method import PUSHED, Products
-from lre_lightning.training.options import Fitting
 
 PROMPTS, SUBJECTS, COMPARED = 2, 30, 1024
 FAITHFULNESS, CAUSALITY = 50, 10
@@ -126,7 +125,7 @@ def measure(case: Case) -> list[object]:
         assert different <= len(pairs), different
         differ = f"{different} of {len(pairs) * case.subjects}"
     trial: Any = SimpleNamespace(test_asked=range(case.subjects))
-    predicted = Products.of(lm, trial, [case.layer], case.rank or 0, Fitting()).matrix_free
+    predicted = Products.of(lm, trial, [case.layer], case.rank or 0, ()).matrix_free
     if case.rank is None:
         predicted = PUSHED * (case.subjects + 1)
     fewer, faster = case.width / operator.products, seconds / without
@@ -163,7 +162,7 @@ def whole_config(subjects: int) -> float:
     trial: Any = SimpleNamespace(test_asked=range(subjects))
     dense = chosen = 0.0
     for choice in gptj_choices().values():
-        products = Products.of(lm, trial, [choice["layer"]], choice["rank"], Fitting())
+        products = Products.of(lm, trial, [choice["layer"]], choice["rank"], ())
         depth = 27 - place_of(choice["layer"])
         dense += depth * products.dense
         chosen += depth * min(products.dense, products.matrix_free)

@@ -83,8 +83,8 @@ def main() -> None:
     )
     rows.append(row(lm, f"{len(states.all_edited)} edits at all layers and {len(ranks)} ranks", edits))
     grid, record = (lres, DEFAULT_BETAS, ranks), new_record(trial, data, states.all_known, states.all_known)
-    whole = with_grid(record, states, *grid)
-    searched = with_choice(record, states, *grid, "causality")
+    whole, *_ = with_grid(record, states, *grid)
+    searched, *_ = with_choice(record, states, *grid, "causality")
     assert choose([searched], "causality", 1.0) == choose([whole], "causality", 1.0)
     assert all(one in (None, other) for one, other in zip(chain(*searched.causal), chain(*whole.causal), strict=True))
     rows.append(
@@ -108,7 +108,7 @@ def in_bfloat16(data: RelationDataModule, lres: dict[Layer, LRE], wide: TrialRec
     narrow = {layer: LRE(weight, bias, layer, Origin(lm.name, "", "")) for layer, weight, bias in estimator.means()}
     states = run_trial(lm, data, 0, lm.layers)
     record = new_record(data.trial(0), data, states.all_known, states.all_known)
-    record = with_grid(record, states, narrow, DEFAULT_BETAS, wide.ranks)
+    record, *_ = with_grid(record, states, narrow, DEFAULT_BETAS, wide.ranks)
     point = choose([wide], "causality", 1.0)
     rows = []
     for dtype, time, found in (("float32", seconds, wide), ("bfloat16", took, record)):

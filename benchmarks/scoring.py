@@ -104,7 +104,7 @@ def compare(
     editing, edited = timed(causality_predictions, runs, operators, states.subject, difference, ranks)
     if sample is None:  # the counts of the public function are those of these answers
         blank = TrialRecord("", "", 0, samples=count, range_size=count, tested=count, known=count)
-        record = with_grid(blank, states, lres, BETAS, ranks)
+        record, *_ = with_grid(blank, states, lres, BETAS, ranks)
         assert (edited == states.wanted[:, None, None]).sum(0).tolist() == list(map(list, record.causal))
         assert (said == states.predicted[:, None, None]).sum(0).tolist() == list(map(list, record.faithful))
     published = Published(lm, states, lres)

@@ -9,8 +9,9 @@ import pytest
 
 from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import lens_page
+from lre_lightning.measures.baselines import plot_baselines_by_relation
 from lre_lightning.records.files import read_records
-from lre_lightning.report import baselines, relations
+from lre_lightning.report import relations
 from lre_lightning.report.page import inline, plot
 from lre_lightning.report.sections import Picture
 from lre_lightning.report.tables import to_latex
@@ -47,7 +48,7 @@ def shown_records():
 
 def test_names_are_plotted_as_they_are(shown_records):
     """No name is mathematics, or breaks the figure or the page that it is on."""
-    for figure in (relations.plot_relations, relations.plot_scatter, baselines.plot_baselines_by_relation):
+    for figure in (relations.plot_relations, relations.plot_scatter, plot_baselines_by_relation):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of signs that no font has
             plotted, _ = plot(Picture("x", "x", lambda figure=figure: figure(shown_records)))

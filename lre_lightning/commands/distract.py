@@ -12,6 +12,7 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.datamodules import DistractionDataModule
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.distraction import latent_knowledge
 from lre_lightning.report.console import show_tables
 from lre_lightning.report.distraction import distraction_table
@@ -31,12 +32,15 @@ class Distract(FromCheckpoint):
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         add_ckpt_path(parser, "take the LREs from")
+        lens = "ask a Jacobian lens too: a file, a folder or a hub name"
+        parser.add_argument("--jlens", type=str | None, default=None, help=lens)
 
     @override
     def run(self, line: LRECommandLine) -> None:
         if not line.trainer.is_global_zero:
             return
-        lm, hparams, lens = self.restore(line), line.datamodule.hparams, line.model.jacobian_lens
+        lm, hparams, jlens = self.restore(line), line.datamodule.hparams, line.options.jlens
+        lens = None if jlens is None else JacobianLens.load(jlens, lm)
         kinds: tuple[Literal["repetition", "instruction"], ...] = ("repetition", "instruction")
         results = [
             result

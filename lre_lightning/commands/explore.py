@@ -83,7 +83,7 @@ class Explore(FromLREs):
             names: list[str] = []
         else:
             lm, lres, names = self.lres_of(line)
-        lens = line.model.jacobian_lens if options.jlens is None else JacobianLens.load(options.jlens, lm)
+        lens = None if options.jlens is None else JacobianLens.load(options.jlens, lm)
         loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
         own = [concepts for concepts in loaded if concepts.origin.fingerprint == lm.fingerprint]
         return Explorer(lm, lres, names, subjects_of(line, lres), lens, own)

@@ -146,7 +146,8 @@ def test_checkpoints_that_do_not_fit(run, finished, tmp_path):
 
 def test_baselines_templates_and_choices_from_the_command_line(run, fitted):
     choices = "--model.fitting.choices={'thing colour': {'layer': 1, 'rank': 3}}"
-    more = ["--data.prompts.template={}", choices, "--model.fitting.baselines=true", "--model.fitting.line_integrals=2"]
+    more = ["--data.prompts.template={}", choices, "--model.measures+=Baselines"]
+    more += ["--model.measures+=LineIntegrals", "--model.measures.pairs=2"]
     status, output, error = run("fit", *options(fitted, *more))
     assert status == 0, error
     found = {(record.relation, record.trial): record for record in read_records(["lre_runs"])}
@@ -154,8 +155,8 @@ def test_baselines_templates_and_choices_from_the_command_line(run, fitted):
     assert (chosen.layers, chosen.layer, chosen.rank, chosen.ranks) == (("emb", 1), 1, 3, (3, 16))
     assert (searched.layers, searched.ranks) == (("emb", 0, 1), (16,))
     assert (chosen.template, chosen.template_index) == ("{}", None)
-    assert chosen.faithful_baselines["identity"] == (20, 20)
-    assert len(chosen.line_integrals) == 2
+    assert chosen.measures["baselines"].tallies["faithfulness: identity"].sums == (20, 20)
+    assert len(chosen.rows_of("line integrals")) == 2
     status, again, error = run("validate", "--ckpt_path=last")
     assert (status, table_of(again)) == (0, table_of(output)), error
 

@@ -52,9 +52,12 @@ def is_part(given, whole):
 def test_an_evaluation_has_a_folder_of_its_own_and_counts_baselines():
     folders = [printed(name)["trainer"]["default_root_dir"] for name in ("fit", "predict", "evaluate")]
     assert folders == ["lre_runs", "lre_runs", "lre_evaluation"]
-    fitting = printed("evaluate", "--config", "gptj")["model"]["fitting"]
-    assert (fitting["baselines"], fitting["line_integrals"]) == (True, 10)
-    assert printed("fit", "--config", "gptj")["model"]["fitting"]["baselines"] is False
+    names = [
+        [one["class_path"].rpartition(".")[2] for one in printed(name, "--config", "gptj")["model"]["measures"]]
+        for name in ("fit", "evaluate")
+    ]
+    assert names[0] == ["Majorities", "LowRank", "Outcomes"]
+    assert names[1] == [*names[0], "Baselines", "LineIntegrals", "Generations", "Distributions"]
 
 
 def test_the_settings_are_the_papers():

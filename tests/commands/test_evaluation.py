@@ -11,6 +11,7 @@ from lre_lightning.commands.dataset import count_known
 from lre_lightning.commands.evaluate import evaluate
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.measures import Baselines
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import read_records
 from lre_lightning.training.module import LREModule
@@ -70,14 +71,14 @@ def test_every_fit_has_a_folder_and_records_of_its_kind(evaluated):
     scored = [record for record in records["main"] if record.scored]
     assert len(scored) == 4
     for record in scored:  # everything is measured
-        assert set(record.faithful_baselines) == {"linear regression", "translation", "identity"}
-        assert len(record.line_integrals) == 10
+        assert {"baselines", "distributions", "generations", "majorities"} < record.measures.keys()
+        assert len(record.rows_of("line integrals")) == 10
         assert record.layers == ("emb", 0, 1)
     chosen = {record.relation: (record.layer, record.rank) for record in scored}
     for record in [*records["n1"], *records["n2"], *records["template1"]]:  # at the layer and rank of the main fit
         assert (record.layer, record.rank) == chosen[record.relation]
         assert record.layers == (record.layer,)
-        assert record.faithful_baselines == {}
+        assert record.measures == {}
     page = (evaluated / "report" / "index.html").read_text()
     assert [name for name in ("thing colour", "half colour", "wrong colour") if name not in page] == []
     assert {path.suffix for path in (evaluated / "report" / "tables").iterdir()} == {".csv", ".tex"}
@@ -158,7 +159,7 @@ def test_from_python(folders, tmp_path):
         return trainer_of(tmp_path / setting.name, [checkpoint], enable_checkpointing=True)
 
     model, relations = map(str, folders)
-    module = LREModule(model, betas=[1.0], ranks=[16], fitting={"baselines": True})
+    module = LREModule(model, betas=[1.0], ranks=[16], measures=[Baselines()])
     data = RelationDataModule(model, source=relations, n_shot=3, trials=1)
     records = evaluate(module, data, make_trainer, n_shots=[1], templates=False)
     assert {(record.n_shot, record.template_index) for record in records} == {(3, 0), (1, 0), (3, None)}

@@ -49,9 +49,8 @@ def loaded(toys, monkeypatch):
 
 def run(toys, root, *more):
     small = ["--data.n_shot=3", "--data.trials=1", "--model.betas=[1]", "--model.ranks=[4]", "--model.layers=[0]"]
-    plain = [f"--model.fitting.{name}" for name in ("baselines=false", "line_integrals=0", "generations=0")]
     places = [f"--data.source={toys / 'relations'}", f"--trainer.default_root_dir={root}"]
-    return lre("evaluate", *QUIET, *small, *plain, "--model.fitting.measures=false", *places, *more)
+    return lre("evaluate", *QUIET, *small, "--model.measures=[]", *places, *more)
 
 
 def results(root):

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.measures import Baselines, LineIntegrals, LowRank, Majorities, Outcomes, WholeObjects
 from lre_lightning.training.module import LREModule
 from tests.helpers.toy import WIDTH
 from tests.helpers.trainer import trainer_of
@@ -53,14 +54,14 @@ def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
     singular values are 1, all elements from them.
     """
     root, toy = Path(root), Path(toy)
-    fitting = {"baselines": True, "line_integrals": 2, "whole_objects": True}
+    measures = [Majorities(), LowRank(), Outcomes(), Baselines(), LineIntegrals(2), WholeObjects()]
     if lm in ("demo", "shared"):
         loading = {"tensor_parallel": devices if lm == "shared" else None}
-        module = LREModule("demo", [1, 3], betas=[1.0, 2.25], ranks=[8, 32], fitting=fitting, loading=loading)
+        module = LREModule("demo", [1, 3], betas=[1.0, 2.25], ranks=[8, 32], measures=measures, loading=loading)
         data = RelationDataModule(**DEMO)
     else:
-        fitting["method"] = "matrix_free" if devices == 4 else "dense"
-        module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting=fitting)
+        fitting = {"method": "matrix_free" if devices == 4 else "dense"}
+        module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting=fitting, measures=measures)
         data = RelationDataModule(str(toy / "model"), source=str(toy / "relations"), **TOY)
     root.mkdir(parents=True, exist_ok=True)
 

@@ -16,6 +16,7 @@ import lre_lightning.models.memory as memory
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lre.jacobian import prompt_jacobian
+from lre_lightning.measures import Baselines, LineIntegrals
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.products import vjp
@@ -273,7 +274,7 @@ def test_blocks_on_different_devices(monkeypatch, family, given):
 
 def fit_all(folders, root, lm):
     """Fit and validate with everything that can be measured, and read a text."""
-    module, data = LREModule(lm, fitting={"baselines": True, "line_integrals": 2}, **GRID), data_of(folders, trials=1)
+    module, data = LREModule(lm, measures=[Baselines(), LineIntegrals(2)], **GRID), data_of(folders, trials=1)
     trainer = trainer_of(root)
     trainer.fit(module, datamodule=data)
     fitted = dict(module.records)

@@ -49,7 +49,7 @@ def folder(launch, tmp_path_factory, worker_id):
 def counts_of(path):
     """The counts of records, and apart from them the line integrals, which are not counts."""
     records = [record.plain() for record in read_records([path])]
-    return records, [record.pop("line_integrals") for record in records]
+    return records, [record["measures"].pop("line integrals", {"rows": ()})["rows"] for record in records]
 
 
 def assert_same(folder, other, **tolerance):
@@ -75,7 +75,7 @@ def assert_same(folder, other, **tolerance):
 def test_the_numbers_are_those_of_one_process(folder, one, several):
     assert_same(folder / one, folder / several)
     records = read_records([folder / several / "fit_results.jsonl"])
-    assert all(record.scored and record.causal_baselines and record.line_integrals for record in records)
+    assert all({"baselines", "line integrals"} <= record.measures.keys() for record in records)
     assert sum(map(sum, records[0].causal)) > 0
 
 
@@ -124,13 +124,12 @@ def command(folder, out, *options):
         "data.loader.batch_size": 4,
         "model.name_or_path": folder / "model",
         "model.ranks": "[1,16]",
-        "model.fitting.baselines": True,
-        "model.fitting.line_integrals": 2,
-        "model.fitting.whole_objects": True,
         "trainer.default_root_dir": out,
         "trainer.accelerator": "cpu",
     }
-    return ["fit", *(f"--{name}={value}" for name, value in arguments.items()), *options]
+    measures = [f"--model.measures+={name}" for name in ("Baselines", "WholeObjects", "LineIntegrals")]
+    measures.append("--model.measures.pairs=2")
+    return ["fit", *(f"--{name}={value}" for name, value in arguments.items()), *measures, *options]
 
 
 @pytest.mark.slow

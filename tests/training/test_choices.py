@@ -12,6 +12,7 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import estimate, identity_layers
+from lre_lightning.measures import Baselines
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.records.analysis import says_more
@@ -130,7 +131,7 @@ def test_a_given_layer_is_the_only_one_that_is_estimated(random_toy, fit, tmp_pa
     module, trainer, _ = fit({"choices": GIVEN}, names=["half colour", "thing colour"], ranks=None)
     record, lre = module.records["thing colour", 0], module.bank.lres["thing colour", 0]
     assert (record.layers, record.ranks, record.layer, record.rank) == ((1,), (3,), 1, 3)
-    assert len(record.faithful) == len(record.causal) == len(record.faithful_low_rank) == 1
+    assert len(record.faithful) == len(record.causal) == 1
     assert (lre.layer, lre.rank) == (1, 3)
     assert (module.records["half colour", 0].layers, module.records["half colour", 0].ranks) == (LAYERS, (4, 8, 16))
     trainer.save_checkpoint(tmp_path / "fit.ckpt")
@@ -147,14 +148,14 @@ def test_given_ranks_join_that_of_the_choice_once(fit, rank, ranks):
     assert list(module.bank.lres) == [("thing colour", 1)]
     for record in module.records.values():
         assert (record.ranks, record.rank, record.layer) == (ranks, rank, "emb")
-        assert len(record.causal[0]) == len(record.faithful_low_rank) == len(ranks)
+        assert len(record.causal[0]) == len(ranks)
 
 
 def test_the_embedding_joins_a_given_layer_for_baselines(fit):
-    module, _, _ = fit({"choices": GIVEN, "baselines": True})
+    module, _, _ = fit({"choices": GIVEN}, measures=[Baselines()])
     record = module.records["thing colour", 0]
     assert (record.layers, record.layer, record.rank) == (("emb", 1), 1, 3)
-    assert {len(counts) for counts in record.faithful_baselines.values()} == {2}
+    assert {len(tally.sums) for tally in record.measures["baselines"].tallies.values()} == {2}
 
 
 @pytest.mark.parametrize(
@@ -190,8 +191,6 @@ def test_a_layer_at_which_s_is_o_is_left_out_of_choices_now_and_later(random_toy
     records = Records(module.records.values())
     for again in ([TrialRecord.from_plain(json.loads(json.dumps(one.plain()))) for one in records], records):
         assert choose(again, "causality", 0.8)[0] != 1 != choose(again, "faithfulness", 0.8)[0]
-    (apart,) = Records.from_pandas(records.to_pandas())[:1]
-    assert choose([apart], "causality", 0.8) == choose([record], "causality", 0.8)
     alone = replace(record, causal=((0,) * 3, (0,) * 3, record.causal[2]))  # no other layer has a success
     assert choose([alone], "causality", 0.8)[0] == "emb"
     assert choose([replace(alone, identity_layers=None)], "causality", 0.8)[0] == 1  # as in earlier versions
@@ -303,8 +302,3 @@ def test_several_selection_trials_take_whole_grids_for_their_mean(fit):
     module, _, _ = fit({"grid": "choice", "selection_trials": 2}, trials=3)
     assert [(record.whole, record.layers) for record in module.records.values()][:2] == [(True, LAYERS)] * 2
     assert len(module.records["thing colour", 2].layers) == 1
-
-
-def test_measures_need_the_whole_grid():
-    with pytest.raises(LREError, match="leave grid choice out, or measures"):
-        Fitting(grid="choice", measures=True)

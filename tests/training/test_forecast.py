@@ -7,6 +7,7 @@ import torch
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre.operators import Operator
+from lre_lightning.measures import Baselines
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.scoring import scores
@@ -108,7 +109,7 @@ def test_the_time_of_a_unit_is_measured(random_toy, data, monkeypatch):
 def test_a_forecast_adds_up_trials(random_toy, data, monkeypatch):
     measured = []
     monkeypatch.setattr(forecasts, "measure", lambda trial, asked: measured.append(trial) or Work(scored=2.0))
-    module = LREModule(random_toy, **GRID, fitting={"baselines": True})
+    module = LREModule(random_toy, **GRID, measures=[Baselines()])
     data.setup()
     found = module.forecast(data)
     assert [one.relation for one in found.relations] == list(NAMES)

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from lre_lightning.errors import LREError
+from lre_lightning.measures import Baselines, JacobianLensLREs
 from lre_lightning.prompts.trials import Trial
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.training import trial as trial_module
 from lre_lightning.training.method import NARROWEST, Products, choose_method
+from lre_lightning.training.module import LREModule
 from lre_lightning.training.options import Fitting
 from tests.helpers.toy import WIDTH
 from tests.training.test_choices import fit  # noqa: F401
@@ -23,30 +25,31 @@ GPTJ = SimpleNamespace(hidden_size=4096, num_layers=28, layers=("emb", *range(28
     [([5], 4, "matrix_free"), ([5], 256, "matrix_free"), ([5, 6], 64, "matrix_free"), (GPTJ.layers, 256, "dense")],
 )
 def test_few_layers_of_a_wide_lm_are_matrix_free(layers, rank, method):
-    products = Products.of(GPTJ, TRIAL, layers, rank, Fitting())
-    chosen, why = choose_method(GPTJ, TRIAL, layers, rank, Fitting())
+    products = Products.of(GPTJ, TRIAL, layers, rank, ())
+    chosen, why = choose_method(GPTJ, TRIAL, layers, rank, (), "auto")
     assert chosen == method == ("matrix_free" if products.matrix_free < products.dense else "dense")
     assert f"{products.matrix_free:,.0f} products would do, and all elements take 4,096" in why
     for given in ("dense", "matrix_free"):
-        assert choose_method(GPTJ, TRIAL, layers, rank, Fitting(method=given)) == (given, "")
+        assert choose_method(GPTJ, TRIAL, layers, rank, (), given) == (given, "")
 
 
 def test_what_products_count():
     """30 test samples and b in forward mode; for rank 40 a space of 108 directions, from either side, and 16 probes."""
-    assert Products.of(GPTJ, TRIAL, [5], 40, Fitting()) == Products(4096, 2 * 31 + 3.6 * 108 + 1.6 * 16)
-    baselines = Products.of(GPTJ, TRIAL, [5], 40, Fitting(baselines=True)).matrix_free
-    assert baselines == Products.of(GPTJ, TRIAL, [5], 40, Fitting()).matrix_free + 2 * 30
-    two = Products.of(GPTJ, TRIAL, [5, 16], 40, Fitting()).matrix_free  # above 16 there are half as many blocks
-    assert two == 1.5 * Products.of(GPTJ, TRIAL, [5], 40, Fitting()).matrix_free
-    assert Products.of(GPTJ, TRIAL, [27], 1000, Fitting()).matrix_free == 0
+    assert Products.of(GPTJ, TRIAL, [5], 40, ()) == Products(4096, 2 * 31 + 3.6 * 108 + 1.6 * 16)
+    baselines = Products.of(GPTJ, TRIAL, [5], 40, [Baselines()]).matrix_free
+    assert baselines == Products.of(GPTJ, TRIAL, [5], 40, ()).matrix_free + 2 * 30
+    two = Products.of(GPTJ, TRIAL, [5, 16], 40, ()).matrix_free  # above 16 there are half as many blocks
+    assert two == 1.5 * Products.of(GPTJ, TRIAL, [5], 40, ()).matrix_free
+    assert Products.of(GPTJ, TRIAL, [27], 1000, ()).matrix_free == 0
 
 
-def test_narrow_lms_and_jacobian_lenses_take_all_elements():
+def test_narrow_lms_and_jacobian_lenses_take_all_elements(random_toy, monkeypatch):
     narrow = SimpleNamespace(**{**vars(GPTJ), "hidden_size": NARROWEST - 1})
-    assert choose_method(narrow, TRIAL, [5], 4, Fitting()) == ("dense", "")
-    assert choose_method(GPTJ, TRIAL, [5], 4, Fitting(jacobian_lens="lens")) == ("dense", "")
-    with pytest.raises(LREError, match="mixed with all elements of W: leave method matrix_free out, or the lens"):
-        Fitting(method="matrix_free", jacobian_lens="lens")
+    assert choose_method(narrow, TRIAL, [5], 4, (), "auto") == ("dense", "")
+    assert choose_method(GPTJ, TRIAL, [5], 4, [JacobianLensLREs("lens")], "auto") == ("dense", "")
+    monkeypatch.setattr(JacobianLensLREs, "check", lambda *_: None)
+    with pytest.raises(LREError, match="'Jacobian lens' needs all elements of W: leave method matrix_free out"):
+        LREModule(random_toy, fitting={"method": "matrix_free"}, measures=[JacobianLensLREs("lens")])
     with pytest.raises(LREError, match="method must be 'auto' or 'dense' or 'matrix_free', got 'free'"):
         Fitting(method="free")
 

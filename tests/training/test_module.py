@@ -13,6 +13,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import default_ranks
 from lre_lightning.lre.estimator import estimate
 from lre_lightning.lre.lre import LRE
+from lre_lightning.measures import Baselines
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.runs.processes import ONE_PROCESS
 from lre_lightning.training import trial as engine
@@ -104,7 +105,7 @@ def test_a_fit_of_an_lm_with_several_residual_streams(folders, tmp_path):
     model.save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
     grid = {**GRID, "ranks": [1, 2 * WIDTH], "layers": [0, 1]}
-    module = LREModule(str(tmp_path), **grid, fitting={"baselines": True})
+    module = LREModule(str(tmp_path), **grid, measures=[Baselines()])
     trainer_of(tmp_path).fit(module, datamodule=data_of((str(tmp_path), folders[1]), relations=["thing colour"]))
     record = module.records["thing colour", 0]
     assert (module.layers, record.layers, record.known) == ((0, 1), (0, 1), 20)
@@ -112,7 +113,7 @@ def test_a_fit_of_an_lm_with_several_residual_streams(folders, tmp_path):
     for layer in record.layers:
         assert (record.faithfulness(layer, 1.0), record.causality(layer, 2 * WIDTH)) == (1, 1)
         for name in ("oracle", "object", "unembedding"):  # a row of the unembedding is repeated for both streams
-            assert record.score("causal_baselines", layer, method=name) == 1
+            assert record.measured("baselines", f"causality: {name}", layer=layer) == 1
 
 
 def test_files_and_checkpoints_bring_the_lres_back(fitted):
@@ -149,10 +150,15 @@ def test_validation_needs_lres_and_a_fit_a_relation_datamodule(folders, tmp_path
         ({"loading": {"chunk_size": 0}}, "chunk_size must be a whole number of at least 1, got 0"),
         ({"loading": {"dtype": "int8"}}, "dtype must be 'auto' or .* got 'int8'"),
         ({"fitting": {"select_by": "luck"}}, "select_by must be 'causality' or 'faithfulness', got 'luck'"),
-        *(
-            ({"fitting": {name: -1}}, f"{name} must be a whole number of at least 0, got -1")
-            for name in ("selection_trials", "line_integrals", "generations")
+        ({"fitting": {"selection_trials": -1}}, "selection_trials must be a whole number of at least 0, got -1"),
+        (
+            {"measures": [{"name": "none of ours"}]},
+            "there is no measure {'name': 'none of ours'}; imported are: .*base",
         ),
+        ({"measures": [{"name": "generations", "edits": 0}]}, "edits must be a whole number of at least 1, got 0"),
+        ({"measures": [{"name": "baselines", "size": 1}]}, "there is no measure {'name': 'baselines', 'size': 1}"),
+        ({"measures": [Baselines(), Baselines()]}, "the measure 'baselines' is given twice"),
+        ({"measures": [1]}, r"measures must be objects such as Baselines\(\), not 1"),
         *(
             ({"fitting": {"choices": {"good": {"layer": 1, "rank": 3}, "of toys": choice}}}, f"for 'of toys'{message}")
             for choice, message in (
