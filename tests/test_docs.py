@@ -24,6 +24,7 @@ PRINTED = {
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
     "docs/guides/evaluation.md": ["country capital city  causality"],
     "docs/guides/jacobian-lens.md": ["(2, 3, 4)"],
+    "docs/guides/measures.md": ["among the first 3", "0.0625", "'axes': ('beta',), 'column': True"],
     "docs/guides/sharing.md": ["Ottawa", "['country capital city']", "27 relations", "LREs of 5 relations"],
     "docs/method.md": ["country capital city", "Interval(low="],
     "docs/guides/your-project.md": ["torch.Size([32, ", "tensor([[1.0000, 1.0000, 0.5000]", "word sentiment"],
