@@ -27,6 +27,7 @@ class Concepts(Command):
     """
 
     name = "concepts"
+    unused = ("model.measures",)
     resumable = True
 
     @override

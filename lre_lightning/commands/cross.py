@@ -30,6 +30,7 @@ class Cross(FromCheckpoint):
     """
 
     name = "cross"
+    unused = ("model.measures",)
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:

@@ -32,6 +32,7 @@ class Dataset(Command):
     """
 
     name = "dataset"
+    unused = ("model.measures",)
     resumable = True
 
     @override

@@ -28,6 +28,7 @@ class Distract(FromCheckpoint):
     """
 
     name = "distract"
+    unused = ("model.measures",)
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:

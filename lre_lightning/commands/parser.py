@@ -91,6 +91,9 @@ class ShortHelp(FullHelp):
         if action.default is None:
             sentence = " ".join([sentence, *(other for other in others if other.endswith(" if None."))])
             sentence = sentence.replace(" if None", " if not given").replace("; None for", "; if not given")
+        if isinstance(action.default, list) and all(isinstance(one, dict) for one in action.default):
+            names = ", ".join(one["class_path"].rpartition(".")[2] for one in action.default)
+            return f"{sentence} (default: {names})"
         shown = action.default not in (None, argparse.SUPPRESS) and str(action.default).strip(" \n[]{}")
         return f"{sentence} (default: %(default)s)" if shown and action.option_strings else sentence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
@@ -39,7 +40,8 @@ def explicit_options() -> list[str]:
 def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     """Refuse to resume a fit with other arguments of the module and the datamodule, except those declared harmless."""
     remembered = read_hyperparameters(checkpoint)
-    now = {"model": model, "data": data}
+    measures = [_plain_measure(one) for one in model.get("measures") or ()]
+    now = {"model": {**model, "measures": measures}, "data": data}
     for section, kind in SECTIONS.items():
         before, harmless = flatten(kind, remembered[section]), declared(kind, "harmless")
         for name, value in flatten(kind, now[section]).items():
@@ -48,6 +50,15 @@ def check_options(checkpoint: Path, model: Mapping[str, Any], data: Mapping[str,
                     f"{str(checkpoint)!r} is of a fit with {section}.{name} {before.get(name)!r}, not {value!r}: "
                     "resume it with the same options, or give another --trainer.default_root_dir"
                 )
+
+
+def _plain_measure(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a measure as checkpoints hold it, given so or as the command line was told."""
+    if "class_path" not in given:
+        return given
+    kind: Any = locate(given["class_path"])
+    plain: dict[str, Any] = kind(**(given.get("init_args") or {})).plain()
+    return plain
 
 
 def add_ckpt_path(parser: LightningArgumentParser, use: str, default: str | None = "last") -> None:

@@ -49,7 +49,7 @@ class FromLREs(FromCheckpoint):
     """
 
     unused = (
-        *("model.layers", "model.betas", "model.ranks", "model.beta", "model.fitting"),
+        *("model.layers", "model.betas", "model.ranks", "model.beta", "model.fitting", "model.measures"),
         *("data.n_shot", "data.trials", "data.seed", "data.prompts", "data.loader.epoch", "data.loader.texts"),
     )
 

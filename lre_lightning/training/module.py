@@ -56,8 +56,8 @@ class LREModule(FrozenLMModule):
         beta: The LM's beta, which the table of results and the LREs use. 1 is the plain first-order approximation;
             the paper uses 2.25 for GPT-J.
         fitting: How layers and ranks are chosen, and where LREs are written.
-        measures: What is measured beside faithfulness and causality, such as
-            `lre_lightning.measures.Baselines()` or a class of your own.
+        measures: What is measured beside faithfulness and causality. Objects such as
+            `lre_lightning.measures.Baselines()`, or of a class of your own.
         loading: How the LM is loaded and run.
 
     Raises:

@@ -58,7 +58,7 @@ def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_ever
     assert fit.counts == [0, 1, 2, 3, 4, 5]
     assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["last.ckpt"]
     assert len(csv_rows(run_folder / "fit_results.csv")) == 6
-    assert len(rows(read_records([run_folder]))) == 4 * (3 * 2 + 2)
+    assert len(rows(read_records([run_folder]))) == 4 * (3 * 2 + 3)
     # Of 4 trials a beta and a rank at 3 layers, and two majorities.
     assert {path.name for path in (run_folder / "figures").iterdir()} == {"layers.png", "relations.png"}
     assert (run_folder / "lres" / "thing_colour" / "trial0.safetensors").exists()
