@@ -19,7 +19,7 @@ from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category, whole_grids
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.summary import summarize, write_csv
+from lre_lightning.records.summary import csv_columns, summarize, write_csv
 from lre_lightning.report.console import print_results, results_table
 from lre_lightning.report.plotting import narrowed
 from lre_lightning.report.relations import plot_relations
@@ -46,7 +46,7 @@ class ResultsTable(Callback):
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
-        self._written = 0
+        self._written, self._columns = 0, list[str]()
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -74,8 +74,10 @@ class ResultsTable(Callback):
         records = list(module.records.values())
         new = records[self._written :] if append else records
         write_records(new, self._path(trainer, "jsonl"), append=append)
-        write_csv(new, self._path(trainer, "csv"), append=append)
-        self._written = len(records)
+        columns = csv_columns(records)
+        same = append and columns == self._columns
+        write_csv(new if same else records, self._path(trainer, "csv"), append=same)
+        self._written, self._columns = len(records), columns
 
     def _finish(self, trainer: L.Trainer, module: Any) -> None:
         self._write(trainer, module)

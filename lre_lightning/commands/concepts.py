@@ -27,7 +27,6 @@ class Concepts(Command):
     """
 
     name = "concepts"
-    unused = ("model.measures",)
     resumable = True
 
     @override

@@ -30,7 +30,6 @@ class Cross(FromCheckpoint):
     """
 
     name = "cross"
-    unused = ("model.measures",)
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:

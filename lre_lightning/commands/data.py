@@ -37,7 +37,6 @@ class Data(Command):
     """List relations, and show prompts as an LM sees them."""
 
     name = "data"
-    unused = ("model.measures",)
     needs_lm = False
 
     @override

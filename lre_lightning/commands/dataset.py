@@ -32,7 +32,6 @@ class Dataset(Command):
     """
 
     name = "dataset"
-    unused = ("model.measures",)
     resumable = True
 
     @override

@@ -28,7 +28,6 @@ class Distract(FromCheckpoint):
     """
 
     name = "distract"
-    unused = ("model.measures",)
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:

@@ -65,7 +65,8 @@ class Generations(Measure):
     def sections(cls, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         """Return the texts."""
         title = "What the LM says after edits"
-        rows = [(record.relation, *row) for record in analysis.counted(records) for row in record.rows_of(cls.name)]
+        found = analysis.counted(records)
+        rows = [(record.relation, *row) for record in found for row in record.rows_of(cls.name, *[str] * 5)]
         if not rows:
             return (missing(title, "Generated texts were", "--model.measures+=Generations"),)
         table = Table(

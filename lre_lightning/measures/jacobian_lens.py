@@ -118,7 +118,8 @@ class JacobianLensLREs(Measure):
     @classmethod
     def sections(cls, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         """Return the section on LREs beside a Jacobian lens, if a fit has compared them."""
-        compared = analysis.on_most((record for record in records if NAME in record.measures), "layers")
+        compared = [record for record in records if NAME in record.measures and _layers([record])]
+        compared = analysis.on_most(compared, "layers")
         if not compared:
             return ()
         *panels, (_, alike) = _panels().items()
@@ -155,7 +156,8 @@ def _panels() -> dict[str, dict[str, Score]]:
     """Return what is measured at a layer, by panel and label."""
 
     def alike(record: TrialRecord, layer: Layer, index: int) -> float:
-        cosines = record.rows_of(NAME)[_layers([record]).index(layer)]
+        by_layer = dict(zip(_layers([record]), record.rows_of(NAME, float, float, float), strict=False))
+        cosines = by_layer.get(layer, (0,))
         return float(cosines[index]) if cosines[0] else math.nan  # 0 for a W of zeros, which has no directions
 
     return METHODS | {"likeness of W and J": {name: partial(alike, index=i) for i, name in enumerate(LIKENESS)}}

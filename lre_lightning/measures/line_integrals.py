@@ -105,13 +105,13 @@ class LineIntegrals(Measure):
 def underestimation(records: Sequence[TrialRecord]) -> Section:
     """Return the extent to which W underestimates the change of F between subjects (table "line_int")."""
     title = "Changes between subjects, and what W estimates of them"
-    measured = [record for record in analysis.counted(records) if record.rows_of(NAME)]
+    measured = [record for record in analysis.counted(records) if record.rows_of(NAME, float, float)]
     if not measured:
         return missing(title, "How much W underestimates changes of F was", "--model.measures+=LineIntegrals")
     used, left_out = Counter[str](), Counter[str]()
     for record in measured:
         used[record.relation] += len(analysis.change_ratios(record))
-        left_out[record.relation] += len(record.rows_of(NAME)) - len(analysis.change_ratios(record))
+        left_out[record.relation] += len(record.measures[NAME].rows) - len(analysis.change_ratios(record))
     table = by_relation(
         "underestimation",
         "Ratio between the actual change of F from one subject to another and the change that W estimates on "

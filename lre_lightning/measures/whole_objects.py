@@ -86,7 +86,7 @@ class WholeObjects(Measure):
         measured = [record for record in records if record.reported and cls.name in record.measures]
         if not measured:
             return ()
-        known = analysis.spreads((r.relation, float(r.measures[cls.name].tallies[KNOWN].sums)) for r in measured)  # type: ignore[arg-type]
+        known = analysis.spreads((r.relation, r.measured(cls.name, KNOWN) * r.tested) for r in measured)
         columns = analysis.both_by_relation(records)
         for name in SCORES:
             columns[name] = analysis.spreads((record.relation, record.measured(cls.name, name)) for record in measured)

@@ -350,5 +350,5 @@ def underestimation(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
 
 def change_ratios(record: TrialRecord) -> list[float]:
     """Return the ratio of change to estimate for each pair of subjects whose estimate is positive."""
-    ratios = [exact / estimate for exact, estimate in record.rows_of("line integrals") if estimate > 0]
+    ratios = [exact / estimate for exact, estimate in record.rows_of("line integrals", float, float) if estimate > 0]
     return [ratio for ratio in ratios if math.isfinite(ratio)]

@@ -53,7 +53,8 @@ def shared_samples(records: Iterable[TrialRecord], others: Iterable[TrialRecord]
             continue
         place = 1 if score == "faithfulness" else 2
         right, theirs = (
-            {line[0]: line[place] for line in r.rows_of("outcomes") if line[place] >= 0} for r in (record, paired)
+            {line[0]: line[place] > 0 for line in r.rows_of("outcomes", int, int, int) if line[place] >= 0}
+            for r in (record, paired)
         )
         counts = [0, 0, 0, 0]
         for sample in right.keys() & theirs.keys():

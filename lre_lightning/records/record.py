@@ -167,9 +167,14 @@ class TrialRecord:
         values: tuple[Any, ...] = getattr(self, AXES[axis])
         return values
 
-    def rows_of(self, measure: str) -> tuple[tuple[Any, ...], ...]:
-        """Return the rows of a measure; none where it was not measured."""
-        return self.measures[measure].rows if measure in self.measures else ()
+    def rows_of(self, measure: str, *kinds: type[int | float | str]) -> tuple[tuple[Any, ...], ...]:
+        """Return the rows of a measure, with cells of the given kinds if there are some; none where it was not measured."""
+        rows = self.measures[measure].rows if measure in self.measures else ()
+        for row in rows:
+            if kinds and (len(row) != len(kinds) or not all(map(_is_cell, row, kinds))):
+                names = ", ".join(kind.__name__ for kind in kinds)
+                raise LREError(f"a row of {measure!r} of {self.relation!r} must have ({names}), not {row!r:.100}")
+        return rows
 
     @property
     def columns(self) -> dict[str, float]:
@@ -214,6 +219,10 @@ class TrialRecord:
         except LREError as error:
             raise LREError(f"this is not a record: {error}") from error
         return record
+
+
+def _is_cell(value: object, kind: type) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _check(record: TrialRecord) -> None:

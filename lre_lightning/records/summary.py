@@ -40,6 +40,11 @@ def _short(count: float) -> str:
     return f"{count:.1f}".removesuffix(".0")
 
 
+def csv_columns(records: Iterable[TrialRecord]) -> list[str]:
+    """Return the columns of a CSV file of records: `CSV_COLUMNS`, and what measures give tables."""
+    return [*CSV_COLUMNS, *dict.fromkeys(name for record in records for name in record.columns)]
+
+
 def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) -> None:
     """Write one row per relation and trial to a CSV file with the columns `CSV_COLUMNS`, atomically.
 
@@ -48,7 +53,7 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
     file has, all or none, with its columns.
     """
     records = list(records)
-    columns = [*CSV_COLUMNS, *dict.fromkeys(name for record in records for name in record.columns)]
+    columns = csv_columns(records)
     with written_whole(path, append) as part, part.open("a+", newline="", encoding="utf-8") as file:
         if append:
             file.seek(0)
