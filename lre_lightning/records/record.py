@@ -168,7 +168,7 @@ class TrialRecord:
         return values
 
     def rows_of(self, measure: str, *kinds: type[int | float | str]) -> tuple[tuple[Any, ...], ...]:
-        """Return the rows of a measure, with cells of the given kinds if there are some; none where it was not measured."""
+        """Return the rows of a measure, none where it was not measured; cells must be of `kinds`, if given."""
         rows = self.measures[measure].rows if measure in self.measures else ()
         for row in rows:
             if kinds and (len(row) != len(kinds) or not all(map(_is_cell, row, kinds))):

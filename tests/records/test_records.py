@@ -60,8 +60,10 @@ def test_what_measures_found_is_read_at_the_chosen_point_or_another():
     assert (oracle, oracle.total) == (7 / 8, 8)
     assert record.measured("Jacobian lens", "causality: mixed", rank=8) == 3 / 8
     assert record.measured("distributions", "LM's probability of the truth", layer=0) == 0.25 / 12
-    assert record.rows_of("line integrals") == ((1.5, 1.25), (0.1, 1e-9))
-    assert BARE.rows_of("line integrals") == ()
+    assert record.rows_of("line integrals", float, float) == ((1.5, 1.25), (0.1, 1e-9))
+    assert BARE.rows_of("line integrals", float, float) == ()
+    with pytest.raises(LREError, match=r"a row of 'outcomes' of 'capital' must have .int, str., not .0, 0, -1."):
+        record.rows_of("outcomes", int, str)
     assert record.columns == {
         "first-token faithfulness": 6 / 9,
         "closed-set faithfulness": 8 / 9,
@@ -356,4 +358,4 @@ def test_records_show_themselves_as_the_table_of_results(tmp_path):
 def test_a_trial_that_stopped_at_max_known_is_read_back():
     """Its outcomes are of samples in a drawn order, of which it has not asked all."""
     record = full_record(tested=12, measures={"outcomes": outcomes((3, 1, 1), (40, 0, -1))})
-    assert TrialRecord.from_plain(record.plain()).rows_of("outcomes") == ((3, 1, 1), (40, 0, -1))
+    assert TrialRecord.from_plain(record.plain()).rows_of("outcomes", int, int, int) == ((3, 1, 1), (40, 0, -1))

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lre_lightning.errors import LREError
+from lre_lightning.measures import Baselines, Generations, LineIntegrals, Outcomes, WholeObjects
 from lre_lightning.measures.distributions import SCORES, Distributions
 from lre_lightning.measures.jacobian_lens import GENERIC, LIKENESS, JacobianLensLREs
 from lre_lightning.records.analysis import by_model
@@ -96,3 +98,26 @@ def test_a_report_shows_a_measure_of_the_users_and_imports_nothing_for_it(tmp_pa
     (chapter,) = chapters_of(by_model(read_records(tmp_path)))
     tables = {table.name: table for section in chapter.sections for table in section.tables}
     assert tables["my_project.Luck"].rows[0] == ("capital", (0.5, None))
+
+
+def strangers(kind, found):
+    """Records of two LMs whose measurement of a measure's name is none that the measure makes."""
+    strange = [replace(record, measures={kind.name: found}) for record in SCORED]
+    return by_model([*strange, *(replace(record, model="other") for record in strange)])
+
+
+WITH_ROWS = (Generations, JacobianLensLREs, LineIntegrals, Outcomes)
+OF_TALLIES = (Baselines, Distributions, WholeObjects)
+
+
+@pytest.mark.parametrize("kind", [*WITH_ROWS, *OF_TALLIES])
+def test_tallies_of_strangers_with_the_name_of_a_measure_are_left_out(kind):
+    """Reading does not know what a measure writes; what a section needs is checked where it is read."""
+    chapters = chapters_of(strangers(kind, Measurement({"mine": Tally(1, 2)})))
+    assert "Findings" in [section.title for chapter in chapters for section in chapter.sections]
+
+
+@pytest.mark.parametrize("kind", WITH_ROWS)
+def test_rows_of_strangers_with_the_name_of_a_measure_are_refused(kind):
+    with pytest.raises(LREError, match=f"a row of '{kind.name}' of '.*' must have .*, not .1, 'a'."):
+        chapters_of(strangers(kind, Measurement(rows=((1, "a"),), layers=(1,))))
