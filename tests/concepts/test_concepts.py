@@ -295,7 +295,7 @@ TOY = Concepts(("a", "b"), torch.eye(2), 0, 1, 1, "first", Origin("toy", "0", "l
 
 def test_mistakes():
     lm = LanguageModel(tiny_model("gpt2"))
-    narrow = replace(TOY, origin=replace(TOY.origin, fingerprint=lm.fingerprint))
+    narrow = replace(TOY, origin=replace(TOY.origin, fingerprint=lm.identity))
     for call, message in (
         (lambda: TOY["c"], "there is no concept of 'c' in 'letters'; there are those of 'a', 'b'"),
         (lambda: TOY.predict(["x"]), "has no LM to run"),

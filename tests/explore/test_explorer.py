@@ -91,7 +91,7 @@ def test_a_quiet_lens_says_where_it_says_nothing(explorer):
 def test_concepts_are_a_lens_of_objects_and_cosines(explorer):
     lm = explorer.lm
     vectors = torch.nn.functional.normalize(torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(1)))
-    origin = Origin("demo", lm.fingerprint, "country capital city")
+    origin = Origin("demo", lm.identity, "country capital city")
     concepts = Concepts(("Rome", "Lima", "Oslo"), vectors, 2, 4, 5, "first", origin)
     made = Explorer(lm, explorer._lres, RELATIONS, {}, None, [concepts])
     name = "country capital city (concepts)"
@@ -242,8 +242,8 @@ def test_the_command_serves_what_is_asked_for(explorer, monkeypatch, tmp_path, c
     served = []
     monkeypatch.setattr("lre_lightning.commands.explore.serve", lambda *given: served.append(given))
     run = ["explore", *QUIET, f"--trainer.default_root_dir={tmp_path}", "--port=0"]
-    lm, origin = explorer.lm, Origin("demo", explorer.lm.fingerprint, "person sport")
-    for name, fingerprint in (("own", lm.fingerprint), ("other", "other")):
+    lm, origin = explorer.lm, Origin("demo", explorer.lm.identity, "person sport")
+    for name, fingerprint in (("own", lm.identity), ("other", "other")):
         concepts = Concepts(("a", "b"), torch.eye(2, lm.hidden_size), 2, 4, 5, "first", origin)
         replace(concepts, origin=replace(origin, fingerprint=fingerprint)).save(
             tmp_path / "concepts" / name / "trial0.safetensors"

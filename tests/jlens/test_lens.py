@@ -25,7 +25,7 @@ def a_lens(seed=0, count=3, texts=("a",), layers=TOY.layers):
     generator = torch.Generator().manual_seed(seed)
     jacobians = {layer: torch.randn(WIDTH, WIDTH, generator=generator) for layer in layers}
     squares = {layer: 300.0 * (i + 1) * count for i, layer in enumerate(layers)}
-    return JacobianLens(jacobians, count, squares, LensOrigin("toy", TOY.fingerprint, None, AVERAGING, texts))
+    return JacobianLens(jacobians, count, squares, LensOrigin("toy", TOY.identity, None, AVERAGING, texts))
 
 
 def test_it_is_applied_and_decoded():

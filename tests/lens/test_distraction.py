@@ -58,7 +58,7 @@ def lres_of(lm, data, layers):
         trial = data.trial(index)
         train = tuple((sample.subject, sample.object) for sample in trial.train)
         name, template = trial.relation.name, trial.relation.template
-        origin = Origin(lm.name, lm.fingerprint, name, trial=trial.number, template=template, train=train)
+        origin = Origin(lm.name, lm.identity, name, trial=trial.number, template=template, train=train)
         weight, bias = (torch.randn(*shape, generator=generator) for shape in ((WIDTH, WIDTH), (WIDTH,)))
         lres[name, trial.number] = LRE(weight, bias, layers[index % len(layers)], origin, beta=0.5)
     return lres

@@ -107,7 +107,7 @@ def test_values_that_are_not_finite_and_ranks_out_of_range_are_refused():
 def test_an_lre_is_refused_for_another_model(tmp_path):
     lm = LanguageModel(tiny_model("gpt2", torch.float32, seed=1), name="one")
     other = LanguageModel(tiny_model("gpt2", torch.float32, seed=2), name="two")
-    lre = LRE(torch.eye(WIDTH), torch.zeros(WIDTH), 0, Origin("one", lm.fingerprint, "capital"))
+    lre = LRE(torch.eye(WIDTH), torch.zeros(WIDTH), 0, Origin("one", lm.identity, "capital"))
     lre.save(tmp_path / "lre.safetensors")
     assert LRE.load(tmp_path / "lre.safetensors", lm).decode(lm, torch.ones(WIDTH)).shape == (lm.vocab_size,)
     with pytest.raises(LREError, match=r"'capital' was estimated from 'one' \(fingerprint .*\), not from 'two'"):

@@ -34,7 +34,7 @@ def test_a_collection_has_the_lres_and_records_of_its_run(fit, run, tmp_path):
             assert lre.metadata() == module.lres[key].metadata()
             assert collection.index.entries[key].scores == module.records[key].chosen_scores
         assert collection.records == read_records(root)
-        assert (collection.model, collection.fingerprint) == ("toys/affine", module.lm.fingerprint)
+        assert (collection.model, collection.fingerprint) == ("toys/affine", module.lm.identity)
         assert collection[COLOUR].origin.trial == 0
         assert collection.path((COLOUR, 2)).name == "trial2.safetensors"
         assert repr(collection).startswith("LRECollection(6 LREs of 2 relations of 'toys/affine', folder ")
