@@ -46,8 +46,8 @@ def name_the_lm(collection: LRECollection, option: str) -> LREError:
     """Return the error that a collection's LM is not loaded until the user names it."""
     lm = label_of(collection.model, collection.revision, collection.index.origin["adapter"])
     return LREError(
-        f"the collection {str(collection.place)!r} says that its LM is {lm!r}, which is not loaded on its word: name the LM "
-        f"yourself, {option}"
+        f"the collection {str(collection.place)!r} says that its LM is {lm!r}, which is not loaded on its word: name "
+        f"the LM yourself, {option}"
     )
 
 
@@ -66,7 +66,7 @@ class FromLREs(FromCheckpoint):
     def add_lres(parser: LightningArgumentParser, use: str) -> None:
         """Add the arguments that say where LREs come from, and whose help says what they are used for."""
         add_ckpt_path(parser, use)
-        help_ = 'collection to use instead: folder, hub name, "smollm2" or "demo"; name its LM too, --model.name_or_path'
+        help_ = 'collection to use instead: folder, hub name (name its LM too), "smollm2" or "demo"'
         parser.add_argument("--lres", type=str | None, default=None, help=help_)
 
     @override

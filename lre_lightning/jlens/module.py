@@ -137,7 +137,11 @@ class JacobianLensModule(FrozenLMModule):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the sums as tensors and plain data."""
-        return {} if self._estimator is None else {"identity": asdict(self.lm.identity), **self._origin, **self._estimator.state()}
+        return (
+            {}
+            if self._estimator is None
+            else {"identity": asdict(self.lm.identity), **self._origin, **self._estimator.state()}
+        )
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Keep the sums of a checkpoint until fit starts."""

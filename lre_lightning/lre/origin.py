@@ -122,7 +122,7 @@ class Origin:
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel, title: str | None = None) -> None:
-    """Check that an LM computes what that in the origin of a lens did, an LRE if it has no other title, as plain data."""
+    """Check that an LM computes what that of an origin, as plain data, did; the lens is an LRE without a `title`."""
     identity = Identity(**origin["identity"])
     if not identity.fits(lm.identity):
         label = label_of(origin["model"], origin["revision"], origin["adapter"])

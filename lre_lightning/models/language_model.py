@@ -99,8 +99,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         if hasattr(model, "merge_and_unload"):
             raise LREError(
-                f"{type(model).__name__} has an adapter apart from its weights: give model.merge_and_unload(), or a name "
-                "and the adapter, LanguageModel.from_pretrained(name, adapter=...)"
+                f"{type(model).__name__} has an adapter apart from its weights: give model.merge_and_unload(), or a "
+                "name and the adapter, LanguageModel.from_pretrained(name, adapter=...)"
             )
         self.model = model.requires_grad_(False)
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__

@@ -156,7 +156,8 @@ def merge_adapter(model: PreTrainedModel, adapter: str, name: str) -> PreTrained
             tuned: Any = PeftModel.from_pretrained(model, adapter)
         return cast("PreTrainedModel", tuned.merge_and_unload())
     except Exception as error:  # of a hub, a config, a file of weights, a kind of adapter that changes no weights
-        raise LREError(f"the adapter {adapter!r} cannot be merged into {name!r}: {first_line(error)}") from error
+        why = " ".join(str(error).split())[:300]
+        raise LREError(f"the adapter {adapter!r} cannot be merged into {name!r}: {why}") from error
 
 
 @contextmanager

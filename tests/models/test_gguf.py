@@ -101,7 +101,7 @@ def test_an_lm_from_a_gguf_file_is_the_lm_that_was_written(file, tmp_path):
     (answer, _), *_ = LRECollection.from_pretrained("demo")["country capital city"].bind(lm).predict("Canada")
     assert answer == "Ottawa"
     lm.model.save_pretrained(tmp_path)  # a plain model: nothing is left that treats it as quantized
-    assert LanguageModel.from_pretrained(str(tmp_path)).fingerprint == demo.identity
+    assert LanguageModel.from_pretrained(str(tmp_path)).identity == demo.identity
     assert lm.double().dtype == torch.float64
 
 
