@@ -50,7 +50,7 @@ def _check_numbers(value: object, what: str) -> str:
 
 
 def _check_dtype(value: object, what: str) -> str:
-    check_choice(what or "it", value, ("float64", "float32", "bfloat16", "float16"))
+    check_choice(what, value, ("float64", "float32", "bfloat16", "float16"))
     return str(value)
 
 

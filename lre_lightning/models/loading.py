@@ -132,6 +132,7 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
             whole = isinstance(loading.device_map, str) and loading.device_map not in STRATEGIES
             given["device_map"] = {"": loading.device_map} if whole else loading.device_map
         with bars_where_seen():
+            model: PreTrainedModel
             if gguf_file is None:
                 model = AutoModelForCausalLM.from_pretrained(path, **given)
             else:

@@ -195,7 +195,7 @@ def test_the_lm_of_a_strangers_collection_is_loaded_if_it_is_named(fitted, tmp_p
     options.append(f"--lres={tmp_path / 'lres'}")
     name = str(fitted / "model")
     assert lre("predict", *options) == 2
-    said = f"says that its LM is {name!r}, which is not loaded on its word: name the LM yourself, --model.name_or_path"
+    said = "says that its LM is 'model', which is not loaded on its word: name the LM yourself, --model.name_or_path"
     assert said in capsys.readouterr().err
     with pytest.raises(LREError, match="name the LM yourself, --other_model"):
         explorer_of_collection(str(tmp_path / "lres"), torch.device("cpu"))
