@@ -11,6 +11,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.states import example_states
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import WIDTH, tiny_model
 from tests.scoring.trials import normal, prompt_of, prompts_for, scored, state, states_of, sums_of
 
@@ -79,7 +80,7 @@ def test_zero_shot_counts_are_those_of_a_plain_loop():
     lm = LanguageModel(tiny_model("gpt2", seed=6))
     prompts = prompts_for(lm, 24)
     weights = torch.eye(WIDTH, dtype=torch.float64) + normal(3, WIDTH, WIDTH, seed=7) / 10
-    lres = {layer: LRE(w, w[0], layer, Origin("", "", "")) for layer, w in zip(LAYERS, weights, strict=True)}
+    lres = {layer: LRE(w, w[0], layer, Origin("", SOME, "")) for layer, w in zip(LAYERS, weights, strict=True)}
     states = states_of(lm, prompts, LAYERS, size=10, alone=[subject_alone(prompt) for prompt in prompts])
     found = Baselines().measure(scored(BLANK, states, lres, prompts=prompts[4:9]))
     objects = torch.stack([state(lm, prompt, 2, -1) for prompt in prompts[4:9]])

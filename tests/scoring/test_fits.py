@@ -22,6 +22,7 @@ from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
+from tests.helpers.identities import SOME
 from tests.helpers.toy import WIDTH
 from tests.scoring.trials import edits_of, pinv, scored, sums_of
 from tests.training.test_module import trainer_of
@@ -32,7 +33,7 @@ GRID = {"betas": list(BETAS), "ranks": list(RANKS), "beta": 0.8}
 FREE = (Majorities(), LowRank(), Outcomes())
 FULL = {**GRID, "measures": [*FREE, Baselines(), LineIntegrals(3), WholeObjects()]}
 OBJECTS = slice(toy.WORDS.index(toy.OBJECTS[0]), toy.WORDS.index(toy.OBJECTS[-1]) + 1)
-NOWHERE = Origin("", "", "")
+NOWHERE = Origin("", SOME, "")
 SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
 
 
