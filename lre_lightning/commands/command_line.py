@@ -32,6 +32,7 @@ from lre_lightning.runs.checkpoints import LRETrainer, WholeCheckpointIO, read_h
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import on_rank_zero, process_index
 from lre_lightning.runs.stopping import Stop
+from lre_lightning.runs.trainers import check_precision
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
@@ -155,6 +156,8 @@ class LRECommandLine(LightningCLI):
                 "one process does this work: leave model.loading.tensor_parallel out, and for an LM larger than a "
                 "device give model.loading.device_map"
             )
+        if self.command.needs_lm:
+            check_precision(self.options.trainer.precision)  # before an LM is loaded
         self.command.check(self)
 
     def _parse(self) -> None:
