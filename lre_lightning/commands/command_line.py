@@ -12,7 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
@@ -158,6 +158,11 @@ class LRECommandLine(LightningCLI):
             )
         if self.command.needs_lm:
             check_precision(self.options.trainer.precision)  # before an LM is loaded
+            if self.options.trainer.barebones:
+                raise LREError(
+                    "barebones is for measuring a trainer alone: give --trainer.logger false, "
+                    "--trainer.enable_checkpointing false and --trainer.enable_progress_bar false"
+                )
         self.command.check(self)
 
     def _parse(self) -> None:
@@ -244,6 +249,10 @@ class LRECommandLine(LightningCLI):
         bar = made.progress_bar_callback
         log_to_console(bar is None or not getattr(bar, "is_enabled", True))
         return made
+
+    @override
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        return super()._instantiate_trainer(config, [] if config["enable_checkpointing"] is False else callbacks)
 
     def trainer_for(
         self, folder: Path, model: dict[str, Any], data: dict[str, Any], begin: Callable[[], None]
