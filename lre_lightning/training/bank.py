@@ -63,6 +63,9 @@ class LREStore(Mapping[TrialKey, LRE]):
         else:
             self.metadata[key] = {**self.metadata[key], "beta": beta}
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept  # without reading a file
+
     def __iter__(self) -> Iterator[TrialKey]:
         return iter(self._kept)
 

@@ -233,8 +233,8 @@ class LREModule(FrozenLMModule):
         served, count = trainer.num_training_batches, len(trainer.train_dataloader)
         if served < count:
             raise LREError(
-                f"an LRE is a mean over all training prompts, and the Trainer serves {served} of their {count} batches: "
-                "leave limit_train_batches, overfit_batches and fast_dev_run out, and lower --data.n_shot instead"
+                f"an LRE is a mean over all training prompts, and the Trainer serves {served} of their {count} "
+                "batches: leave limit_train_batches, overfit_batches and fast_dev_run out, or lower --data.n_shot"
             )
         every, at = trainer.check_val_every_n_epoch, trainer.val_check_batch
         if not trainer.enable_validation or every != 1 or at != served:

@@ -186,5 +186,5 @@ def test_a_precision_is_refused_in_every_use(random_toy, data_of, tmp_path):
         with pytest.raises(LREError, match=PRECISION.format("bf16-true", "bfloat16")):
             use(used, datamodule=data)
     plugin = BitsandbytesPrecision.__new__(BitsandbytesPrecision)  # which Lightning makes on GPUs alone
-    with pytest.raises(LREError, match="BitsandbytesPrecision is for models that are trained: give .*quantization"):
+    with pytest.raises(LREError, match=r"BitsandbytesPrecision is for models that are trained: give .*quantization"):
         check_trainer(SimpleNamespace(precision_plugin=plugin))
