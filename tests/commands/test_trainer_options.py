@@ -47,7 +47,7 @@ def test_a_fit_without_checkpoints_and_one_with_a_timer(said, fitted, tmp_path):
 
 def test_predict_shows_the_texts_that_it_may_read_with_one_device(said, fitted, tmp_path):
     where = [f"--ckpt_path={fitted / 'run/checkpoints/last.ckpt'}", f"--trainer.default_root_dir={tmp_path}"]
-    status, _, error = said("predict", *QUICK, *where, "--trainer.limit_predict_batches=1", "thing0", "thing1")
+    status, _, error = said("predict", *QUICK, *where, "--trainer.limit_predict_batches=0.5", "thing0", "thing1")
     assert status == 0, error
     assert {lens["text"] for lens in json.loads((tmp_path / "predictions" / "lenses.json").read_text())} == {"thing0"}
     status, _, error = said("predict", *QUICK, *where, "--trainer.limit_predict_batches=0", "thing0")
