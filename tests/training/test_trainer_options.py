@@ -7,6 +7,7 @@ import pytest
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import BitsandbytesPrecision, HalfPrecision
+from torch.utils.data import DistributedSampler
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
@@ -188,3 +189,11 @@ def test_a_precision_is_refused_in_every_use(random_toy, data_of, tmp_path):
     plugin = BitsandbytesPrecision.__new__(BitsandbytesPrecision)  # which Lightning makes on GPUs alone
     with pytest.raises(LREError, match=r"BitsandbytesPrecision is for models that are trained: give .*quantization"):
         check_trainer(SimpleNamespace(precision_plugin=plugin))
+
+
+def test_lightning_does_not_split_the_texts_of_a_process_once_more(data_of):
+    """It leaves a `DistributedSampler` alone, and gives any other loader one of its own."""
+    data = data_of(loader={"texts": ["thing1", "thing2"]})
+    loader = data.predict_dataloader()
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert list(loader) == ["thing1", "thing2"]
