@@ -93,7 +93,9 @@ class BetaTuning(Callback):
             error = raised
         share_error(trainer, error)
         for callback in trainer.checkpoint_callbacks:
-            path = isinstance(callback, ModelCheckpoint) and (callback.last_model_path or callback.best_model_path)
+            if not isinstance(callback, ModelCheckpoint):
+                continue
+            path = callback.last_model_path or callback.best_model_path
             if trainer.strategy.broadcast(bool(path and Path(path).exists())):  # other nodes may not see the file
                 trainer.save_checkpoint(path)
 
