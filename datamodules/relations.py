@@ -313,7 +313,7 @@ class RelationDataModule(LightningDataModule):
         if not self.texts:
             raise LREError("there is no text to predict from: give texts")
         process, count = self._process
-        return DataLoader(self.texts[process::count], batch_size=None)  # type: ignore[arg-type]
+        return load(self.texts[process::count], str)
 
     def subjects_alone(self, batch: RelationBatch) -> RelationBatch:
         """Return the subjects of a batch in zero-shot prompts that hold nothing else, on the same device."""

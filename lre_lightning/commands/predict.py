@@ -117,6 +117,10 @@ class Predict(FromLREs):
                 for text in texts
             ]
         else:
+            if line.trainer.world_size > 1:
+                raise LREError(
+                    f"one process reads texts, and the Trainer has {line.trainer.world_size}: give --trainer.devices 1"
+                )
             line.model.false_alarms = options.false_alarms
             line.datamodule.texts = [text.text for text in texts]
             predictions = line.trainer.predict(
@@ -125,7 +129,8 @@ class Predict(FromLREs):
                 ckpt_path=options.ckpt_path,
                 weights_only=options.weights_only,
             )
-            grids = cast("list[list[LensGrid]]", predictions)
+            grids = cast("list[list[LensGrid]]", predictions or [])
+            texts = texts[: len(grids)]  # limit_predict_batches may leave some out
         folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
         asked = Asked(line)
         shown = [asked.of(text, lenses) for text, lenses in zip(texts, grids, strict=True)]

@@ -19,6 +19,7 @@ from lre_lightning.options import options_of
 from lre_lightning.runs.checkpoints import restrict
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import ONE_PROCESS, Processes, check_alike, check_strategy, without_wrapper
+from lre_lightning.runs.trainers import check_trainer
 
 if TYPE_CHECKING:
     NameOrModel = str | LanguageModel
@@ -78,7 +79,8 @@ class FrozenLMModule(L.LightningModule):
         """Return nothing: nothing is optimized."""
 
     def configure_callbacks(self) -> list[Callback]:
-        """Add the callback that guards the folder of a fit, where the Trainer has none."""
+        """Check the Trainer, and add the callback that guards the folder of a fit, where it has none."""
+        check_trainer(self.trainer)
         there = any(isinstance(callback, RunFolder) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
         return [] if there else [RunFolder()]
 

@@ -24,6 +24,9 @@ CSV_COLUMNS = [
     *("random_guess", *BLIND, "reported", "layer", "beta", "rank", "edited", *SCORES),
 ]
 
+NOT_KEPT = "no LRE of it was kept: fit it, or choose other relations with --data.relations"
+"""Why a relation of which the LM knows enough is not scored."""
+
 
 def too_few(samples: int, n: int, tested: float, known: float | None = None) -> str:
     """Return why a relation is not scored, from its counts; `known` is None before the LM has been asked.
@@ -131,6 +134,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     )
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
+        if first.told_apart and any(record.known >= record.n_shot for record in group if record.reported):
+            unscored = NOT_KEPT
         return replace(summary, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))

@@ -96,6 +96,7 @@ class LREModule(FrozenLMModule):
         self._adds = False
         self._kept: frozenset[TrialKey] = frozenset()  # trials of an earlier part of the fit, which are left alone
         self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
+        self._trained = False  # whether the trial has had all its training batches
         self.load_lm(name_or_path)
 
     def take_lm(self) -> None:
@@ -211,6 +212,8 @@ class LREModule(FrozenLMModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""
+        self._trained = False
+        self._check_batches()
         drawn = self._data.trial(self.current_epoch)
         name, number = drawn.relation.name, drawn.number
         self._trial = None
@@ -224,10 +227,27 @@ class LREModule(FrozenLMModule):
         elif self.lm.shards and self._expected is None:
             self._expected = self.expected  # here, where all who share the LM are, and not where one asks for it
 
+    def _check_batches(self) -> None:
+        """Check that a trial is given all its training prompts, and is scored after them."""
+        trainer: Any = self.trainer
+        served, count = trainer.num_training_batches, len(trainer.train_dataloader)
+        if served < count:
+            raise LREError(
+                f"an LRE is a mean over all training prompts, and the Trainer serves {served} of their {count} "
+                "batches: leave limit_train_batches, overfit_batches and fast_dev_run out, or lower --data.n_shot"
+            )
+        every, at = trainer.check_val_every_n_epoch, trainer.val_check_batch
+        if not trainer.enable_validation or every != 1 or at != served:
+            raise LREError(
+                "a trial is scored in the validation at the end of its epoch: leave limit_val_batches at more than 0, "
+                "check_val_every_n_epoch at 1 and val_check_interval at 1.0"
+            )
+
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch."""
         if self._trial is not None:
             self._trial.train(batch)
+        self._trained = batch_idx + 1 == self.trainer.num_training_batches
         self.count_step()
 
     def on_train_end(self) -> None:
@@ -243,6 +263,8 @@ class LREModule(FrozenLMModule):
     def on_validation_start(self) -> None:
         """In fit, make the LREs; alone, forget earlier records, or raise an `LREError` if there is no LRE."""
         if self.trainer.state.fn == "fit":
+            if not self._trained:  # a callback has stopped the fit in the middle of the trial
+                self._trial = None
             if self._trial is not None:
                 self._trial.estimate()
             return
@@ -273,8 +295,9 @@ class LREModule(FrozenLMModule):
         self._trial = None
         for name, score in SCORES.items():  # for the Trainer; loggers get more from `ResultsScalars`
             mean = over_relations(self.records.values(), score)
-            if mean is not None:
-                self.log(name, mean[0], logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
+            if mean is not None or self.trainer.state.fn == "fit":  # callbacks fail without the score they monitor
+                value = 0.0 if mean is None else mean[0]
+                self.log(name, value, logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _keep_lre(self, lre: LRE) -> None:
         """Keep an LRE; the first process writes its file, and the others wait for that."""
