@@ -24,6 +24,16 @@ def largest_error(lm: LanguageModel) -> float:
     return max(_largest_error(lm, subject) for subject in SUBJECTS)
 
 
+def rounding_error(lm: LanguageModel, wide: LanguageModel) -> float:
+    """Return the relative error of do/ds beside that of the same LM in a wider dtype, of all layers and subjects."""
+    squares = [0.0, 0.0]
+    for at in SUBJECTS:
+        found, right = (prompt_jacobian(one, PROMPT, at).jacobian for one in (lm, wide))
+        squares[0] += sum(float((found[layer].float() - right[layer]).square().sum()) for layer in right)
+        squares[1] += sum(float(right[layer].square().sum()) for layer in right)
+    return (squares[0] / squares[1]) ** 0.5
+
+
 def _largest_error(lm: LanguageModel, at: int) -> float:
     result = prompt_jacobian(lm, PROMPT, at, lm.layers[:2])
     last = torch.tensor([len(PROMPT) - 1] * 2)
