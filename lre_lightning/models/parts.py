@@ -210,7 +210,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
         _run(name, partial(decode, model, parts, items), hidden=hidden)
         for hidden in (states[-1], neighbour(states[-1]))
     )
-    if not agrees(decoded, logits, rounded, logits.roll(1, 1)):
+    if not agrees(decoded, logits, (decoded, rounded), logits.roll(1, 1)):
         raise _unsupported(name, "its logits do not follow from the last block's output alone")
     in_place = any(
         not torch.equal(hidden_of(module, output), state)
@@ -236,13 +236,14 @@ def _sees_later_tokens(name: str, parts: Parts, states: Tensor) -> bool:
         stack.enter_context(observe(parts.blocks[-1], last.append))
         _run(name, parts.backbone, input_ids=ids, use_cache=False)
     middle = ids.shape[1] // 2
-    (gradient,) = torch.autograd.grad(last[0][:, :middle].float().sum((0, 1)) @ _cotangent(last[0][0, 0]), roots[0])
-    if gradient[:, middle:].any():
+    earlier = last[0][:, :middle]
+    (gradient,) = torch.autograd.grad(earlier, roots[0], _cotangent(earlier))
+    if gradient[:, middle:].nan_to_num(0, 0, 0).any():  # a gradient may overflow where the states do not
         return True
     with rounded_otherwise([parts.embedding, *parts.blocks[:-1]]), observe(parts.blocks[-1], last.append):
         _run(name, parts.backbone, input_ids=_probe_ids(parts.embedding), use_cache=False)
     right, other = states[:, :-1]
-    return not agrees(other, right, last[-1][0, :-1], states[:1, -1:].expand_as(states[:1, :-1])[0])
+    return not agrees(other, right, (last[-1][0, :-1], right), states[0, -1:].expand_as(right))
 
 
 def _start_graph(roots: list[Tensor], hidden: Tensor) -> Tensor:
@@ -253,7 +254,7 @@ def _start_graph(roots: list[Tensor], hidden: Tensor) -> Tensor:
 
 def _cotangent(like: Tensor) -> Tensor:
     """Return a cotangent of hidden states `(..., hidden)`, which is not constant."""
-    return torch.linspace(1, 2, like.shape[-1], device=like.device).expand(like.shape)
+    return torch.linspace(1, 2, like.shape[-1], dtype=like.dtype, device=like.device).expand(like.shape)
 
 
 def _find_way(parts: Parts) -> Way:
@@ -297,7 +298,8 @@ def _shares_prefix(parts: Parts) -> bool:
                 return False
             lanes = ids[:, length:].repeat_interleave(2, 0)
             found, wrong = last_states(prefix, lanes), last_states(prefix, lanes.flip(0)).flip(0)
-            if not agrees(found, *(one[:, length:].repeat_interleave(2, 0) for one in (right, rounded)), wrong):
+            whole, other = (one[:, length:].repeat_interleave(2, 0) for one in (right, rounded))
+            if not agrees(found, whole, (whole, other), wrong):
                 return False
     except Exception:  # a cache of another kind may fail in any way
         return False
@@ -314,19 +316,20 @@ def _used_states(parts: Parts, way: Way) -> list[bool] | None:
     """
     prefix, used = None, list[bool]()
     try:
-        right, right_gradients, _ = _run_probe(parts, None)
+        *right, _ = _run_probe(parts, None)
         with rounded_otherwise(parts.blocks[:-1]):
-            rounded, rounded_gradients, _ = _run_probe(parts, None, change=neighbour)
+            *rounded, _ = _run_probe(parts, None, change=neighbour)
+        wholes = list(zip(right, rounded, strict=True))
         for start, end in itertools.pairwise((0, 20, 23, 24, 26)):
             ids = _longer_probe(parts.embedding)[: 1 if start == 0 else 2, start:end]
             prefix = Prefix.run(parts.backbone, ids, way, prefix)
             if end in (23, 26):
                 *wrong, _ = _run_probe(parts, prefix, swapped=True)
                 *found, drawn_on = _run_probe(parts, prefix)
-                states = (one[:, end:] for one in (right, rounded))
-                gradients = (one[:, end : end + 1] for one in (right_gradients, rounded_gradients))
-                if not (agrees(found[0], *states, wrong[0]) and agrees(found[1], *gradients, wrong[1])):
-                    return None
+                for result, other, whole in zip(found, wrong, wholes, strict=True):
+                    right, rounded = (one[:, end : end + result.shape[1]] for one in whole)
+                    if not agrees(result, right, (right, rounded), other):
+                        return None
                 used = used or drawn_on
     except Exception:  # a cache of another kind may fail in any way
         return None
@@ -353,9 +356,7 @@ def _run_probe(
         stack.enter_context(observe(parts.blocks[-1], outputs.append))
         run_after(prefix, parts.backbone, ids.flip(0) if swapped else ids)
     last = outputs[-1][:, -1]
-    gradient, *drawn_on = torch.autograd.grad(
-        last, [roots[0], *states], _cotangent(last).to(last), materialize_grads=True
-    )
+    gradient, *drawn_on = torch.autograd.grad(last, [roots[0], *states], _cotangent(last), materialize_grads=True)
     results = torch.cat(outputs, 1).detach(), gradient if prefix is None else gradient[:, :1]
     hidden, gradient = (tensor.flip(0) if swapped else tensor for tensor in results)
     return hidden, gradient, [bool(of_state.any()) for of_state in drawn_on]
@@ -386,7 +387,7 @@ def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], pr
     except Exception:  # a block may need something from those before
         return False
     right = states[-1][:, start:]
-    return agrees(found, right, rounded, right.roll(1, 1))
+    return agrees(found, right, (found, rounded), right.roll(1, 1))
 
 
 @torch.enable_grad()

@@ -37,24 +37,25 @@ def rounded_otherwise(modules: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
-def agrees(found: Tensor, right: Tensor, rounded: Tensor, wrong: Tensor) -> bool:
+def agrees(found: Tensor, right: Tensor, roundings: tuple[Tensor, Tensor], wrong: Tensor) -> bool:
     """Return True if a result is right up to rounding, and nearer to the right one than the wrong one is.
 
     Args:
         found: The result that is checked.
         right: What it should be.
-        rounded: The right result if the LM rounds otherwise.
+        roundings: A result twice, computed alike and rounded otherwise.
         wrong: A result that must not be taken for the right one, such as that of another input.
     """
-    found, right, rounded, wrong = (finite(one.detach().cpu().double()) for one in (found, right, rounded, wrong))
-    error = (found - right).norm()
-    allowed = torch.maximum(TIMES * (rounded - right).norm(), LEAST * right.norm())
-    return bool(error <= torch.minimum(allowed, 0.5 * (wrong - right).norm()))  # False for NaN
+    error = _distance(found, right)
+    allowed = max(TIMES * _distance(*roundings), LEAST * _distance(right, torch.zeros_like(right)))
+    return error <= min(allowed, 0.5 * _distance(wrong, right))  # False for NaN
 
 
-def finite(logits: Tensor) -> Tensor:
-    """Replace minus infinity, by which models exclude tokens, by zero."""
-    return logits.masked_fill(logits == -torch.inf, 0)
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the norm of a difference; minus infinity, by which models exclude tokens, counts as zero."""
+    one, other = (tensor.detach().cpu().double() for tensor in (one, other))
+    one, other = (tensor.masked_fill(tensor == -torch.inf, 0) for tensor in (one, other))
+    return float((one - other).norm())
 
 
 def check_finite(numbers: Tensor, what: str) -> None:

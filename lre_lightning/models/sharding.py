@@ -260,7 +260,7 @@ def _difference(found: tuple[Tensor, Tensor] | str, *right: tuple[Tensor, Tensor
     if isinstance(found, str):
         return found
     for what, one, expected, rounded in zip(("logits", "gradients"), found, *right, strict=True):
-        if not agrees(one, expected, rounded, expected.roll(1, 1)):  # of other positions
+        if not agrees(one, expected, (expected, rounded), expected.roll(1, 1)):  # of other positions
             error = float((one.double() - expected.double()).norm() / expected.double().norm())
             return f"the {what} of a few tokens are wrong by {error:.1%}"
     return ""
