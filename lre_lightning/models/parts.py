@@ -237,7 +237,10 @@ def _sees_later_tokens(name: str, parts: Parts, states: Tensor) -> bool:
         _run(name, parts.backbone, input_ids=ids, use_cache=False)
     middle = ids.shape[1] // 2
     earlier = last[0][:, :middle]
-    (gradient,) = torch.autograd.grad(earlier, roots[0], _cotangent(earlier))
+    try:
+        (gradient,) = torch.autograd.grad(earlier, roots[0], _cotangent(earlier))
+    except RuntimeError as error:
+        raise _unsupported(name, f"its hidden states have no gradients ({first_line(error)})") from error
     if gradient[:, middle:].nan_to_num(0, 0, 0).any():  # a gradient may overflow where the states do not
         return True
     with rounded_otherwise([parts.embedding, *parts.blocks[:-1]]), observe(parts.blocks[-1], last.append):
