@@ -43,7 +43,9 @@ continues a copy of what the model keeps of it, such as the state of a recurrenc
 run one at a time, because the model is wrong on several. *Whole prompts*: every prompt is run as a whole, because the
 model has no cache of tokens, or is wrong with it. Some models compute parts in float32, which bounds the
 error. The last column is of the same weights in bfloat16: whether the type is refused there, too, else the relative
-error of Jacobians beside those of float32, and how prompts are run if that is another way.
+error of Jacobians beside those of float32, and how prompts are run if that is another way: there, errors of a cache or
+the whole effect of a prefix may be smaller than rounding. Errors above 0.1 are of mixtures whose experts change by
+rounding, and of norms that amplify it.
 
 {counts}
 

@@ -43,7 +43,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 IN_TURN = itertools.cycle(DTYPES)
 
 
-@pytest.mark.parametrize(("family", "dtype"), zip(APPLIES, IN_TURN, strict=False), ids=str)
+@pytest.mark.parametrize(("family", "dtype"), list(zip(APPLIES, IN_TURN, strict=False)), ids=str)
 def test_no_value_changes_and_derivatives_do(family, dtype):
     lm = LanguageModel(tiny_model(family, dtype))
     check_backward(lm, "frozen")
@@ -57,7 +57,7 @@ def test_no_value_changes_and_derivatives_do(family, dtype):
     assert torch.equal(again.jacobian[0], exact.jacobian[0])
 
 
-@pytest.mark.parametrize(("family", "dtype"), zip(REFUSED, IN_TURN, strict=False), ids=str)
+@pytest.mark.parametrize(("family", "dtype"), list(zip(REFUSED, IN_TURN, strict=False)), ids=str)
 def test_blocks_without_attention_weights_are_refused(family, dtype):
     lm = LanguageModel(tiny_model(family, dtype), name="mine")
     with pytest.raises(LREError, match=r"mine cannot run with backward 'frozen': a block, \w+, shows no weights of"):
