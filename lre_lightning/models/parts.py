@@ -330,8 +330,8 @@ def _used_states(parts: Parts, way: Way) -> list[bool] | None:
                 *wrong, _ = _run_probe(parts, prefix, swapped=True)
                 *found, drawn_on = _run_probe(parts, prefix)
                 for result, other, whole in zip(found, wrong, wholes, strict=True):
-                    right, rounded = (one[:, end : end + result.shape[1]] for one in whole)
-                    if not agrees(result, right, (right, rounded), other):
+                    expected, changed = (one[:, end : end + result.shape[1]] for one in whole)
+                    if not agrees(result, expected, (expected, changed), other):
                         return None
                 used = used or drawn_on
     except Exception:  # a cache of another kind may fail in any way

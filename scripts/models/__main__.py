@@ -84,8 +84,8 @@ def in_16_bits(kind: str, refused: str = "") -> str:
     if refused:
         return "WRONG: not refused"
     wide = LanguageModel(copy.deepcopy(model).float(), name=kind)
-    error = rounding_error(lm, wide)
-    return f"{error:.0e}" if lm.way == wide.way else f"{WAYS[lm.way]}, {error:.0e}"
+    distance = f"{rounding_error(lm, wide):.0e}"
+    return distance if lm.way == wide.way else f"{WAYS[lm.way]}, {distance}"
 
 
 def _refused(error: LREError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ def rounding_error(lm: LanguageModel, wide: LanguageModel) -> float:
         found, right = (prompt_jacobian(one, PROMPT, at).jacobian for one in (lm, wide))
         squares[0] += sum(float((found[layer].float() - right[layer]).square().sum()) for layer in right)
         squares[1] += sum(float(right[layer].square().sum()) for layer in right)
-    return (squares[0] / squares[1]) ** 0.5
+    return math.sqrt(squares[0] / squares[1])
 
 
 def _largest_error(lm: LanguageModel, at: int) -> float:
