@@ -11,6 +11,7 @@ from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import VOCAB, WAYS, WIDTH, batch_of, tiny_model
 
 PROMPTS = torch.stack([torch.arange(14) * step % VOCAB for step in (11, 13, 17)])
@@ -119,7 +120,7 @@ def test_an_lm_in_half_precision_is_run_as_in_float32(family, dtype):
 def random_lre(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(WIDTH, WIDTH, generator=generator), torch.randn(WIDTH, generator=generator)
-    return LRE(weight.to(dtype), bias.to(dtype), 0, Origin("toy", "", "r"), beta=1.3, rank=5)
+    return LRE(weight.to(dtype), bias.to(dtype), 0, Origin("toy", SOME, "r"), beta=1.3, rank=5)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
