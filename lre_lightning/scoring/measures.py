@@ -16,6 +16,7 @@ from torch.nn.functional import cosine_similarity
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics.functional import distribution_scores, token_ranks
+from lre_lightning.models.precision import check_logits
 from lre_lightning.records.record import MEASURES, TrialRecord
 from lre_lightning.scoring.scores import slopes
 from lre_lightning.scoring.states import TrialStates
@@ -86,7 +87,9 @@ class Measured:
         size = max(1, self.lm.logit_rows(len(output) * output.shape[1]) // output.shape[1]) if len(output) else 1
         for some in range(0, len(output), size):
             rows = slice(some, some + size)
-            yield rows, self.lm.decode(output[rows])
+            logits = self.lm.decode(output[rows])
+            check_logits(logits, self.lm.name)
+            yield rows, logits
 
     def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
         """Return the sums over all processes by the names of `MEASURES`, `(layers, points)`; a collective call."""
