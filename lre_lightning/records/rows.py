@@ -11,9 +11,9 @@ from lre_lightning.grid import place_of
 from lre_lightning.records.record import GENERIC, GRIDS, MAJORITIES, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
-_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported")
+_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported", "chose")
 COMMON = ("model", "backward", *_TRIAL, *_NUMBERS)
-EARLIER = {"identity": None, "backward": "exact"}
+EARLIER = {"identity": None, "backward": "exact", "chose": False}
 """What rows of earlier versions lack, and what it was then."""
 PLACE = ("layer", "identity", "beta", "rank", "chosen")
 COLUMNS = (*COMMON, "metric", "method", "prompt", *PLACE, "count", "total", "score")
