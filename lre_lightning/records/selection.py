@@ -140,7 +140,7 @@ def reselect(
         apart = _on_widest_grid([record for record in group if not record.reported])
         layer, rank = choose(apart or reported, criterion, at)
         chosen += [
-            replace(at_point(record, layer, rank, at), chose=not apart)
+            replace(at_point(record, layer, rank, at), chose=not apart and takes_part(record, [], criterion))
             for record in reported
             if _has(record, layer, rank)
         ]

@@ -180,10 +180,9 @@ def _statistic_of(samples: Array, statistic: Statistic) -> Array:
 def without_each(values: npt.ArrayLike, statistic: Statistic) -> Array:
     """Return a statistic without each relation in turn, `(relations,)`: how much rests on a single one."""
     array = np.asarray(values, dtype=np.float64)
-    places = np.arange(len(array))
-    others = np.array([np.delete(places, place) for place in places], dtype=np.int64)
     with np.errstate(all="ignore"):
-        return _statistic_of(array[others], statistic)
+        others = [_statistic_of(np.delete(array, place, 0)[None], statistic) for place in range(len(array))]
+    return np.array(others, dtype=np.float64).reshape(-1)
 
 
 def mean(samples: Array) -> Array:

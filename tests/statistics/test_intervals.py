@@ -1,6 +1,7 @@
 """Intervals against independent computations, and how often they cover the truth, by simulation."""
 
 import pickle
+import tracemalloc
 from functools import partial
 from math import nan
 
@@ -83,6 +84,16 @@ def test_correlations_are_those_of_scipy():
     assert estimate([(1, 2), (2, 2), (3, 2)], pearson) is None
     assert estimate([(1, 2), (2, 3)], pearson) is None
     assert estimate([(0.1 + 0.2, 1), (0.3, 2), (0.3, 3)], pearson) is None  # equal as fractions
+
+
+@pytest.mark.parametrize("statistic", [spearman, pearson_difference])
+def test_memory_does_not_grow_by_the_square_of_the_relations(statistic):
+    values = random().random((1500, 4 if statistic is pearson_difference else 2))
+    tracemalloc.start()
+    bootstrap(values, statistic, draws=30)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30 * values.nbytes * 10  # a few arrays of all draws; the square would be 50 times that
 
 
 def test_intervals_are_seeded_and_few_values_have_none():
