@@ -51,7 +51,7 @@ def _methods(metric: str) -> dict[tuple[str, ...], Score]:
     """Return the methods that tables and figures compare by metric, as rows begin."""
     if metric == "causality":
         return {(name,): score for name, score in EVERY[metric].items()}
-    few = {(name, "few-shot"): score for name, score in EVERY[metric].items()}
+    few: dict[tuple[str, ...], Score] = {(name, "few-shot"): score for name, score in EVERY[metric].items()}
     return few | {(name, "zero-shot"): score for name, score in ZERO_SHOT.items()}
 
 

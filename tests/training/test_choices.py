@@ -190,8 +190,6 @@ def test_a_layer_at_which_s_is_o_is_left_out_of_choices_now_and_later(random_toy
     records = Records(module.records.values())
     for again in ([TrialRecord.from_plain(json.loads(json.dumps(one.plain()))) for one in records], records):
         assert choose(again, "causality", 0.8)[0] != 1 != choose(again, "faithfulness", 0.8)[0]
-    (apart,) = Records.from_pandas(records.to_pandas())[:1]
-    assert choose([apart], "causality", 0.8) == choose([record], "causality", 0.8)
     alone = replace(record, causal=((0,) * 3, (0,) * 3, record.causal[2]))  # no other layer has a success
     assert choose([alone], "causality", 0.8)[0] == "emb"
     assert choose([replace(alone, identity_layers=None)], "causality", 0.8)[0] == 1  # as in earlier versions
