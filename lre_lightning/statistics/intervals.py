@@ -6,9 +6,11 @@ All are 95% intervals unless another level is given. See "Intervals" in docs/met
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, variance
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +107,8 @@ def bootstrap(
 ) -> Interval | None:
     """Return the bias-corrected and accelerated (BCa) bootstrap interval of a statistic over relations (Efron, 1987).
 
-    It is that of scipy. For few relations its level is expanded (`expanded`), without which it is too narrow.
+    It is that of scipy, and the percentile interval where no relation alone changes the statistic. For few relations
+    its level is expanded (`expanded`), without which it is too narrow.
 
     Args:
         values: What is known of each relation, `(relations,)` or `(relations, scores)`: its scores are drawn together.
@@ -131,8 +134,9 @@ def bootstrap(
         return _statistic_of(samples, statistic).reshape(places.shape[:-1])
 
     relations = (np.arange(count),)
-    options = {"vectorized": True, "confidence_level": 1 - 2 * stats.norm.cdf(-expanded(count, level))}
-    with np.errstate(all="ignore"):  # a sample that does not vary has no correlation
+    options: dict[str, Any] = {"vectorized": True, "confidence_level": 1 - 2 * stats.norm.cdf(-expanded(count, level))}
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # a sample that does not vary has no correlation
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         observed = float(of(relations[0]))
         found = stats.bootstrap(relations, of, n_resamples=draws, method="percentile", rng=seed, **options)
         sampled = found.bootstrap_distribution
@@ -141,8 +145,11 @@ def bootstrap(
             return None
         if not np.ptp(sampled):
             return Interval(observed, observed)
-        found = stats.bootstrap(relations, of, n_resamples=0, bootstrap_result=found, batch=64, **options)
-    return Interval(*map(float, found.confidence_interval))
+        options |= {"n_resamples": 0, "bootstrap_result": found, "batch": 64}
+        ends = stats.bootstrap(relations, of, method="BCa", **options).confidence_interval
+        if math.isnan(ends.low):  # no relation changes the statistic when it is left out, as with medians of ties
+            ends = stats.bootstrap(relations, of, method="percentile", **options).confidence_interval
+    return Interval(float(ends.low), float(ends.high))
 
 
 def expanded(count: int, level: float = LEVEL) -> float:

@@ -104,6 +104,7 @@ def test_intervals_are_seeded_and_few_values_have_none():
     assert bootstrap(values[:4], mean) is None
     assert bootstrap(values[:5], mean) is not None
     assert bootstrap(np.full(9, 0.1 + 0.2), mean) == Interval(0.3, 0.3)
+    assert ends(bootstrap([1, 2, 2, 2, 2, 2, 3, 4], median)) == (1.5, 3)  # none alone moves it
     one_point = [(0.9, 0.9)] * 7 + [(0.1, 0.1)]  # a third of the samples have no correlation
     assert estimate(one_point, pearson) == (pytest.approx(1), None)
     assert estimate(one_point, pearson).interval is None
