@@ -26,7 +26,6 @@ from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.explore import Explore
 from lre_lightning.commands.fit import Fit
 from lre_lightning.commands.jlens import JLens
-from lre_lightning.commands.leaderboard import Leaderboard
 from lre_lightning.commands.parser import UsageError
 from lre_lightning.commands.predict import Predict
 from lre_lightning.commands.push import Push
@@ -53,7 +52,6 @@ KINDS = (
         JLens,
         Push,
         Report,
-        Leaderboard,
     ),
     Data,
 )

@@ -51,11 +51,16 @@ def write_card(folder: Path, index: Index, records: Sequence[TrialRecord]) -> No
     scored = bool(counted(records))
     if scored:
         write_whole(folder / FIGURE, plot(picture_of(plot_relations, records))[1])
-    write_whole(folder / CARD, card_of(index, figure=scored))
+    chose = {(record.relation, record.trial) for record in records if record.chose}
+    by_itself = sum(any((key[0], trial) in chose for trial in entry.trials) for key, entry in index.entries.items())
+    write_whole(folder / CARD, card_of(index, scored, by_itself))
 
 
-def card_of(index: Index, figure: bool) -> str:
-    """Return the text of a card: metadata in YAML, then Markdown."""
+def card_of(index: Index, figure: bool, by_itself: int = 0) -> str:
+    """Return the text of a card: metadata in YAML, then Markdown.
+
+    Of so many LREs, `by_itself`, the layer and rank were chosen on the very trials that they are scored in.
+    """
     functions: dict[str, Any] = {
         "cell": cell,
         "literal": literal,
@@ -80,6 +85,7 @@ def card_of(index: Index, figure: bool) -> str:
         versions=part_of(made, "versions"),
         data=data_licence(made),
         figure=FIGURE if figure else None,
+        by_itself=by_itself,
         others=[CARD, INDEX, RECORDS, *([FIGURE] if figure else [])],
     )
 

@@ -309,7 +309,11 @@ class LREModule(FrozenLMModule):
         share_error(self.trainer, error)
 
     def _keep(self, record: TrialRecord) -> None:
-        self.records[record.relation, record.trial] = record
+        key = record.relation, record.trial
+        fitted = self.bank.records.get(key)
+        if self._rescored is not None and fitted is not None:  # its LRE is scored again, where this trial chose
+            record = replace(record, chose=fitted.chose)
+        self.records[key] = record
 
     # Prediction: the attribute lens of texts.
 
