@@ -20,6 +20,7 @@ from lre_lightning.records.analysis import SCORES, counted, layers_of, over_rela
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize, write_csv
+from lre_lightning.relations.subjects import subjects_of, write_subjects
 from lre_lightning.report.console import print_results, results_table
 from lre_lightning.report.plotting import narrowed
 from lre_lightning.report.relations import plot_relations
@@ -34,6 +35,7 @@ class ResultsTable(Callback):
     ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for `read_records` and for
     reports; ``fit_results.csv`` has the scores of each relation and trial at the chosen layer, beta and rank, with the
     columns `COLUMNS`. Both grow with every trial of a fit; a resumed fit starts them with what its checkpoint holds.
+    ``subjects.json`` has the subjects of the datamodule's relations, if it has any, which lenses look for in texts.
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:
@@ -56,6 +58,9 @@ class ResultsTable(Callback):
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
+        relations = getattr(getattr(trainer, "datamodule", None), "relations", ())
+        if relations:
+            on_rank_zero(trainer, lambda: write_subjects(subjects_of(relations), self._path(trainer, "csv").parent))
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -9,7 +9,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command_line import LRECommandLine
-from lre_lightning.commands.predict import subjects_of
 from lre_lightning.commands.resuming import find_checkpoint
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.concepts.concepts import Concepts
@@ -77,16 +76,11 @@ class Explore(FromLREs):
     def explorer(self, line: LRECommandLine) -> Explorer:
         """Return the explorer of the LREs, with the Jacobian lens that was named, and the run's concepts."""
         options, root = line.options, Path(line.trainer.default_root_dir)
-        if line.collection is None and options.ckpt_path is None:
-            lm, lres = line.placed_lm(), line.model.bank.lres
-            lm.tokenizer = line.datamodule.tokenizer
-            names: list[str] = []
-        else:
-            lm, lres, names = self.lres_of(line)
+        lm, lres, names = self.lres_of(line)
         lens = line.model.jacobian_lens if options.jlens is None else JacobianLens.load(options.jlens, lm)
         loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
         own = [concepts for concepts in loaded if concepts.origin.fingerprint == lm.fingerprint]
-        return Explorer(lm, lres, names, subjects_of(line, lres), lens, own)
+        return Explorer(lm, lres, names, self.subjects_of(line), lens, own)
 
 
 def explorer_of_collection(source: str, device: torch.device) -> Explorer:
@@ -99,4 +93,4 @@ def explorer_of_collection(source: str, device: torch.device) -> Explorer:
     loading = {name.removeprefix("loading."): value for name, value in lres.loading.items()}
     lm = LanguageModel.from_pretrained(**loading).to(device)
     check_origin(lres.index.origin, lm)
-    return Explorer(lm, lres, [*first_trials(lres)], {})
+    return Explorer(lm, lres, [*first_trials(lres)], lres.subjects)

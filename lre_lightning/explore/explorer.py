@@ -14,13 +14,14 @@ from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions
+from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, with_mentions
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.texts import Text
 from lre_lightning.prompts.tokenization import tokenize
-from lre_lightning.relations.relation import SLOT
 from lre_lightning.storage.plain import text as checked_text
 
 LONGEST, MOST_TOKENS = 2000, 128
@@ -103,10 +104,7 @@ class Explorer:
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         origins = origins_of(lres)
         self._origins = {name: origins[name] for name in self._keys}
-        self._subjects = {
-            name: dict.fromkeys([*dict(origin.train), *sorted(subjects.get(name, ()))])
-            for name, origin in self._origins.items()
-        }
+        self._subjects = Subjects(self._origins, subjects)
         self._concepts = {concept.origin.relation + CONCEPTS: concept.bind(lm) for concept in reversed(concepts)}
         generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
         self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
@@ -118,31 +116,12 @@ class Explorer:
 
     def about(self) -> dict[str, Any]:
         """Return what the page offers: the LM, lenses, layers, and a first text."""
-        asking = [origin for origin in self._origins.values() if SLOT in origin.template and origin.train]
-        origin = min(asking, key=lambda origin: origin.category != "factual", default=None)
-        template = origin.first_template if origin else ""
-        example = template.replace(SLOT, origin.train[0][0]) if origin else "The sky is"
         return {
             "model": self.lm.label,
             "lenses": self.lenses,
             "layers": [*map(str, self.lm.layers)],
-            "example": example,
+            "example": next(iter(self._subjects.examples()), "The sky is"),
         }
-
-    def found(self, text: str) -> dict[str, tuple[str, list[tuple[int, int]]]]:
-        """Return how a text has to do with relations, ``"asks"`` or ``"mentions"``, and where it has subjects of them.
-
-        Relations that it asks about come first; those that it has nothing to do with are left out.
-        """
-        asks, others = {}, {}
-        for name, origin in self._origins.items():
-            subject = origin.subject_of(text)
-            places = mentions(text, [*self._subjects[name], *([subject] if subject else [])])
-            if subject:
-                asks[name] = ("asks", places)
-            elif places:
-                others[name] = ("mentions", places)
-        return asks | others
 
     def read(self, ask: Read) -> dict[str, Any]:
         """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.
@@ -150,23 +129,21 @@ class Explorer:
         Raises:
             LREError: If there is no such lens, or the text is empty or too long.
         """
-        text, relations = self._text(ask.text), self.found(ask.text)
+        text = self._text(ask.text)
+        relations = self._subjects.find(Text(text))
         name = ask.lens or next(iter([*relations, *self._generic]))
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
-        places = relations[relation][1] if relation in relations else []
-        if relation not in self._origins and relations:  # lenses without a relation have the subjects of the first one
-            places = next(iter(relations.values()))[1]
         states = TextStates.of(self.lm, self.lm.tokenizer, text)
+        found = {name: relations.get(relation, Found([]))} if relation in self._origins else relations
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
-        tokens = last_tokens(self.lm.tokenizer, text, [end for _, end in places])
-        subjects = [(text[first:end], token) for (first, end), token in zip(places, tokens, strict=True)]
+        (lens,) = with_mentions([lens], self.lm.tokenizer, found)
         return {
-            "grid": {**grid_of(lens, sorted(set(tokens))), "unit": unit},
+            "grid": {**grid_of(lens), "unit": unit},
             "lens": name,
-            "found": [[relation_name, how] for relation_name, (how, _) in relations.items()],
-            "subjects": subjects[::-1],
+            "found": [[one, "asks" if what.asked else "mentions"] for one, what in relations.items()],
+            "subjects": lens.mentions[::-1],
             "edit": self._edit_of(relation),
         }
 
@@ -181,7 +158,7 @@ class Explorer:
         if relation not in self._keys:
             return None
         metadata = self._metadata[relation]
-        targets = [*self._subjects[relation]][:MOST_SUBJECTS]
+        targets = self._subjects.by_relation[relation][:MOST_SUBJECTS]
         return {"relation": relation, "layer": str(metadata["layer"]), "rank": metadata["rank"], "targets": targets}
 
     def _lens(self, states: TextStates, name: str, ask: Read) -> LensGrid:
@@ -191,7 +168,7 @@ class Explorer:
             return _concept_lens(states, self._concepts[name], name, ask.pin)
         if name in self._generic:
             return states.grid(self._generic[name], top_k, pin)
-        return states.grid(self._lre(name), top_k, pin, self._likenesses[name] if ask.quiet else None)
+        return states.grid(self._lre(name), top_k, pin, self._likenesses.get(name) if ask.quiet else None)
 
     @cached_property
     def _likenesses(self) -> Likenesses:

@@ -12,6 +12,7 @@ from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.records.analysis import counted, short_name
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
+from lre_lightning.relations.subjects import SUBJECTS
 from lre_lightning.report.page import plot
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sections import picture_of
@@ -80,7 +81,7 @@ def card_of(index: Index, figure: bool) -> str:
         versions=part_of(made, "versions"),
         data=data_licence(made),
         figure=FIGURE if figure else None,
-        others=[CARD, INDEX, RECORDS, *([FIGURE] if figure else [])],
+        others=[CARD, INDEX, RECORDS, SUBJECTS, *([FIGURE] if figure else [])],
     )
 
 

@@ -51,7 +51,8 @@ def test_the_relation_and_the_subjects_are_found_in_the_text(explorer):
     assert found["lens"] == "country capital city"  # which it asks about, though another relation comes first
     assert found["found"] == [["country capital city", "asks"]]
     found = explorer.read(Read(text=TEXT, lens="country capital city"))
-    assert found["found"] == [["country capital city", "mentions"]]
+    assert found["found"] == [["country capital city", "asks"]]  # before its end
+    assert explorer.read(Read(text="from Kenya to Peru"))["found"] == [["country capital city", "mentions"]]
     tokens, marked = found["grid"]["tokens"], found["grid"]["marked"]
     assert found["subjects"] == [*zip(["Peru", "South Korea", "Kenya"], reversed(marked), strict=True)]
     read = ["".join(tokens[: place + 1]).replace("␣", " ").strip() for place in marked]
