@@ -125,8 +125,7 @@ def show_lenses(
 ) -> None:
     """Print the lenses of all texts, and write them as pictures, as a page and as data."""
     likenesses = None if rate is None or not subjects.by_relation else Likenesses(lm, lres, false_alarms=rate)
-    if line.options.false_alarms is not None:
-        check_limits(likenesses, subjects)
+    check_limits(line, likenesses, subjects)
     grids = []
     for text in given_texts(line.options):
         found = subjects.find(text)
@@ -160,14 +159,14 @@ def write_table(
     table, readers = AnswerTable(Path(options.table), origin), [lres[key] for key in keys]
     layers = [*{lre.layer for lre in readers}]
     likenesses = None if rate is None else Likenesses(lm, lres, layers, rate)
-    if options.false_alarms is not None:
-        check_limits(likenesses, subjects)
+    check_limits(line, likenesses, subjects)
     size = line.datamodule.loader.batch_size
     done = write_answers(lm, readers, given_texts(options), table, options.top_k, size, subjects, likenesses)
     print(f"{done} texts, {len(keys)} relations: {options.table}")
 
 
-def check_limits(likenesses: Likenesses, subjects: Subjects) -> None:
-    """Raise an `LREError` if a share of false alarms that was asked for cannot be kept."""
-    for name in subjects.by_relation:
-        likenesses[name]
+def check_limits(line: LRECommandLine, likenesses: Likenesses | None, subjects: Subjects) -> None:
+    """Raise an `LREError` if a share of false alarms that is asked for cannot be kept."""
+    if likenesses is not None and line.options.false_alarms is not None:
+        for name in subjects.by_relation:
+            _ = likenesses[name]

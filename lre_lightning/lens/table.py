@@ -100,7 +100,7 @@ def _readings_of(
     """Return by relation the subjects at which a text is read, whether it asks about them, and positions for each."""
     ((_, spans),) = tokenize(lm.tokenizer, [text.text])
     lead = length - len(spans)  # the start token
-    anywhere = [(None, False, [*range(min(lead + 1, length - 1), length)])]
+    anywhere: list[tuple[str | None, bool, list[int]]] = [(None, False, [*range(min(lead + 1, length - 1), length)])]
     readings: dict[str, list[tuple[str | None, bool, list[int]]]] = {}
     for name, one in found.items():
         asked = one.asked and one.asked.span[1]
@@ -108,7 +108,8 @@ def _readings_of(
             (mention.subject, mention.span[1] == asked, [lead + mention.tokens(spans)[1] - 1])
             for mention in one.mentions
         ]
-        readings[name] = readings[name] or anywhere
+        if not one.mentions:
+            readings[name] = anywhere
     return readings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -71,10 +71,8 @@ def write_collection(
     old, new = collection.model, index.origin["model"]
     records = [replace(record, model=record.model.replace(old, new, 1)) for record in collection.records]
     write_records(records, folder / RECORDS)
-    subjects = {
-        name: dict.fromkeys(subject for subject, _ in one.train) for name, one in origins_of(collection).items()
-    }
-    write_subjects(subjects | collection.subjects, folder)
+    subjects: dict[str, Iterable[str]] = {name: dict(one.train) for name, one in origins_of(collection).items()}
+    write_subjects({**subjects, **collection.subjects}, folder)
     write_card(folder, index, records)
     return LRECollection.from_pretrained(folder)
 

@@ -120,10 +120,10 @@ def test_a_jacobian_lens_beside_lres_and_alone(fitted, capsys, tmp_path):
     assert predict(tmp_path, *texts, f"--jlens={tmp_path}", model) == 0
     assert [lens["name"] for lens in lenses_of(tmp_path)] == ["Jacobian lens", "logit lens"] * 2
     lines = [re.split(r"\s{2,}", line.strip())[:4] for line in capsys.readouterr().out.splitlines()]
-    rows = [line for line in lines if line[0] == "Jacobian lens"]
-    assert [row[:3] for row in rows] == [["Jacobian lens", layer, "thing6"] for layer in ("1", "emb")] * 2
+    rows = [line for line in lines if line[1:2] == ["Jacobian lens"]]
+    assert [row[:3] for row in rows] == [["thing6", "Jacobian lens", layer] for layer in ("1", "emb")] * 2
     assert all(row[3].startswith(f"{OBJECTS[6 % 4]} ") for row in rows)
-    assert ["lens", "layer", "token", "most likely"] in lines
+    assert ["subject", "lens", "layer", "most likely"] in lines
     assert predict(tmp_path, "thing6", f"--jlens={path}", "--model.name_or_path=demo") == 2
     assert "the Jacobian lens has the width 16, and 'demo' 128" in capsys.readouterr().err
 
