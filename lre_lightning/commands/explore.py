@@ -14,7 +14,7 @@ from lre_lightning.commands.validate import FromLREs
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.demo import COLLECTIONS
 from lre_lightning.explore.explorer import Explorer
-from lre_lightning.explore.server import HOST, PORT, check_installed, listen, serve
+from lre_lightning.explore.server import HOST, PORT, check_installed, listen, new_token, serve
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lre import first_trials
 from lre_lightning.lre.origin import check_origin
@@ -70,8 +70,9 @@ class Explore(FromLREs):
             explorers.append(explorer_of_collection(line.options.other, explorers[0].lm.device))
         for explorer in explorers:
             print(f"{explorer.lm.label}: {len(explorer.lenses)} lenses")
-        print(f"http://{HOST}:{listener.getsockname()[1]}/ (stop with Ctrl-C)", flush=True)
-        serve(explorers, listener)
+        token = new_token()
+        print(f"http://{HOST}:{listener.getsockname()[1]}/{token}/ (stop with Ctrl-C)", flush=True)
+        serve(explorers, listener, token)
 
     def explorer(self, line: LRECommandLine) -> Explorer:
         """Return the explorer of the LREs, with the Jacobian lens that was named, and the run's concepts."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, with_mentions
+from lre_lightning.lens.lens import LensGrid, TextStates, with_mentions
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.lens import Lens, LogitLens
@@ -27,6 +27,8 @@ from lre_lightning.storage.plain import text as checked_text
 LONGEST, MOST_TOKENS = 2000, 128
 """Bounds on the characters and the tokens of a text."""
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
+MOST_KEPT = 8
+"""Number of LREs that stay in memory."""
 CONCEPTS = " (concepts)"
 """What the name of a grid of concepts ends in, after its relation."""
 
@@ -105,6 +107,7 @@ class Explorer:
         origins = origins_of(lres)
         self._origins = {name: origins[name] for name in self._keys}
         self._subjects = Subjects(self._origins, subjects)
+        self._kept: OrderedDict[str, LRE] = OrderedDict()
         self._concepts = {concept.origin.relation + CONCEPTS: concept.bind(lm) for concept in reversed(concepts)}
         generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
         self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
@@ -162,10 +165,10 @@ class Explorer:
         return {"relation": relation, "layer": str(metadata["layer"]), "rank": metadata["rank"], "targets": targets}
 
     def _lens(self, states: TextStates, name: str, ask: Read) -> LensGrid:
-        pin = self._token(ask)
         top_k = min(TOP_K, self.lm.vocab_size)
         if name in self._concepts:
-            return _concept_lens(states, self._concepts[name], name, ask.pin)
+            return replace(states.grid(self._concepts[name], top_k, ask.pin), name=name)
+        pin = self._token(ask)
         if name in self._generic:
             return states.grid(self._generic[name], top_k, pin)
         return states.grid(self._lre(name), top_k, pin, self._likenesses.get(name) if ask.quiet else None)
@@ -175,10 +178,16 @@ class Explorer:
         return Likenesses(self.lm, self._lres)
 
     def _lre(self, relation: str) -> LRE:
+        """Return an LRE; the last ones are kept, with what was computed of W."""
         if relation not in self._keys:
             raise LREError(f"there is no LRE of {relation!r}")
-        lre: LRE = self._lres[self._keys[relation]]
-        return lre.to(self.lm.device)
+        if relation not in self._kept:
+            lre = self._lres[self._keys[relation]].bind(self.lm).to(self.lm.device)
+            self._kept[relation] = replace(lre, weight=lre.operator)
+        self._kept.move_to_end(relation)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[relation]
 
     def _token(self, ask: Read) -> int | None:
         """Return the token to pin: the first one of an object, as it goes on after a word."""
@@ -201,7 +210,7 @@ class Explorer:
         Raises:
             LREError: If there is no such LRE, the subject is not in the text, or the layer or rank is out of range.
         """
-        text, lre = self._text(ask.text), self._lre(ask.relation).bind(self.lm)
+        text, lre = self._text(ask.text), self._lre(ask.relation)
         lre = replace(lre, rank=ask.rank or lre.rank)
         layers = None if ask.layer is None else [ask.layer]
         edit = lre.edit_prompt(text, self._text(ask.target), ask.subject or None, layers)
@@ -215,16 +224,3 @@ class Explorer:
             "before": {"answers": [*edit.before], "text": before},
             "after": {"answers": [*edit.after], "text": after},
         }
-
-
-def _concept_lens(states: TextStates, concepts: Concepts, name: str, pin: str) -> LensGrid:
-    """Return a grid of the objects whose concepts are nearest to each hidden state, with cosines as their values."""
-    scores = concepts(torch.nn.functional.normalize(states.hidden.float(), dim=-1)).cpu()
-    objects, best = concepts.objects, scores.topk(min(TOP_K, len(concepts.objects)))
-    top = [[[objects[place] for place in cell] for cell in row] for row in best.indices.tolist()]
-    lens = LensGrid(name, states.text, states.tokens, states.layers, top, best.values.tolist(), concepts.layer)
-    if pin not in objects:
-        return lens
-    own = scores[..., objects.index(pin)]
-    ranks = (scores > own[..., None]).sum(-1) + 1
-    return replace(lens, pinned=Pinned(pin, own.tolist(), ranks.tolist()))

@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
+from torch.nn.functional import normalize
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
@@ -24,7 +25,7 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.likeness import Likeness, Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.answers import check_top_k, distributions
-from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens
+from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens, RelationLens
 from lre_lightning.lre.lre import LRE, first_trials
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
@@ -232,13 +233,16 @@ class TextStates:
         return [token_text(self.tokenizer, token) for token in self.ids.tolist()]
 
     @torch.no_grad()
-    def grid(self, lens: Lens, top_k: int, pin: int | None = None, likeness: Likeness | None = None) -> LensGrid:
-        """Decode what a lens makes of the hidden states, at those of the layers that it reads, of which there is one.
+    def grid(self, lens: Lens, top_k: int, pin: int | str | None = None, likeness: Likeness | None = None) -> LensGrid:
+        """Show what a lens makes of the hidden states, at those of the layers that it reads, of which there is one.
+
+        Outputs of the last block are decoded. Lenses that score objects, such as concepts, have the objects in place of
+        tokens, and cosines in place of probabilities.
 
         Args:
             lens: The lens.
             top_k: Number of tokens to keep for each hidden state.
-            pin: A token to look for in every cell.
+            pin: A token to look for in every cell, or an object where objects are scored.
             likeness: What says, at all these layers, where the lens says nothing.
 
         Raises:
@@ -247,11 +251,13 @@ class TextStates:
         lens.check_model(self.lm)
         shown = tuple(layer for layer in self.layers if lens.reads(layer))
         hidden = self.hidden[[self.layers.index(layer) for layer in shown]]
+        if lens.scored is not None:
+            return self._scores(lens, lens.scored, hidden, shown, top_k, pin)
         outputs = lens.read(hidden, shown)
         best, ranks = [], []
         for shares in distributions(self.lm, outputs):
             best.append([part.cpu() for part in shares.topk(top_k)])
-            if pin is not None:
+            if isinstance(pin, int):
                 own = shares[:, pin, None]
                 ranks.append([own[:, 0].cpu(), (shares > own).sum(-1, dtype=torch.int32).cpu() + 1])
         shape = outputs.shape[:2]
@@ -259,7 +265,7 @@ class TextStates:
         texts = {token: token_text(self.tokenizer, token) for token in ids.unique().tolist()}
         top = [[[texts[token] for token in cell] for cell in row] for row in ids.tolist()]
         pinned = None
-        if pin is not None:
+        if isinstance(pin, int):
             columns = (torch.cat(parts).reshape(shape).tolist() for parts in zip(*ranks, strict=True))
             pinned = Pinned(token_text(self.tokenizer, pin), *columns)
         return LensGrid(
@@ -269,10 +275,32 @@ class TextStates:
             layers=shown,
             top=top,
             probabilities=probabilities.tolist(),
-            layer=lens.layer if isinstance(lens, LRE) else None,
+            layer=lens.layer if isinstance(lens, RelationLens) else None,
             pinned=pinned,
             ids={text: token for token, text in texts.items()},
             silent=None if likeness is None else likeness.silent(hidden).tolist(),
+        )
+
+    def _scores(
+        self,
+        lens: Lens,
+        objects: Sequence[str],
+        hidden: Tensor,
+        layers: tuple[Layer, ...],
+        top_k: int,
+        pin: int | str | None,
+    ) -> LensGrid:
+        """Return the grid of a lens that scores objects, by products with directions of length 1."""
+        scores = lens.read(normalize(hidden.float(), dim=-1), layers).cpu()
+        best = scores.topk(min(top_k, len(objects)))
+        top = [[[objects[place] for place in cell] for cell in row] for row in best.indices.tolist()]
+        pinned = None
+        if isinstance(pin, str) and pin in objects:
+            own = scores[..., objects.index(pin)]
+            pinned = Pinned(pin, own.tolist(), ((scores > own[..., None]).sum(-1) + 1).tolist())
+        layer = lens.layer if isinstance(lens, RelationLens) else None
+        return LensGrid(
+            lens.name, self.text, self.tokens, layers, top, best.values.tolist(), layer=layer, pinned=pinned
         )
 
 

@@ -9,14 +9,16 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import (
     LensGrid,
+    TextStates,
     print_lenses,
     read_lenses,
 )
-from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS
+from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS, LogitLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -136,6 +138,29 @@ def test_the_subject_is_marked_where_a_text_asks_about_it_or_mentions_a_training
     assert lenses[1].places == [0, 1, 2]
     lenses = read_lenses(lm, words(), "w3 w40 w93 w9", lres)
     assert [lens.places for lens in lenses] == [[0], [1], [3], [0, 1, 3]]
+
+
+def test_concepts_are_shown_by_their_objects_and_not_decoded():
+    lm, objects = LanguageModel(tiny_model("gpt2")), ("Rome", "Lima", "Oslo")
+    vectors = torch.nn.functional.normalize(torch.randn(3, WIDTH, dtype=torch.float64))
+    concepts = Concepts(objects, vectors, 1, 4, 2, "first", Origin("tiny", lm.fingerprint, "capital"))
+    states = TextStates.of(lm, words(), TEXT)
+    grid = states.grid(concepts, 2, "Oslo")
+    cosines = torch.cosine_similarity(states.hidden[..., None, :], vectors, dim=-1)
+    torch.testing.assert_close(
+        torch.tensor(grid.probabilities, dtype=torch.float64), cosines.topk(2).values, rtol=0, atol=1e-6
+    )
+    assert grid.top[2][3][0] == objects[int(cosines[2, 3].argmax())]
+    torch.testing.assert_close(torch.tensor(grid.pinned.probabilities).double(), cosines[..., 2], rtol=0, atol=1e-6)
+    assert (grid.pinned.ranks[1][0] == 1) == bool(cosines[1, 0].argmax() == 2)
+    assert (grid.name, grid.layer, states.grid(concepts, 9).pinned) == ("capital", 1, None)
+
+
+def test_the_logit_lens_can_be_bound():
+    lm = LanguageModel(tiny_model("gpt2"))
+    assert LogitLens().bind(lm).bound is lm
+    with pytest.raises(LREError, match="the logit lens has no LM to run"):
+        _ = LogitLens().bound
 
 
 def test_chosen_layers_are_rows_of_all_layers_in_the_lms_order():
