@@ -28,7 +28,6 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.mentions import mentions
 from lre_lightning.prompts.texts import Text, read_text_file
 from lre_lightning.sharing.collection import LRECollection
-from lre_lightning.storage.plain import shown as shown_text
 from lre_lightning.training.bank import LREStore
 from lre_lightning.training.module import NO_LRE
 
@@ -136,10 +135,8 @@ def show_lenses(
         )  # for lenses without a relation
         lenses = with_mentions(lenses, lm.tokenizer, found or named)
         shown = [lens for lens in lenses if lens.layer is None or subjects.every or readings_of(lens)]
-        if subjects.by_relation and all(lens.layer is None for lens in shown):
-            print(f"{shown_text(text.text)}: {subjects.hint()}")
         grids.append(shown)
-    print_lenses(grids, scores)
+    print_lenses(grids, scores, subjects.hint(scores) if subjects.by_relation else "")
     folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
     write_lenses(grids, folder)
     print(f"Every layer and token: {folder / 'lenses.html'}")

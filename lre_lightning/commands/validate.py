@@ -110,13 +110,8 @@ class FromLREs(FromCheckpoint):
         names = [name for name, kind in kinds.items() if chosen is None or {name, kind} & set(chosen)]
         if not names:
             raise LREError(f"{options.lres!r} has no LRE of {', '.join(map(repr, chosen or []))}: {', '.join(kinds)}")
-        print(
-            whose(
-                lm,
-                len(names),
-                "that come with the package" if options.lres in COLLECTIONS else f"from {options.lres!r}",
-            )
-        )
+        where = "that come with the package" if options.lres in COLLECTIONS else f"from {options.lres!r}"
+        print(whose(lm, len(names), where))
         return lm, collection, names
 
     @staticmethod

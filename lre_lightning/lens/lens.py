@@ -358,7 +358,9 @@ def most_certain_token(lens: LensGrid, row: int) -> int | None:
     return max(spoken, key=lambda place: lens.probabilities[row][place][0], default=None)
 
 
-def print_lenses(grids: Sequence[Sequence[LensGrid]], scores: Mapping[str, float] | None = None) -> None:
+def print_lenses(
+    grids: Sequence[Sequence[LensGrid]], scores: Mapping[str, float] | None = None, otherwise: str = ""
+) -> None:
     """Print what each relation's lens says about each subject in each text, at the layer of its LRE.
 
     Subjects are in the order of the text; those at which a lens says nothing are left out. A lens without a subject is
@@ -368,6 +370,7 @@ def print_lenses(grids: Sequence[Sequence[LensGrid]], scores: Mapping[str, float
     Args:
         grids: The lenses of each text.
         scores: The faithfulness of relations, which is shown beside what their lenses say.
+        otherwise: A line for texts of which lenses of relations say nothing.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     for lenses in grids:
@@ -382,6 +385,8 @@ def print_lenses(grids: Sequence[Sequence[LensGrid]], scores: Mapping[str, float
                 for place in lens.places or [len(lens.tokens) - 1]
             ]
         console.print(printable(lenses[0].text))
+        if otherwise and kind == "lens":
+            console.print(printable(otherwise))
         if not rows:
             continue
         scored = any(lens.name in (scores or {}) for lens, *_ in rows)

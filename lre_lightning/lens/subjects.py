@@ -11,7 +11,6 @@ from lre_lightning.prompts.mentions import Mention, mentions
 from lre_lightning.prompts.prompt import fill
 from lre_lightning.prompts.texts import Text
 from lre_lightning.relations.relation import SLOT
-from lre_lightning.storage.plain import shown
 
 
 @dataclass(frozen=True)
@@ -78,23 +77,22 @@ class Subjects:
         keeps_rest = self.every or (not found_in and text.subject is not None)
         return found_in | {name: one for name, one in rest.items() if name not in found_in} if keeps_rest else found_in
 
-    def examples(self, count: int = 1) -> list[str]:
-        """Return texts that ask about relations, factual ones first, each with a subject that its LRE was made from."""
-        asking = [origin for origin in self._origins.values() if SLOT in origin.template and origin.train]
-        asking.sort(key=lambda origin: origin.category != "factual")
-        return [fill(origin.first_template, origin.train[0][0]) for origin in asking[:count]]
+    def examples(self, count: int = 1, scores: Mapping[str, float] | None = None) -> list[str]:
+        """Return texts that ask about relations, each with a subject that its LRE was estimated from.
 
-    def hint(self) -> str:
-        """Return a line that says what can be asked, for a text that nothing is said of."""
+        Factual relations come first, and among them those with the highest scores.
+        """
+        asking = [name for name, origin in self._origins.items() if SLOT in origin.template and origin.train]
+        asking.sort(key=lambda name: (self._origins[name].category != "factual", -(scores or {}).get(name, 0.0)))
+        origins = [self._origins[name] for name in asking[:count]]
+        return [fill(origin.first_template, origin.train[0][0]) for origin in origins]
+
+    def hint(self, scores: Mapping[str, float] | None = None) -> str:
+        """Return a line that says what can be asked, for a text of which nothing is said."""
         number = len({subject for subjects in self.by_relation.values() for subject in subjects})
-        asked = " or ".join(map(repr, self.examples(2)))
-        asked = f"ask, as in {asked}, or mention a subject" if asked else "mention a subject"
-        many = (
-            f"the relation {shown(next(iter(self.by_relation)))}"
-            if len(self.by_relation) == 1
-            else f"{len(self.by_relation)} relations"
-        )
+        relations = "1 relation" if len(self.by_relation) == 1 else f"{len(self.by_relation)} relations"
+        asked = " or ".join(map(repr, self.examples(2, scores)))
         return (
-            f"nothing to show, as no lens is known to speak of what is in it. The LREs are of {many}, which have "
-            f"{number} subjects: {asked}. Or see all lenses at all tokens: --all true"
+            f"Nothing to show: no lens is known to speak of what is in this text. There are {number} subjects of "
+            f"{relations}: mention one{asked and f', or ask, as in {asked}'}. --all true shows all lenses everywhere."
         )

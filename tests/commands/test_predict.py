@@ -75,7 +75,7 @@ def test_every_mention_has_a_row_for_each_relation_and_others_on_request(fitted,
         assert all(float(row[3]) == 1 for row in rows)  # the faithfulness of its LRE
         names = dict.fromkeys(lens["name"] for lens in lenses_of(fitted))
         assert {*names} == {name for _, name in [(0, "logit lens"), *((0, row[1]) for row in rows)]}
-        assert ("'white red': nothing to show" in out) == (texts == ["white red"] and not options)
+        assert ("Nothing to show: no lens is known" in out) == (texts == ["white red"] and not options)
     assert predict(fitted, "thing20 red and thing3") == 0
     capsys.readouterr()
     assert [lens["mentions"] for lens in lenses_of(fitted)] == [
@@ -133,10 +133,8 @@ def test_a_named_subject_is_read_wherever_it_is_mentioned(fitted, capsys):
     assert predict(fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
     printed = capsys.readouterr().out
     rows = rows_of(printed)
-    checkpoint = fitted / "run" / "checkpoints" / "last.ckpt"
-    assert re.search(
-        rf"^LREs of 1 relation of .*, from the fit '{checkpoint}' \(others: --lres ", printed, re.MULTILINE
-    )
+    whose = rf"^LREs of 1 relation of .*, from the fit '{fitted}/run/checkpoints/last\.ckpt' \(others: --lres "
+    assert re.search(whose, printed, re.MULTILINE)
     assert [row[0] for row in rows] == ["thing5"] * 3
     assert all(row[4].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
     assert set(texts) <= set(printed.splitlines())
