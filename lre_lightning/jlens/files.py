@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Averaging
+from lre_lightning.models.identity import Identity
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import listing, mapping, number, printable, shown, whole
 from lre_lightning.storage.tensors import FLOATS, check_tensor, opened
@@ -42,17 +43,19 @@ class LensOrigin:
 
     Attributes:
         model: Name or folder of the LM.
-        fingerprint: `LanguageModel.fingerprint` of the LM.
+        identity: What the LM computes, `LanguageModel.identity`.
         revision: The LM's revision on the hub; None for a local LM.
         averaging: The estimator's options, `lre_lightning.Averaging`.
+        adapter: Folder or hub name of the adapter in the LM, if any.
         texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
     """
 
     model: Text
-    fingerprint: Name
+    identity: Identity
     revision: Name | None = None
     averaging: Averaging = Averaging()
     texts: tuple[Name, ...] = ()
+    adapter: Text | None = None
 
 
 class Metadata(TypedDict):

@@ -41,7 +41,7 @@ def random_lre(lm, relation, seed, beta=1.0, layer=1):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(lm.hidden_size, lm.hidden_size, generator=generator, dtype=torch.float64)
     bias = torch.randn(lm.hidden_size, generator=generator, dtype=torch.float64)
-    return LRE(weight, bias, layer, Origin("tiny", lm.fingerprint, relation), beta)
+    return LRE(weight, bias, layer, Origin("tiny", lm.identity, relation), beta)
 
 
 def hidden_states(model, blocks):
@@ -143,7 +143,7 @@ def test_the_subject_is_marked_where_a_text_asks_about_it_or_mentions_a_training
 def test_concepts_are_shown_by_their_objects_and_not_decoded():
     lm, objects = LanguageModel(tiny_model("gpt2")), ("Rome", "Lima", "Oslo")
     vectors = torch.nn.functional.normalize(torch.randn(3, WIDTH, dtype=torch.float64))
-    concepts = Concepts(objects, vectors, 1, 4, 2, "first", Origin("tiny", lm.fingerprint, "capital"))
+    concepts = Concepts(objects, vectors, 1, 4, 2, "first", Origin("tiny", lm.identity, "capital"))
     states = TextStates.of(lm, words(), TEXT)
     grid = states.grid(concepts, 2, "Oslo")
     cosines = torch.cosine_similarity(states.hidden[..., None, :], vectors, dim=-1)

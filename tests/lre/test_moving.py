@@ -110,7 +110,7 @@ def test_a_move_as_a_hook_changes_each_layer_as_it_does_while_active(demo):
 def test_concepts_and_jacobian_lenses_have_coordinates():
     lm = LanguageModel(tiny_model("llama", torch.float32))
     vectors = torch.nn.functional.normalize(torch.randn(3, WIDTH))
-    concepts = Concepts(NAMES, vectors, 1, 1, 2, "first", Origin("toy", lm.fingerprint, "letters"))
+    concepts = Concepts(NAMES, vectors, 1, 1, 2, "first", Origin("toy", lm.identity, "letters"))
     states = torch.randn(2, WIDTH)
     torch.testing.assert_close(concepts.coordinates("c", "a", layers=[0, 1])(states, 0), concepts(states)[:, [2, 0]])
 
