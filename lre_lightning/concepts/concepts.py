@@ -100,6 +100,11 @@ class Concepts(RelationLens):
         """The width of the hidden states."""
         return self.vectors.shape[1]
 
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The objects."""
+        return self.objects
+
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return the scores of hidden states at any layers, `(layers, ..., objects)`."""
         return self(states)

@@ -7,7 +7,7 @@ those of the training subjects a hidden state is does tell (see `docs/results.md
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,6 +73,10 @@ class Likeness:
     def silent(self, states: Tensor) -> Tensor:
         """Return where hidden states `(layers, tokens, hidden)` are too little like them, `(layers, tokens)`, bool."""
         return self(states) <= self.limits[:, None]
+
+    def at(self, row: int) -> Self:
+        """Return that of one layer, by its place among the layers."""
+        return replace(self, train=self.train[row, None], centre=self.centre[row, None], limits=self.limits[row, None])
 
 
 def likeness(states: Tensor, train: Tensor, centre: Tensor) -> Tensor:
@@ -141,9 +145,7 @@ class Likenesses:
             LREError: If no other relation is about something else.
         """
         if relation not in self._made:
-            own = words_of(self._origins[relation])
-            far = [name for name, origin in self._origins.items() if not own & words_of(origin)]
-            sentences = [states for name in far for states in self._sentences[name]]
+            sentences = self._far(relation)
             if not sentences:
                 raise LREError(
                     f"where the lens of {relation!r} says nothing is found by relations that share no subject or "
@@ -152,6 +154,17 @@ class Likenesses:
             others, origin = torch.cat(sentences, 1), self._origins[relation]
             self._made[relation] = Likeness.of(self.lm, origin, others, self.layers, self.false_alarms)
         return self._made[relation]
+
+    def get(self, relation: str) -> Likeness | None:
+        """Return that of a relation; None if its LRE does not say how it was estimated, or too few others can tell."""
+        tokens = sum(states.shape[1] for states in self._far(relation))
+        can_tell = self._origins[relation].train and int((tokens + 1) * self.false_alarms) > 0
+        return self[relation] if can_tell else None
+
+    def _far(self, relation: str) -> list[Tensor]:
+        own = words_of(self._origins[relation])
+        far = [name for name, origin in self._origins.items() if not own & words_of(origin)]
+        return [states for name in far for states in self._sentences[name]]
 
 
 def words_of(origin: Origin) -> set[str]:

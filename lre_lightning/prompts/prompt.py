@@ -5,7 +5,6 @@ stops before the object (Hernandez et al., ICLR 2024, section 4 and appendix). E
 start token. All positions are token indices that count the start token.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from lre_lightning.errors import LREError
 from lre_lightning.models.tokenizer import check_tokenizer, start_token, token_text
 from lre_lightning.prompts.chat import Conversation, Question
+from lre_lightning.prompts.mentions import Mention, mentions
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.tokenization import Encoding, Span, tokenize
 from lre_lightning.relations.relation import SLOT, Relation, Sample, check_template
@@ -179,11 +179,7 @@ def _prompt(
     One character may be split over several tokens (byte-level BPE), and a token may hold the space before a word.
     """
     mention = _last_mention(template, sample.subject, asked.text[: asked.end], asked.start)
-    spans = enumerate(encoding[1], len(lead))
-    tokens = [i for i, (start, end) in spans if start < mention[1] and end > mention[0]]
-    if not tokens:
-        subject = asked.text[slice(*mention)]
-        raise LREError(f"the tokenizer leaves nothing of the subject {subject!r} in {asked.text!r}")
+    first, end = mention.tokens(encoding[1])
     ids, length = answered[0], len(encoding[0])
     if len(ids) == length or ids[:length] != encoding[0]:
         # The prompt's last word and the object's first are joined: the first token that reaches into the object counts.
@@ -196,26 +192,23 @@ def _prompt(
         subject=sample.subject,
         object=sample.object,
         input_ids=(*lead, *encoding[0]),
-        subject_span=(tokens[0], tokens[-1] + 1),
+        subject_span=(len(lead) + first, len(lead) + end),
         object_tokens=tuple(ids[length:]),
-        subject_chars=mention,
+        subject_chars=mention.span,
     )
 
 
-def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
-    """Find the characters of the subject's last mention in a prompt.
+def _last_mention(template: str, subject: str, text: str, line: int) -> Mention:
+    """Find the subject's last mention in a prompt.
 
-    That is the template's slot in the last line, which starts at character `line`, or a later mention as whole words
-    in the template's own text ("cat" is not mentioned in "category"). White space around the subject is not part of a
-    mention: a position on it would say nothing about the subject.
+    That is the template's slot in the last line, which starts at character `line`, or a later mention in the template's
+    own text ("cat" is not mentioned in "category"). White space around the subject is not part of a mention: a position
+    on it would say nothing about the subject.
     """
     name = subject.strip() or subject
     start = line + template.index(SLOT) + subject.index(name)
-    mention = (start, start + len(name))
-    if name not in text[mention[1] :]:  # nearly always: compiling a pattern takes longer than everything else
-        return mention
-    later = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, mention[1])
-    return max([mention, *(match.span() for match in later)])
+    slot = Mention(text, (start, start + len(name)))
+    return [slot, *mentions(text, [name], slot.span[1])][-1]
 
 
 def tokenize_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.records.analysis import counted, short_name
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
+from lre_lightning.relations.subjects import SUBJECTS
 from lre_lightning.report.page import plot
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sections import picture_of
@@ -86,7 +87,7 @@ def card_of(index: Index, figure: bool, by_itself: int = 0) -> str:
         data=data_licence(made),
         figure=FIGURE if figure else None,
         by_itself=by_itself,
-        others=[CARD, INDEX, RECORDS, *([FIGURE] if figure else [])],
+        others=[CARD, INDEX, RECORDS, SUBJECTS, *([FIGURE] if figure else [])],
     )
 
 

@@ -11,7 +11,6 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import LensGrid, read_lenses
-from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.backward import check_backward
@@ -89,8 +88,6 @@ class LREModule(FrozenLMModule):
         self.bank = LREBank()
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
-        self.false_alarms: float | None = None  # in prediction; see `Likenesses`
-        self._likenesses: Likenesses | None = None
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._expected: float | None = None
         self._adds = False
@@ -323,10 +320,6 @@ class LREModule(FrozenLMModule):
             relation.name for relation in self._data.relations
         }:
             raise LREError(NO_LRE)
-        self._likenesses, rate = None, self.false_alarms
-        if rate is not None:
-            self.lm.tokenizer = self._data.tokenizer
-            self._likenesses = Likenesses(self.lm, self.lres, false_alarms=rate)
 
     def predict_step(self, batch: str, batch_idx: int) -> list[LensGrid]:
         """Read a text through the lens of each relation of the data, the Jacobian lens, if any, and the logit lens."""
@@ -338,7 +331,6 @@ class LREModule(FrozenLMModule):
             self.lres,
             names,
             jacobian_lens=self.jacobian_lens,
-            likenesses=self._likenesses,
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -14,7 +14,7 @@ from tests.helpers.command import lre
 
 COLOUR = "thing colour"
 FILES = {f"lres/{safe_name(name)}/trial{trial}.safetensors" for name in (COLOUR, "half colour") for trial in range(3)}
-OTHERS = {"README.md", "index.json", "fit_results.jsonl", "relations.png"}
+OTHERS = {"subjects.json", "README.md", "index.json", "fit_results.jsonl", "relations.png"}
 
 
 def uploads(hub):
