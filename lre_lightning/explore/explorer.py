@@ -14,7 +14,7 @@ from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions
+from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions, start_of
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
@@ -101,6 +101,7 @@ class Explorer:
         self.lm, self._lres = lm, lres
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
+        self._start = start_of(lm, lm.tokenizer, lres, jacobian_lens)
         origins = origins_of(lres)
         self._origins = {name: origins[name] for name in self._keys}
         self._subjects = {
@@ -158,7 +159,7 @@ class Explorer:
         places = relations[relation][1] if relation in relations else []
         if relation not in self._origins and relations:  # lenses without a relation have the subjects of the first one
             places = next(iter(relations.values()))[1]
-        states = TextStates.of(self.lm, self.lm.tokenizer, text)
+        states = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
         tokens = last_tokens(self.lm.tokenizer, text, [end for _, end in places])
         subjects = [(text[first:end], token) for (first, end), token in zip(places, tokens, strict=True)]

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Averaging
+from lre_lightning.models.tokenizer import StartToken
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import listing, mapping, number, printable, shown, whole
 from lre_lightning.storage.tensors import FLOATS, check_tensor, opened
@@ -46,6 +47,7 @@ class LensOrigin:
         revision: The LM's revision on the hub; None for a local LM.
         averaging: The estimator's options, `lre_lightning.Averaging`.
         texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
+        start_token: What the sequences start with; None if unknown.
     """
 
     model: Text
@@ -53,6 +55,7 @@ class LensOrigin:
     revision: Name | None = None
     averaging: Averaging = Averaging()
     texts: tuple[Name, ...] = ()
+    start_token: StartToken | None = None
 
 
 class Metadata(TypedDict):

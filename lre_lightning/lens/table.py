@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lens.lens import subject_token
+from lre_lightning.lens.lens import start_of, subject_token
 from lre_lightning.lre.answers import check_top_k, most_likely
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
@@ -46,7 +46,9 @@ def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], 
     for text in texts:
         if text.relation not in (None, *relations):
             raise LREError(f"there is no LRE of {text.relation!r}: there are those of {', '.join(relations)}")
-    ids = [torch.tensor(tokenize_text(lm.tokenizer, text.text)) for text in texts]
+    start = start_of(lm, lm.tokenizer, {(lre.origin.relation, lre.origin.trial): lre for lre in lres})
+    tokens = [tokenize_text(lm.tokenizer, text.text, start) for text in texts]
+    ids, first = [torch.tensor(row) for row, _ in tokens], tokens[0][1] if tokens else 0
     batch = pad_sequence(ids, batch_first=True).to(lm.device)
     lm.check_ids(batch)
     last = lm.num_layers - 1
@@ -58,7 +60,7 @@ def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], 
         for lre in lres:
             lre.check_model(lm)
             rows = [row for row, text in enumerate(texts) if text.relation in (None, lre.origin.relation)]
-            for row, cells in zip(rows, _readings(lm, lre, hidden, texts, ids, rows, top_k), strict=True):
+            for row, cells in zip(rows, _readings(lm, lre, hidden, texts, ids, first, rows, top_k), strict=True):
                 rows_of_text[row].append(cells | said[row])
     return [cells for rows in rows_of_text for cells in rows]
 
@@ -69,12 +71,13 @@ def _readings(
     hidden: Mapping[Layer, Tensor],
     texts: Sequence[Text],
     ids: Sequence[Tensor],
+    first: int,
     rows: Sequence[int],
     top_k: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield what an LRE says about the texts of some rows."""
     subjects = [texts[row].subject or lre.origin.subject_of(texts[row].text) for row in rows]
-    places = [_places(lm, texts[row], subject, ids[row]) for row, subject in zip(rows, subjects, strict=True)]
+    places = [_places(lm, texts[row], subject, ids[row], first) for row, subject in zip(rows, subjects, strict=True)]
     if not places:
         return
     states = torch.cat([hidden[lre.layer][row, at] for row, at in zip(rows, places, strict=True)])
@@ -88,11 +91,11 @@ def _readings(
         yield cells
 
 
-def _places(lm: LanguageModel, text: Text, subject: str | None, ids: Tensor) -> list[int]:
-    """Return the positions at which a text may be read, counting the start token."""
+def _places(lm: LanguageModel, text: Text, subject: str | None, ids: Tensor, first: int) -> list[int]:
+    """Return the positions at which a text, whose first token is at `first`, may be read."""
     if subject is not None:
-        return [1 + subject_token(lm.tokenizer, text.text, subject)]
-    return list(range(min(2, len(ids) - 1), len(ids)))
+        return [first + subject_token(lm.tokenizer, text.text, subject)]
+    return list(range(min(first + 1, len(ids) - 1), len(ids)))
 
 
 def _decoded(lm: LanguageModel, hidden: Tensor, top_k: int) -> list[list[tuple[str, float]]]:
