@@ -97,8 +97,9 @@ def suitable_start(lm: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> Sta
 def check_match(lm: LanguageModel, tokenizer: PreTrainedTokenizerBase, option: str) -> None:
     """Check that a tokenizer is the LM's: its tokens of some sentences are those of the LM's own tokenizer.
 
-    Where the LM does not have one, the sentences must not be much less likely than the LM expects of any text, which
-    is so where ids mean nothing to it. An LM that has learned nothing expects nothing, and takes any tokenizer.
+    Where the LM does not have one, it has as many tokens as the LM, and the special tokens of its configuration, or
+    the sentences are not much less likely than the LM expects of any text, as they are where ids mean nothing to it. An
+    LM that has learned nothing expects nothing, and takes any tokenizer.
 
     Args:
         lm: The LM.
@@ -118,11 +119,21 @@ def check_match(lm: LanguageModel, tokenizer: PreTrainedTokenizerBase, option: s
     if own is tokenizer or (own is not None and tokenized(own) == sentences) or not sentences:
         return
     wrong = own is not None or max(map(max, sentences)) >= lm.num_embeddings
-    if not wrong:
-        found = likelihood(lm, sentences, start_tokens(tokenizer))
+    if not wrong and not _alike(lm, tokenizer):
+        found = likelihood(lm, sentences)
         wrong = found.expected - found.log_probability > UNEXPECTED
     if wrong:
         raise LREError(f"the tokenizer {tokenizer.name_or_path!r} is not that of {lm.name!r}: {hint}")
+
+
+def _alike(lm: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer has as many tokens as an LM, and the special tokens that its configuration names."""
+    config = getattr(lm.model, "config", None)
+    for name in ("bos_token_id", "eos_token_id"):
+        said, token = getattr(config, name, None), getattr(tokenizer, name)
+        if said is not None and token is not None and token not in (said if isinstance(said, list) else [said]):
+            return False
+    return len(tokenizer) == lm.vocab_size
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
