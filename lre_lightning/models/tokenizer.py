@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 StartToken: TypeAlias = Literal["auto", "own", "none", "bos", "eos"]
 """Choices of what prompts start with; see `start_tokens`."""
 
+BOOL, LONGEST_HEADER = 7, 2**26
+"""GGUF's number of the type of truth values, and the bytes in which its keys are searched."""
+
 _PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHER_BYTES = [byte for byte in range(256) if byte not in _PRINTED_BYTES]
 _BYTES = {chr(byte): byte for byte in _PRINTED_BYTES} | {chr(256 + i): byte for i, byte in enumerate(_OTHER_BYTES)}
@@ -90,6 +93,7 @@ def load_tokenizer(
     """
     path, gguf_file = locate(name_or_path, gguf_file)
     from transformers import AutoTokenizer
+    from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     if gguf_file is not None:
@@ -114,7 +118,19 @@ def load_tokenizer(
         )
     if gguf_file is not None:
         tokenizer.name_or_path = name_or_path  # else that of its folder, which may have several
+        adds = _adds_bos(str(cached_file(path, gguf_file, revision=options["revision"])))
+        if adds not in (None, own_start(tokenizer) is not None) and tokenizer.bos_token is not None:
+            tokenizer.add_bos_token = adds
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _adds_bos(path: str) -> bool | None:
+    """Return what a GGUF file says of its tokenizer's BOS, which transformers before 5.23 ignores; None if nothing."""
+    name = b"tokenizer.ggml.add_bos_token"
+    key = len(name).to_bytes(8, "little") + name + BOOL.to_bytes(4, "little")
+    with open(path, "rb") as file:
+        _, found, value = file.read(LONGEST_HEADER).partition(key)
+    return bool(value[0]) if found else None
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
