@@ -99,7 +99,7 @@ def load_tokenizer(
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
         if gguf_file is not None:
