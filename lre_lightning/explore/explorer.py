@@ -101,8 +101,8 @@ class Explorer:
         self.lm, self._lres = lm, lres
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
-        self._start = start_of(lm, lm.tokenizer, lres, jacobian_lens)
         origins = origins_of(lres)
+        self._start = start_of(lm, lm.tokenizer, origins.values(), jacobian_lens)
         self._origins = {name: origins[name] for name in self._keys}
         self._subjects = {
             name: dict.fromkeys([*dict(origin.train), *sorted(subjects.get(name, ()))])

@@ -25,7 +25,8 @@ from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.likeness import Likeness, Likenesses
 from lre_lightning.lre.answers import check_top_k, distributions
 from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens
-from lre_lightning.lre.lre import LRE, first_trials, origins_of
+from lre_lightning.lre.lre import LRE, first_trials
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import StartToken, token_text
 from lre_lightning.prompts.prompt import tokenize_text
@@ -163,11 +164,12 @@ def read_lenses(
             or a layer is out of range, `likenesses` are of other layers, or logits are not finite.
     """
     check_top_k(lm, top_k)
-    states = TextStates.of(lm, tokenizer, text, layers, start_of(lm, tokenizer, lres, jacobian_lens))
-    if likenesses is not None and likenesses.layers != states.layers:
-        raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]
+    origins = (lres[name, trials[name]].origin for name in names)
+    states = TextStates.of(lm, tokenizer, text, layers, start_of(lm, tokenizer, origins, jacobian_lens))
+    if likenesses is not None and likenesses.layers != states.layers:
+        raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     grids, subjects = [], {}
     for name in names:
         lre = lres[name, trials[name]]
@@ -322,7 +324,7 @@ def check_text(
 def start_of(
     lm: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
-    lres: Mapping[tuple[str, int], LRE],
+    origins: Iterable[Origin],
     jacobian_lens: JacobianLens | None = None,
 ) -> StartToken:
     """Return what a text starts with that lenses read: what the texts did that they were estimated from, else the LM's.
@@ -330,12 +332,12 @@ def start_of(
     Args:
         lm: The LM.
         tokenizer: Its tokenizer.
-        lres: LREs by relation and trial, of which the first counts.
+        origins: Those of LREs, of which the first counts.
         jacobian_lens: A Jacobian lens, which counts if there is no LRE.
     """
-    starts = [origin.form["start_token"] for origin in origins_of(lres).values()]
-    generic = jacobian_lens.origin if jacobian_lens is not None else None
-    return next(iter(starts), None) or (generic and generic.start_token) or lm.start_with(tokenizer)
+    first, generic = next(iter(origins), None), jacobian_lens.origin if jacobian_lens is not None else None
+    own = first.form["start_token"] if first is not None else generic and generic.start_token
+    return own or lm.start_with(tokenizer)
 
 
 def subject_token(tokenizer: PreTrainedTokenizerBase, text: str, subject: str) -> int:

@@ -46,7 +46,7 @@ def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], 
     for text in texts:
         if text.relation not in (None, *relations):
             raise LREError(f"there is no LRE of {text.relation!r}: there are those of {', '.join(relations)}")
-    start = start_of(lm, lm.tokenizer, {(lre.origin.relation, lre.origin.trial): lre for lre in lres})
+    start = start_of(lm, lm.tokenizer, (lre.origin for lre in lres))
     tokens = [tokenize_text(lm.tokenizer, text.text, start) for text in texts]
     ids, first = [torch.tensor(row) for row, _ in tokens], tokens[0][1] if tokens else 0
     batch = pad_sequence(ids, batch_first=True).to(lm.device)

@@ -71,11 +71,11 @@ def test_the_start_token_is_measured_once_for_a_tokenizer():
 def test_a_tokenizer_that_is_not_the_lms_is_refused():
     demo, characters = LanguageModel.from_pretrained("demo"), tokenizers.make("characters")
     check_match(demo, load_tokenizer("demo"), "tokenizer")
-    with pytest.raises(LREError, match="the tokenizer .* is not that of 'demo': leave tokenizer out, or give that of"):
+    with pytest.raises(LREError, match=r"the tokenizer .* is not that of 'demo': leave tokenizer out, or give that of"):
         check_match(demo, characters, "tokenizer")
     nameless = LanguageModel(demo.model, "fine-tuned")
     check_match(nameless, demo.tokenizer, "tokenizer")  # as many tokens, and the same special ones
-    with pytest.raises(LREError, match="'fine-tuned': .* if it is right, assign it to lm.tokenizer"):
+    with pytest.raises(LREError, match=r"'fine-tuned': .* if it is right, assign it to lm\.tokenizer"):
         check_match(nameless, characters, "tokenizer")  # these ids mean other words to it
     nameless.tokenizer = characters
     check_match(nameless, characters, "tokenizer")

@@ -170,7 +170,9 @@ def test_there_is_exactly_one_start_token_and_no_end_token(name):
     assert tokenizer.convert_ids_to_tokens(prompt.input_ids[0]) == expected
     assert not (set(tokenizer.all_special_ids) - {unknown}) & set(prompt.input_ids[1:])
     assert tokenizer.decode(prompt.input_ids[1:]).split() == prompt.text.split()
-    bare = make_prompt(tokenizer, "{} is", Sample("Paris", "in"), [Sample("Rome", "is in")], Prompts(start_token="none"))
+    bare = make_prompt(
+        tokenizer, "{} is", Sample("Paris", "in"), [Sample("Rome", "is in")], Prompts(start_token="none")
+    )
     first, end = prompt.subject_span
     assert bare == replace(prompt, input_ids=prompt.input_ids[1:], subject_span=(first - 1, end - 1), start=0)
     alone = make_prompt(tokenizer, "{}", Sample("Paris", "in"), (), Prompts(start_token="none"))

@@ -111,7 +111,6 @@ def test_a_fit_names_its_start_token_and_takes_the_lms_tokenizer(tmp_path, caplo
     words = {"bos": "start token '[BOS]' (bos)", "none": "no start token"}[used]
     assert words in str(module.forecast(data))
     with caplog.at_level(logging.INFO, "lre_lightning"):
-
         trainer_of(tmp_path, callbacks=[RelationLog()]).fit(module, datamodule=data)
     assert words in next(line for line in caplog.messages if line.startswith("fit of"))
     (record,), (lre,) = module.records.values(), module.lres.values()
