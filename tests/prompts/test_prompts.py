@@ -202,7 +202,7 @@ def test_the_start_token_is_the_one_that_is_asked_for():
 def test_a_tokenizer_without_special_tokens_starts_prompts_with_none_and_does_not_take_another():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
     assert start_tokens(tokenizer) == ()
-    with pytest.raises(LREError, match="has no BOS token to start prompts with: leave start_token out, or .* none"):
+    with pytest.raises(LREError, match=r"has no BOS token to start prompts with: leave start_token out, or .* none"):
         start_tokens(tokenizer, "bos")
     with pytest.raises(LREError, match="start_token must be"):
         Prompts(start_token="sos")
