@@ -166,13 +166,14 @@ def read_lenses(
     check_top_k(lm, top_k)
     trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]
-    origins = (lres[name, trials[name]].origin for name in names)
+    first = {name: lres[name, trials[name]] for name in names[:1]}
+    origins = (lre.origin for lre in first.values())
     states = TextStates.of(lm, tokenizer, text, layers, start_of(lm, tokenizer, origins, jacobian_lens))
     if likenesses is not None and likenesses.layers != states.layers:
         raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     grids, subjects = [], {}
     for name in names:
-        lre = lres[name, trials[name]]
+        lre = first.get(name) or lres[name, trials[name]]
         subjects[name] = lre.origin.subject_of(text) or mentioned(text, dict(lre.origin.train))
         grids.append(states.grid(lre, top_k, likeness=None if likenesses is None else likenesses[name]))
     generic = [jacobian_lens, LogitLens()] if jacobian_lens is not None else [LogitLens()]
