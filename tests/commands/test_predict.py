@@ -159,7 +159,7 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     assert "LREs of 5 relations from the collection 'demo'" in printed
     lm = LanguageModel.from_pretrained("demo")
     capital = LRECollection.from_pretrained("demo")["country capital city"]
-    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")])
+    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")[0]])
     best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
