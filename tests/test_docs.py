@@ -20,6 +20,11 @@ ELSEWHERE = {"benchmarks": "benchmarks/RESULTS.md", "changes": "CHANGELOG.md"}
 
 PRINTED = {
     "docs/getting-started.md": ["Ottawa", "Canada -> Peru: Lima"],
+    "docs/guides/adapters.md": [
+        "demo ['Ottawa', 'Paris'",
+        "demo+lima ['Lima', 'Lima', 'Lima']",
+        "computes something else",
+    ],
     "docs/guides/concepts.md": ["['bird', 'insect']", "kestrel -> fish: fish"],
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
     "docs/guides/evaluation.md": ["country capital city  causality"],

@@ -11,7 +11,7 @@ from typing_extensions import override
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.predict import subjects_of
 from lre_lightning.commands.resuming import find_checkpoint
-from lre_lightning.commands.validate import FromLREs
+from lre_lightning.commands.validate import FromLREs, name_the_lm
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.demo import COLLECTIONS
 from lre_lightning.explore.explorer import Explorer
@@ -40,6 +40,8 @@ class Explore(FromLREs):
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
         other = "collection of another LM, to set side by side with this one"
         parser.add_argument("--other", type=str | None, default=None, help=other)
+        other_model = "hub name or folder of the LM of --other, if it is not one of this package's"
+        parser.add_argument("--other_model", type=str | None, default=None, help=other_model)
         parser.add_argument("--port", type=int, default=PORT, help="port of the page; 0 for any that is free")
 
     @override
@@ -67,8 +69,9 @@ class Explore(FromLREs):
             return
         listener = listen(line.options.port)
         explorers = [self.explorer(line)]
-        if line.options.other is not None:
-            explorers.append(explorer_of_collection(line.options.other, explorers[0].lm.device))
+        other, name = line.options.other, line.options.other_model
+        if other is not None:
+            explorers.append(explorer_of_collection(other, explorers[0].lm.device, name))
         for explorer in explorers:
             print(f"{explorer.lm.label}: {len(explorer.lenses)} lenses")
         print(f"http://{HOST}:{listener.getsockname()[1]}/ (stop with Ctrl-C)", flush=True)
@@ -85,18 +88,21 @@ class Explore(FromLREs):
             lm, lres, names = self.lres_of(line)
         lens = line.model.jacobian_lens if options.jlens is None else JacobianLens.load(options.jlens, lm)
         loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
-        own = [concepts for concepts in loaded if concepts.origin.fingerprint == lm.fingerprint]
+        own = [concepts for concepts in loaded if concepts.origin.identity.fits(lm.identity)]
         return Explorer(lm, lres, names, subjects_of(line, lres), lens, own)
 
 
-def explorer_of_collection(source: str, device: torch.device) -> Explorer:
-    """Return the explorer of a collection, whose LM is loaded.
+def explorer_of_collection(source: str, device: torch.device, name_or_path: str | None = None) -> Explorer:
+    """Return the explorer of a collection, whose LM is loaded: `name_or_path`, or the one it names if it is `trusted`.
 
     Raises:
-        LREError: If there is no such collection, or its LM cannot be loaded.
+        LREError: If there is no such collection, or its LM cannot be loaded or must be named.
     """
     lres = LRECollection.from_pretrained(source)
+    if name_or_path is None and not lres.trusted:
+        raise name_the_lm(lres, "--other_model")
     loading = {name.removeprefix("loading."): value for name, value in lres.loading.items()}
+    loading |= {} if name_or_path is None else {"name_or_path": name_or_path}
     lm = LanguageModel.from_pretrained(**loading).to(device)
     check_origin(lres.index.origin, lm)
     return Explorer(lm, lres, [*first_trials(lres)], {})

@@ -14,7 +14,7 @@ from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, fin
 from lre_lightning.demo import COLLECTIONS, DEMO, NOT_INSTALLED, SMOLLM2, smollm2_file
 from lre_lightning.errors import LREError
 from lre_lightning.lre.origin import check_origin
-from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.language_model import LanguageModel, label_of
 from lre_lightning.relations.selection import plain_names
 from lre_lightning.runs.checkpoints import read_checkpoint
 from lre_lightning.sharing.collection import LRECollection
@@ -42,6 +42,15 @@ class FromCheckpoint(Command):
         return line.placed_lm()
 
 
+def name_the_lm(collection: LRECollection, option: str) -> LREError:
+    """Return the error that a collection's LM is not loaded until the user names it."""
+    lm = label_of(collection.model, collection.revision, collection.index.origin["adapter"])
+    return LREError(
+        f"the collection {str(collection.place)!r} says that its LM is {lm!r}, which is not loaded on its word: name "
+        f"the LM yourself, {option}"
+    )
+
+
 class FromLREs(FromCheckpoint):
     """A subcommand that uses the LREs of a checkpoint or of a collection.
 
@@ -57,7 +66,7 @@ class FromLREs(FromCheckpoint):
     def add_lres(parser: LightningArgumentParser, use: str) -> None:
         """Add the arguments that say where LREs come from, and whose help says what they are used for."""
         add_ckpt_path(parser, use)
-        help_ = 'collection to use instead: folder, hub name, "smollm2" or "demo"'
+        help_ = 'collection to use instead: folder, hub name (name its LM too), "smollm2" or "demo"'
         parser.add_argument("--lres", type=str | None, default=None, help=help_)
 
     @override
@@ -76,6 +85,10 @@ class FromLREs(FromCheckpoint):
             super().check(line)
             return
         collection = LRECollection.from_pretrained(source)
+        if not collection.trusted:
+            line.take_defaults({"model.name_or_path": ""})
+            if not line.options.model.name_or_path:
+                raise name_the_lm(collection, "--model.name_or_path")
         line.take_defaults({f"model.{name}": value for name, value in collection.loading.items()})
         line.options.lres, line.options.ckpt_path = source, None
         line.collection = collection

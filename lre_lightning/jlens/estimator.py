@@ -110,7 +110,7 @@ class JacobianLensEstimator:
             {layer: (total / self.count).to(dtype) for layer, total in zip(self.layers, self.sums, strict=True)},
             self.count,
             dict(zip(self.layers, self.squares.tolist(), strict=True)),
-            LensOrigin(lm.name, lm.fingerprint, lm.revision, self.averaging, (texts,), start_token),
+            LensOrigin(lm.name, lm.identity, lm.revision, self.averaging, (texts,), lm.adapter, start_token),
         )
 
 

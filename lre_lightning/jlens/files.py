@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Averaging
+from lre_lightning.models.identity import Identity
 from lre_lightning.models.tokenizer import StartToken
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import listing, mapping, number, printable, shown, whole
@@ -43,18 +44,20 @@ class LensOrigin:
 
     Attributes:
         model: Name or folder of the LM.
-        fingerprint: `LanguageModel.fingerprint` of the LM.
+        identity: What the LM computes, `LanguageModel.identity`.
         revision: The LM's revision on the hub; None for a local LM.
         averaging: The estimator's options, `lre_lightning.Averaging`.
         texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
+        adapter: Folder or hub name of the adapter in the LM, if any.
         start_token: What the sequences start with; None if unknown.
     """
 
     model: Text
-    fingerprint: Name
+    identity: Identity
     revision: Name | None = None
     averaging: Averaging = Averaging()
     texts: tuple[Name, ...] = ()
+    adapter: Text | None = None
     start_token: StartToken | None = None
 
 

@@ -138,7 +138,7 @@ class JacobianLens(Lens):
         texts = [digest for origin in origins for digest in origin.texts]
         if len({(lens.layers, lens.width) for lens in lenses}) > 1:
             raise LREError("Jacobian lenses of different layers or widths cannot be merged")
-        if any((o.fingerprint, o.averaging) != (origins[0].fingerprint, origins[0].averaging) for o in origins):
+        if any(o.averaging != origins[0].averaging or not o.identity.fits(origins[0].identity) for o in origins):
             raise LREError("Jacobian lenses of different LMs, or estimated with different options, cannot be merged")
         if len(set(texts)) < len(texts):
             raise LREError("Jacobian lenses of the same texts cannot be merged: those would count twice")

@@ -18,6 +18,7 @@ from lre_lightning.jlens.estimator import JacobianLensEstimator
 from lre_lightning.jlens.files import OWN
 from lre_lightning.jlens.lens import JacobianLens, error_text
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
+from lre_lightning.models.identity import Identity
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import options_of
 from lre_lightning.runs.processes import on_rank_zero
@@ -77,7 +78,7 @@ class JacobianLensModule(FrozenLMModule):
     def _origin(self) -> dict[str, Any]:
         """What a resumed fit must find unchanged."""
         how = {"averaging": asdict(self.averaging), "layers": list(self.layers)}
-        return {"fingerprint": self.lm.fingerprint, "texts": self._data.digest, **how}
+        return {"texts": self._data.digest, **how}
 
     def setup(self, stage: str) -> None:
         """Find the other processes, and let fit end after the last text."""
@@ -94,13 +95,14 @@ class JacobianLensModule(FrozenLMModule):
         """Begin with empty sums, or with those of the checkpoint, which must be of the same LM, texts and options."""
         self._estimator = JacobianLensEstimator(self.lm, self.layers, self.averaging)
         if self._restored is not None:
-            remembered = {name: self._restored.get(name) for name in self._origin}
-            for name, value in self._origin.items():
-                if remembered[name] != value:
-                    raise LREError(
-                        f"the checkpoint is of a Jacobian lens with other {name}: resume it with the same LM, texts "
-                        "and options, or give another --trainer.default_root_dir"
-                    )
+            other = [name for name, value in self._origin.items() if self._restored.get(name) != value]
+            if not Identity(**self._restored["identity"]).fits(self.lm.identity):
+                other.insert(0, "hidden states of the LM")
+            if other:
+                raise LREError(
+                    f"the checkpoint is of a Jacobian lens with other {other[0]}: resume it with the same LM, texts "
+                    "and options, or give another --trainer.default_root_dir"
+                )
             self._estimator.restore(self._restored)
 
     def on_train_epoch_start(self) -> None:
@@ -136,7 +138,11 @@ class JacobianLensModule(FrozenLMModule):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the sums as tensors and plain data."""
-        return {} if self._estimator is None else {**self._origin, **self._estimator.state()}
+        return (
+            {}
+            if self._estimator is None
+            else {"identity": asdict(self.lm.identity), **self._origin, **self._estimator.state()}
+        )
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Keep the sums of a checkpoint until fit starts."""

@@ -55,7 +55,7 @@ class Lens(ABC):
         """Check that an LM is the one that the lens was estimated from, as far as the lens knows its LM.
 
         Raises:
-            LREError: If the fingerprint of the unembedding differs, or the LM has another width or lacks a layer.
+            LREError: If the LM computes something else, see `LanguageModel.identity`, or lacks the layer or the width.
         """
         if self.origin is not None:
             check_origin(asdict(self.origin), lm, self.title)

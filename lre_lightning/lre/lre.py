@@ -25,6 +25,7 @@ from lre_lightning.lre.operators import Dense, Factors, Operator
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.storage.tensors import write_tensors
+from lre_lightning.storage.typed import typed
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +240,7 @@ class LRE(RelationLens):
         parts = dict(tensors)
         bias = parts.pop("bias")
         weight = parts["weight"] if "weight" in parts else Factors(**parts)
-        return cls(weight, bias, **{**metadata, "origin": Origin(**metadata["origin"])})
+        return cls(weight, bias, **{**metadata, "origin": typed(Origin, metadata["origin"])})
 
     def save(self, path: str | Path) -> None:
         """Write W or its factors, b and the origin to one safetensors file, atomically.
@@ -294,4 +295,4 @@ def origins_of(lres: Mapping[tuple[str, int], LRE]) -> dict[str, Origin]:
     metadata = getattr(lres, "metadata", None)
     if metadata is None:
         return {name: lres[key].origin for name, key in keys.items()}
-    return {name: Origin(**metadata[key]["origin"]) for name, key in keys.items()}
+    return {name: typed(Origin, metadata[key]["origin"]) for name, key in keys.items()}

@@ -11,7 +11,8 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.models.backward import Backward
-from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.identity import Identity
+from lre_lightning.models.language_model import LanguageModel, label_of
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Form, Prompts
 from lre_lightning.prompts.prompt import Prompt, make_prompt, make_prompts
 from lre_lightning.relations.relation import SLOT, Sample
@@ -27,9 +28,10 @@ class Origin:
 
     Attributes:
         model: Name or folder of the LM.
-        fingerprint: `LanguageModel.fingerprint` of the LM.
+        identity: What the LM computes, `LanguageModel.identity`.
         relation: Name of the relation.
         revision: The LM's revision on the hub; None for a local LM.
+        adapter: Folder or hub name of the adapter in the LM, if any.
         category: Category of the relation.
         trial: Number of the trial.
         template: The prompt template; several are joined by `BETWEEN_TEMPLATES`.
@@ -39,9 +41,10 @@ class Origin:
     """
 
     model: Text
-    fingerprint: Name
+    identity: Identity
     relation: Name
     revision: Name | None = None
+    adapter: Text | None = None
     category: Name = ""
     trial: Count = 0
     template: Text = ""
@@ -54,9 +57,10 @@ class Origin:
         """Return the origin of the LREs of a trial."""
         return cls(
             model=lm.name,
-            fingerprint=lm.fingerprint,
+            identity=lm.identity,
             relation=trial.relation.name,
             revision=lm.revision,
+            adapter=lm.adapter,
             category=trial.relation.category,
             trial=trial.number,
             template=trial.template,
@@ -118,10 +122,11 @@ class Origin:
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel, title: str | None = None) -> None:
-    """Check that an LM has the fingerprint in the origin of a lens, an LRE if it has no other title, as plain data."""
-    if origin["fingerprint"] != lm.fingerprint:
+    """Check that an LM computes what that of an origin, as plain data, did; the lens is an LRE without a `title`."""
+    identity = Identity(**origin["identity"])
+    if not identity.fits(lm.identity):
+        label = label_of(origin["model"], origin["revision"], origin["adapter"])
         raise LREError(
-            f"the {title or 'LRE of ' + repr(origin['relation'])} was estimated from {origin['model']!r} "
-            f"(fingerprint {origin['fingerprint'][:12]}), not from {lm.name!r} "
-            f"({lm.fingerprint[:12]}): load the LM it was estimated from, in the same dtype"
+            f"the {title or 'LRE of ' + repr(origin['relation'])} was estimated from {label!r}, and {lm.label!r} "
+            f"computes something else: {identity.comparison(lm.identity)}. Load the LM it was estimated from"
         )

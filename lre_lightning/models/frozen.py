@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lre_lightning.errors import LREError
+from lre_lightning.models.identity import Identity
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import Loading
 from lre_lightning.options import options_of
@@ -100,7 +101,7 @@ class FrozenLMModule(L.LightningModule):
                     f"with a device_map one process spreads the LM, and the trainer has {self.processes.count}: "
                     "give it devices=1, or leave the device_map out"
                 )
-            check_alike(strategy, self.processes, "the weights of the LM", self.lm.fingerprint)
+            check_alike(strategy, self.processes, "what the LM computes", self.lm.identity, Identity.fits)
             check_alike(strategy, self.processes, what, digest)
         without_wrapper(strategy, self)
 

@@ -6,7 +6,6 @@ the right and attention is causal, so a real token never sees a pad, and no atte
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.models.hooks import replace, skip
+from lre_lightning.models.identity import Identity
 from lre_lightning.models.loading import DeviceMap, Loading, Place, load_model
 from lre_lightning.models.memory import ChunkSizes, rows_in_memory
 from lre_lightning.models.parts import (
@@ -55,6 +55,11 @@ COSTS: dict[Way, str] = {
 """What it costs to run prompts in other ways than with a shared prefix."""
 
 
+def label_of(name: str, revision: str | None, adapter: str | None) -> str:
+    """Return the name of an LM, @ and its revision on the hub if one was asked for, + and its adapter if it has one."""
+    return name + (f"@{revision}" if revision else "") + (f"+{adapter}" if adapter else "")
+
+
 class LanguageModel(nn.Module):
     """A frozen decoder-only LM: its layers, its hidden states, its decoder head D.
 
@@ -67,6 +72,7 @@ class LanguageModel(nn.Module):
             longer round their inputs.
         name: Name of the LM in results and in the origin of its LREs.
         revision: Revision on the hub that the LM was loaded from, if any.
+        adapter: Folder or hub name of the adapter that was merged into its weights, if any, for its name in results.
         parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
         chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen for the device if
             None. It can be changed later.
@@ -87,13 +93,19 @@ class LanguageModel(nn.Module):
         name: str | None = None,
         revision: str | None = None,
         *,
+        adapter: str | None = None,
         parts: Parts | None = None,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
+        if hasattr(model, "merge_and_unload"):
+            raise LREError(
+                f"{type(model).__name__} has an adapter apart from its weights: give model.merge_and_unload(), or a "
+                "name and the adapter, LanguageModel.from_pretrained(name, adapter=...)"
+            )
         self.model = model.requires_grad_(False)
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
-        self.revision = revision
+        self.revision, self.adapter = revision, adapter
         self.chunk_size = chunk_size
         self._remote_code = False
         self._gguf_file: str | None = None
@@ -127,6 +139,7 @@ class LanguageModel(nn.Module):
         quantization: Quantization | None = None,
         gguf_file: str | None = None,
         revision: str | None = None,
+        adapter: str | None = None,
         trust_remote_code: bool = False,
         chunk_size: int | None = None,
         **unknown: Any,
@@ -146,6 +159,7 @@ class LanguageModel(nn.Module):
             quantization: ``"8bit"`` or ``"4bit"``.
             gguf_file: Name of the GGUF file in a folder or repository.
             revision: Branch, tag or commit on the hub.
+            adapter: Folder or hub name of a PEFT adapter, which is merged into the weights.
             trust_remote_code: Run code that comes with the LM.
             chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen if None.
             **unknown: None: another name is an error that lists these.
@@ -163,13 +177,14 @@ class LanguageModel(nn.Module):
             "quantization": quantization,
             "gguf_file": gguf_file,
             "revision": revision,
+            "adapter": adapter,
             "trust_remote_code": trust_remote_code,
             "chunk_size": chunk_size,
         }
         loading = options_of(Loading, given | unknown, "LanguageModel.from_pretrained")
         model = load_model(name_or_path, loading)
         shards = split_model(model, loading.tensor_parallel) if loading.shared and loading.tensor_parallel else None
-        lm = cls(model, name_or_path, loading.revision, chunk_size=loading.chunk_size)
+        lm = cls(model, name_or_path, loading.revision, adapter=loading.adapter, chunk_size=loading.chunk_size)
         lm.shards, lm.chunk_sizes.halves = shards, shards is None
         lm._remote_code, lm._gguf_file = loading.trust_remote_code, loading.gguf_file
         return lm
@@ -200,8 +215,8 @@ class LanguageModel(nn.Module):
 
     @property
     def label(self) -> str:
-        """Name of the LM in records: its name, followed by @ and its revision on the hub if one was asked for."""
-        return f"{self.name}@{self.revision}" if self.revision else self.name
+        """Name of the LM in records; see `label_of`."""
+        return label_of(self.name, self.revision, self.adapter)
 
     def release(self) -> None:
         """Free the weights, even if something else still refers to this LM; it can no longer be run."""
@@ -262,16 +277,15 @@ class LanguageModel(nn.Module):
         return weight_of(self.parts.embedding).dtype
 
     @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of the unembedding's values in float32, which identifies the LM wherever it was loaded from.
+    def identity(self) -> Identity:
+        """What the LM computes, in a few numbers, by which lenses know it: one forward pass when it is first asked for.
 
-        Loading the weights in a dtype that rounds them changes it.
+        All processes that share the LM must ask. Make a new `LanguageModel` after a change of the weights.
+
+        Raises:
+            LREError: If hidden states or logits are not finite in the LM's dtype.
         """
-        digest = hashlib.sha256(str(tuple(weight_of(self.parts.unembedding).shape)).encode())
-        with weights_at_hand(self.parts.unembedding):
-            for rows in weight_of(self.parts.unembedding).detach().split(4096):
-                digest.update(rows.to("cpu", torch.float32).contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        return Identity.of(self)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode: the LM is not trained, and dropout would change every number."""
@@ -279,10 +293,13 @@ class LanguageModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or cast the LM, unless it is on several devices, offloaded or quantized."""
+        before = self.dtype
         if not self._stays:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         elif fn(torch.empty(0, dtype=self.dtype)).dtype != self.dtype:
             raise LREError(f"{self.name} is quantized or on several devices, and cannot be cast: load it in that dtype")
+        if self.dtype != before:
+            self.__dict__.pop("identity", None)
         return self
 
     def check_layers(self, layers: Iterable[Layer] | None) -> tuple[Layer, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class Loading:
         gguf_file: Name of the GGUF file in a folder or a repository on the hub that has several or other files. The
             weights are dequantized into `dtype`.
         revision: Branch, tag or commit on the hub.
+        adapter: Folder or hub name of a PEFT adapter, such as a LoRA (needs peft). It is merged into the weights in
+            `dtype`: 16 bits round what it adds.
         trust_remote_code: Run code that comes with the LM.
         chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; memory grows with it. If
             None, it is chosen to fit the LM's devices.
@@ -71,6 +74,7 @@ class Loading:
     quantization: Quantization | None = option()
     gguf_file: str | None = option()
     revision: str | None = option()
+    adapter: str | None = option()
     trust_remote_code: bool = option(False, harmless=True, explicit=True)
     chunk_size: int | None = option(harmless=True)
 
@@ -93,6 +97,11 @@ class Loading:
             check_number("chunk_size", self.chunk_size, 1)
         if self.tensor_parallel is not None:
             check_number("tensor_parallel", self.tensor_parallel, 1)
+        if self.adapter is not None and self.quantization is not None:
+            raise LREError(
+                f"quantized weights, {self.quantization}, cannot take in an adapter: merge it, save the LM, and load "
+                "that quantized"
+            )
         for name in ("device_map", "quantization"):
             if self.shared and getattr(self, name) is not None:
                 raise LREError(
@@ -123,14 +132,33 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
             whole = isinstance(loading.device_map, str) and loading.device_map not in STRATEGIES
             given["device_map"] = {"": loading.device_map} if whole else loading.device_map
         with bars_where_seen():
+            model: PreTrainedModel
             if gguf_file is None:
-                return AutoModelForCausalLM.from_pretrained(path, **given)
-            return _load_gguf(path, gguf_file, given)
+                model = AutoModelForCausalLM.from_pretrained(path, **given)
+            else:
+                model = _load_gguf(path, gguf_file, given)
     except Exception as error:  # of a hub, a config, a file of weights, a device
         where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
         raise LREError(
             f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {why_not(error, gguf_file)}"
         ) from error
+    return model if loading.adapter is None else merge_adapter(model, loading.adapter, name_or_path)
+
+
+def merge_adapter(model: PreTrainedModel, adapter: str, name: str) -> PreTrainedModel:
+    """Merge a PEFT adapter, from a folder or the hub, into the weights of an LM called `name`."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise LREError("an adapter needs peft: pip install 'lre-lightning[adapters]'") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            tuned: Any = PeftModel.from_pretrained(model, adapter)
+        return cast("PreTrainedModel", tuned.merge_and_unload())
+    except Exception as error:  # of a hub, a config, a file of weights, a kind of adapter that changes no weights
+        why = " ".join(str(error).split())[:300]
+        raise LREError(f"the adapter {adapter!r} cannot be merged into {name!r}: {why}") from error
 
 
 @contextmanager

@@ -6,9 +6,10 @@ samples and leaves the others zero.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
@@ -19,6 +20,8 @@ from lre_lightning.errors import LREError, first_line
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,14 @@ def without_wrapper(strategy: Strategy, module: LightningModule) -> None:
     overridden["configure_ddp"] = configure_ddp
 
 
-def check_alike(strategy: Strategy, processes: Processes, what: str, digest: str) -> None:
-    """Check that `digest`, which identifies `what`, is the same in all processes; the error is raised in all."""
+def check_alike(
+    strategy: Strategy, processes: Processes, what: str, mine: T, same: Callable[[T, T], bool] = operator.eq
+) -> None:
+    """Check that `mine`, which identifies `what`, is the same in all processes; the error is raised in all."""
     count = processes.count * processes.members
     if count == 1:
         return
-    (differing,) = replace(processes, member=0).sum(torch.tensor([strategy.broadcast(digest) != digest]).long())
+    (differing,) = replace(processes, member=0).sum(torch.tensor([not same(strategy.broadcast(mine), mine)]).long())
     if differing.item():
         raise LREError(
             f"{what} on {differing.item()} of {count} processes differ from the first: give all of them the "

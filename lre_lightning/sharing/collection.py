@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from lre_lightning.demo import COLLECTIONS
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.lre.origin import check_origin
+from lre_lightning.models.identity import Identity
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import Records, read_records
 from lre_lightning.sharing.index import CARD, INDEX, RECORDS, Index, index_of_run, part_of
@@ -136,16 +138,27 @@ class LRECollection(Mapping[TrialKey, LRE]):
         return revision
 
     @property
-    def fingerprint(self) -> str:
-        """`LanguageModel.fingerprint` of the LM."""
-        return str(self.index.origin["fingerprint"])
+    def identity(self) -> Identity:
+        """What the LM computes, `LanguageModel.identity`."""
+        return self.index.identity
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the LM that it names may be loaded: one of this package, or that of a run's own folder."""
+        own = isinstance(self.place, Folder) and not (self.place.path / INDEX).exists()
+        return own or (self.model in COLLECTIONS and not self.index.origin["adapter"])
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the LM is loaded: the options of `LREModule` by their dotted names."""
+        """How the LM is loaded: the options of `LREModule` by their dotted names, only the dtype if not `trusted`.
+
+        Others may have written the index, which must not choose what is downloaded and run.
+        """
         dtype = part_of(self.index.made, "config", "model", "loading").get("dtype")
         options = {"name_or_path": self.model, "loading.revision": self.revision, "loading.dtype": dtype}
-        return {name: value for name, value in options.items() if isinstance(value, str)}
+        options["loading.adapter"] = self.index.origin["adapter"]
+        chosen = options if self.trusted else {"loading.dtype": dtype}
+        return {name: value for name, value in chosen.items() if isinstance(value, str)}
 
     @cached_property
     def records(self) -> Records:

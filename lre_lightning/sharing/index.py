@@ -15,6 +15,7 @@ from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import CheckedRank, Layer
 from lre_lightning.lre.files import checked_metadata
 from lre_lightning.lre.lre import LRE
+from lre_lightning.models.identity import Identity
 from lre_lightning.records.files import read_records
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import check_plain, listing, mapping, number, shown, text
@@ -131,10 +132,9 @@ class Index:
     def __post_init__(self) -> None:
         if not self.entries:
             raise LREError("there is no LRE in it")
-        fingerprints = sorted({str(entry.metadata["origin"]["fingerprint"])[:12] for entry in self.entries.values()})
-        if len(fingerprints) > 1:
-            some = ", ".join(fingerprints[:3])
-            raise LREError(f"its LREs are of several LMs (fingerprints {some}), and must be of one")
+        for (relation, trial), entry in self.entries.items():
+            if not self.identity.fits(Identity(**entry.metadata["origin"]["identity"])):
+                raise LREError(f"its LREs must be of one LM, and that of {relation!r}, trial {trial}, is of another")
 
     @classmethod
     def of(cls, entries: Iterable[Entry], made: Mapping[str, Any]) -> Self:
@@ -150,6 +150,11 @@ class Index:
         """The origin of the first LRE, whose LM is that of all."""
         origin: Mapping[str, Any] = next(iter(self.entries.values())).metadata["origin"]
         return origin
+
+    @property
+    def identity(self) -> Identity:
+        """What the LM computes, `LanguageModel.identity`."""
+        return Identity(**self.origin["identity"])
 
     def write(self, folder: Path) -> None:
         """Write the index into a folder, atomically."""

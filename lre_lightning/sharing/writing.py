@@ -108,7 +108,7 @@ def _check_folder(folder: Path, collection: LRECollection) -> None:
     own = isinstance(source, Folder) and source.path.resolve() == folder.resolve()
     if own or ((folder / RECORDS).exists() and not index.exists()):
         raise LREError(f"{str(folder)!r} has the LREs of a run, or those to be saved: give another folder")
-    if index.exists() and Index.read(index).origin["fingerprint"] != collection.fingerprint:
+    if index.exists() and not Index.read(index).identity.fits(collection.index.identity):
         raise LREError(f"{str(folder)!r} has a collection of another LM: give another folder")
     check_writable(folder)
 

@@ -70,7 +70,7 @@ class Foreign(L.LightningModule):
 
     def random_lre(self, relation, trial):
         weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(trial))
-        return LRE(weight, torch.zeros(WIDTH), 0, Origin("toy", self.lm.fingerprint, relation, trial=trial))
+        return LRE(weight, torch.zeros(WIDTH), 0, Origin("toy", self.lm.identity, relation, trial=trial))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.parameters(), 0.01)

@@ -9,6 +9,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.training.bank import LREStore
 from tests.helpers.command import QUIET, lre
+from tests.helpers.identities import SOME
 
 
 def edit(fitted, *args):
@@ -34,7 +35,7 @@ def test_an_edit_without_its_relation_is_one_clear_error(fitted, capsys):
 
 def test_the_relation_is_found_by_the_form_of_the_prompt():
     def lre(relation, trial, template):
-        return LRE(torch.eye(2), torch.zeros(2), 0, Origin("toy", "", relation, trial=trial, template=template))
+        return LRE(torch.eye(2), torch.zeros(2), 0, Origin("toy", SOME, relation, trial=trial, template=template))
 
     templates = {"capital": "The capital of {} is", "city": "The {} is", "language": "People in {} speak"}
     lres = LREStore()

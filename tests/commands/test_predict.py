@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from lre_lightning.commands.explore import explorer_of_collection
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import read_lenses
+from lre_lightning.models import language_model
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import tokenize_text
@@ -183,6 +185,24 @@ def test_lres_of_another_run_come_with_its_lm(fitted, tmp_path, capsys):
     assert [row["answer_1"] for row in csv_rows(tmp_path / "a.csv")] == [OBJECTS[6 % 4]] * 2
     assert lre("predict", *options, "--model.name_or_path=demo") == 2
     assert "the LRE of 'half colour' was estimated from" in capsys.readouterr().err
+
+
+def test_the_lm_of_a_strangers_collection_is_loaded_if_it_is_named(fitted, tmp_path, monkeypatch, capsys):
+    LRECollection.from_pretrained(fitted / "run").save(tmp_path / "lres")
+    loaded, real = [], language_model.load_model
+    monkeypatch.setattr(language_model, "load_model", lambda name, loading: loaded.append(name) or real(name, loading))
+    options = [*QUIET, f"--trainer.default_root_dir={tmp_path}", "thing6", f"--table={tmp_path / 'a.csv'}"]
+    options.append(f"--lres={tmp_path / 'lres'}")
+    name = str(fitted / "model")
+    assert lre("predict", *options) == 2
+    said = "says that its LM is 'model', which is not loaded on its word: name the LM yourself, --model.name_or_path"
+    assert said in capsys.readouterr().err
+    with pytest.raises(LREError, match="name the LM yourself, --other_model"):
+        explorer_of_collection(str(tmp_path / "lres"), torch.device("cpu"))
+    assert loaded == []
+    assert lre("predict", *options, f"--model.name_or_path={name}") == 0
+    assert loaded == [name]
+    assert explorer_of_collection(str(tmp_path / "lres"), torch.device("cpu"), name).lm.name == name
 
 
 def test_from_python_predictions_are_the_lenses(fitted, tmp_path):

@@ -25,6 +25,7 @@ from lre_lightning.prompts import trials
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.relations.relation import Sample
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import WIDTH, plain_output, tiny_model, widen_casts
 
 OPTIONS = ConceptOptions(layer=1, rank=6, object_layer=4, object_tokens="mean", jacobians=2, magnitude=0.4)
@@ -290,12 +291,12 @@ def test_estimate_predict_and_steer(lm, tmp_path, monkeypatch):
         Concepts.load(tmp_path / "c.safetensors", LanguageModel(tiny_model("gpt2")))
 
 
-TOY = Concepts(("a", "b"), torch.eye(2), 0, 1, 1, "first", Origin("toy", "0", "letters"))
+TOY = Concepts(("a", "b"), torch.eye(2), 0, 1, 1, "first", Origin("toy", SOME, "letters"))
 
 
 def test_mistakes():
     lm = LanguageModel(tiny_model("gpt2"))
-    narrow = replace(TOY, origin=replace(TOY.origin, fingerprint=lm.fingerprint))
+    narrow = replace(TOY, origin=replace(TOY.origin, identity=lm.identity))
     for call, message in (
         (lambda: TOY["c"], "there is no concept of 'c' in 'letters'; there are those of 'a', 'b'"),
         (lambda: TOY.predict(["x"]), "has no LM to run"),

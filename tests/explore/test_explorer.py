@@ -20,6 +20,7 @@ from lre_lightning.lre.origin import Origin
 from tests.explore.conftest import RELATIONS
 from tests.helpers.command import QUIET, lre
 from tests.helpers.hostile import STRINGS
+from tests.helpers.identities import ANOTHER
 from tests.helpers.toy import write_toy_model
 
 TEXT = "The capital of Kenya is not that of South Korea or Peru"
@@ -91,7 +92,7 @@ def test_a_quiet_lens_says_where_it_says_nothing(explorer):
 def test_concepts_are_a_lens_of_objects_and_cosines(explorer):
     lm = explorer.lm
     vectors = torch.nn.functional.normalize(torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(1)))
-    origin = Origin("demo", lm.fingerprint, "country capital city")
+    origin = Origin("demo", lm.identity, "country capital city")
     concepts = Concepts(("Rome", "Lima", "Oslo"), vectors, 2, 4, 5, "first", origin)
     made = Explorer(lm, explorer._lres, RELATIONS, {}, None, [concepts])
     name = "country capital city (concepts)"
@@ -108,7 +109,7 @@ def test_concepts_are_a_lens_of_objects_and_cosines(explorer):
     assert words_of(grid)[4][2][0] == concepts.objects[int(cosines[4, 2].argmax())]
     torch.testing.assert_close(torch.tensor(grid["pinned"]["values"]), cosines[..., 1], rtol=0.006, atol=1e-5)
     assert found["edit"]["relation"] == "country capital city"
-    other = replace(concepts, origin=replace(origin, fingerprint="other"))
+    other = replace(concepts, origin=replace(origin, identity=ANOTHER))
     with pytest.raises(LREError, match="was estimated from"):
         Explorer(lm, explorer._lres, RELATIONS, {}, None, [other])
 
@@ -242,10 +243,10 @@ def test_the_command_serves_what_is_asked_for(explorer, monkeypatch, tmp_path, c
     served = []
     monkeypatch.setattr("lre_lightning.commands.explore.serve", lambda *given: served.append(given))
     run = ["explore", *QUIET, f"--trainer.default_root_dir={tmp_path}", "--port=0"]
-    lm, origin = explorer.lm, Origin("demo", explorer.lm.fingerprint, "person sport")
-    for name, fingerprint in (("own", lm.fingerprint), ("other", "other")):
+    lm, origin = explorer.lm, Origin("demo", explorer.lm.identity, "person sport")
+    for name, identity in (("own", lm.identity), ("other", ANOTHER)):
         concepts = Concepts(("a", "b"), torch.eye(2, lm.hidden_size), 2, 4, 5, "first", origin)
-        replace(concepts, origin=replace(origin, fingerprint=fingerprint)).save(
+        replace(concepts, origin=replace(origin, identity=identity)).save(
             tmp_path / "concepts" / name / "trial0.safetensors"
         )
     chosen = "--data.relations=[country capital city, person sport]"

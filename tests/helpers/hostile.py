@@ -146,9 +146,9 @@ def changed_at(data, path, kind, value):
     return value
 
 
-def an_lre(fingerprint, trial=0, **origin):
+def an_lre(identity, trial=0, **origin):
     """An LRE of random numbers, of the toy's LM."""
-    where = {"model": "toy", "fingerprint": fingerprint, "relation": "thing colour", "train": (("sky", "blue"),)}
+    where = {"model": "toy", "identity": identity, "relation": "thing colour", "train": (("sky", "blue"),)}
     generator = torch.Generator().manual_seed(trial)
     tensors = torch.randn(WIDTH, WIDTH, generator=generator), torch.randn(WIDTH, generator=generator)
     return LRE(*tensors, 1, Origin(**{**where, "trial": trial, **origin}), 2.0, 4)

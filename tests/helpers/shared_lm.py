@@ -36,7 +36,7 @@ def compare(folder):
         products = (batch_of(one).products(lm.layers[0], vectors, product) for one in (lm, whole))
         errors[product.__name__] = error(*products)
     held, total = (sum(weight.nbytes for weight in one.parameters()) for one in (lm, whole))
-    return {**errors, "held": held / total, "same": lm.fingerprint == whole.fingerprint, "way": lm.way == whole.way}
+    return {**errors, "held": held / total, "same": lm.identity == whole.identity, "way": lm.way == whole.way}
 
 
 def use():

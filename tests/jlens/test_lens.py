@@ -15,6 +15,7 @@ from lre_lightning.jlens.files import LensOrigin
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.hostile import PLAIN, SPOILS, changed, little_memory, outcome, recipes, spoiled, tried
+from tests.helpers.identities import ANOTHER, SOME
 from tests.helpers.toy import WIDTH, toy_model
 
 TOY = LanguageModel(toy_model(), name="toy")
@@ -25,7 +26,7 @@ def a_lens(seed=0, count=3, texts=("a",), layers=TOY.layers):
     generator = torch.Generator().manual_seed(seed)
     jacobians = {layer: torch.randn(WIDTH, WIDTH, generator=generator) for layer in layers}
     squares = {layer: 300.0 * (i + 1) * count for i, layer in enumerate(layers)}
-    return JacobianLens(jacobians, count, squares, LensOrigin("toy", TOY.fingerprint, None, AVERAGING, texts))
+    return JacobianLens(jacobians, count, squares, LensOrigin("toy", TOY.identity, None, AVERAGING, texts))
 
 
 def test_it_is_applied_and_decoded():
@@ -42,7 +43,7 @@ def test_a_merge_is_the_lens_of_all_texts():
 
     def of(some, texts):
         squares = {0: float(some.square().sum())}
-        return JacobianLens({0: some.mean(0)}, len(some), squares, LensOrigin("toy", "x", None, AVERAGING, texts))
+        return JacobianLens({0: some.mean(0)}, len(some), squares, LensOrigin("toy", SOME, None, AVERAGING, texts))
 
     merged, whole = JacobianLens.merge([of(each[:2], ("a",)), of(each[2:], ("b",))]), of(each, ("a", "b"))
     torch.testing.assert_close(merged.jacobians[0], whole.jacobians[0], rtol=1e-12, atol=1e-12)
@@ -57,7 +58,7 @@ def test_a_merge_is_the_lens_of_all_texts():
         ([], "no Jacobian lens to merge"),
         ([a_lens(), a_lens(1)], "the same texts"),
         ([a_lens(), a_lens(texts=("b",), layers=[0])], "different layers"),
-        ([a_lens(), replace(a_lens(), origin=LensOrigin("toy", "y", None, AVERAGING, ("b",)))], "different LMs"),
+        ([a_lens(), replace(a_lens(), origin=LensOrigin("toy", ANOTHER, None, AVERAGING, ("b",)))], "different LMs"),
     ],
 )
 def test_what_cannot_be_merged(others, message):
@@ -96,7 +97,7 @@ def test_the_published_format(tmp_path, monkeypatch, source):
 
 def test_a_lens_of_another_lm_is_refused():
     with pytest.raises(LREError, match="was estimated from 'other'"):
-        replace(a_lens(), origin=LensOrigin("other", "f" * 64)).check_model(TOY)
+        replace(a_lens(), origin=LensOrigin("other", SOME)).check_model(TOY)
     published = replace(a_lens(), origin=None)
     published.check_model(TOY)
     with pytest.raises(LREError, match="width 3, and 'toy' 16"):

@@ -72,7 +72,7 @@ def test_a_fit_is_the_plain_estimate_and_resumes_after_any_epoch(texts, tmp_path
         ({"limit": 5}, "other texts"),
         ({"averaging": Averaging(skip=4)}, "other averaging"),
         ({"layers": [0]}, "other layers"),
-        ({"seed": 1}, "other fingerprint"),
+        ({"seed": 1}, "other hidden states of the LM"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(texts, tmp_path, changes, message):

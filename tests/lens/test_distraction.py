@@ -15,6 +15,7 @@ from lre_lightning.lens.distraction import GENERIC_LENS, LENS, LM, OTHER_LENS, l
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
+from tests.helpers.identities import ANOTHER
 from tests.helpers.options import nested
 from tests.helpers.relations import write
 from tests.helpers.tiny_models import WIDTH, tiny_model
@@ -58,7 +59,7 @@ def lres_of(lm, data, layers):
         trial = data.trial(index)
         train = tuple((sample.subject, sample.object) for sample in trial.train)
         name, template = trial.relation.name, trial.relation.template
-        origin = Origin(lm.name, lm.fingerprint, name, trial=trial.number, template=template, train=train)
+        origin = Origin(lm.name, lm.identity, name, trial=trial.number, template=template, train=train)
         weight, bias = (torch.randn(*shape, generator=generator) for shape in ((WIDTH, WIDTH), (WIDTH,)))
         lres[name, trial.number] = LRE(weight, bias, layers[index % len(layers)], origin, beta=0.5)
     return lres
@@ -153,7 +154,7 @@ def test_lres_of_other_trials_prompts_or_lms_are_refused(tmp_path):
     other = LanguageModel(tiny_model("gpt2", seed=1))
     with pytest.raises(LREError, match="was estimated from 'tiny'"):
         latent_knowledge(other, data, lres)
-    origin = replace(lres["relation 0", 0].origin, fingerprint="another", relation="other")
+    origin = replace(lres["relation 0", 0].origin, identity=ANOTHER, relation="other")
     control = replace(lres["relation 0", 0], origin=origin)
     with pytest.raises(LREError, match="was estimated from 'tiny'"):
         latent_knowledge(lm, data, {**lres, ("other", 0): control})

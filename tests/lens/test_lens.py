@@ -41,7 +41,7 @@ def random_lre(lm, relation, seed, beta=1.0, layer=1):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(lm.hidden_size, lm.hidden_size, generator=generator, dtype=torch.float64)
     bias = torch.randn(lm.hidden_size, generator=generator, dtype=torch.float64)
-    return LRE(weight, bias, layer, Origin("tiny", lm.fingerprint, relation), beta)
+    return LRE(weight, bias, layer, Origin("tiny", lm.identity, relation), beta)
 
 
 def hidden_states(model, blocks):

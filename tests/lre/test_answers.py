@@ -108,7 +108,7 @@ def test_an_lre_needs_its_lm_and_its_prompts(lm, lre, tmp_path):
     with pytest.raises(LREError, match=r"'country capital city' has no LM to run: give it one, \.bind\(lm\)"):
         unbound.predict("Canada")
     with pytest.raises(LREError, match="does not say which prompts"):
-        replace(lre, origin=Origin("demo", lm.fingerprint, "r")).predict("Canada")
+        replace(lre, origin=Origin("demo", lm.identity, "r")).predict("Canada")
     with pytest.raises(LREError, match="top_k 0 is out of range: it must be 1 to"):
         lre.predict("Canada", 0)
 

@@ -16,7 +16,7 @@ from tests.helpers.hostile import PLAIN, SPOILS, an_lre, changed, little_memory,
 from tests.helpers.toy import WIDTH, toy_model
 
 TOY = LanguageModel(toy_model(), name="toy")
-LRE_OF_TOY = an_lre(TOY.fingerprint)
+LRE_OF_TOY = an_lre(TOY.identity)
 
 
 def of_parts(header, tensors, size=0):

@@ -11,6 +11,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import WIDTH, tiny_model
 
 HIDDEN = 12
@@ -19,7 +20,7 @@ HIDDEN = 12
 def random_lre(seed=0, **changes):
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(HIDDEN, HIDDEN, generator=generator), torch.randn(HIDDEN, generator=generator)
-    origin = Origin("toy", "abc", "capital", "main", "factual", 2, "{} is", (("a", "b"), ("c", "d")))
+    origin = Origin("toy", SOME, "capital", "main", None, "factual", 2, "{} is", (("a", "b"), ("c", "d")))
     return LRE(weight, bias, **{"layer": 3, "origin": origin, "beta": 2.5, "rank": 4, **changes})
 
 
@@ -40,7 +41,7 @@ def test_estimates_are_means_which_recover_an_affine_function(noise):
     estimator = estimated(examples)
     torch.testing.assert_close(estimator.weight(3), torch.stack([e.jacobian[3] for e in examples]).mean(0))
     torch.testing.assert_close(estimator.bias(3), torch.stack([e.bias(3) for e in examples]).mean(0))
-    lre = LRE(estimator.weight(3), estimator.bias(3), 3, Origin("toy", "", "r"))
+    lre = LRE(estimator.weight(3), estimator.bias(3), 3, Origin("toy", SOME, "r"))
     unseen = torch.randn(7, HIDDEN)
     assert torch.allclose(lre(unseen), unseen @ weight.T + bias, rtol=1e-4, atol=1e-4) == (noise == 0)
     assert not torch.allclose(lre(unseen, beta=2.0), unseen @ weight.T + bias, rtol=0.1)
@@ -63,7 +64,7 @@ def test_the_lre_of_one_example_is_its_taylor_expansion():
     ids = torch.arange(12) * 5 % 97
     example = prompt_jacobian(lm, ids, 8)
     estimator = estimated([example], "emb")
-    lre = LRE(estimator.weight("emb"), estimator.bias("emb"), "emb", Origin("", "", ""))
+    lre = LRE(estimator.weight("emb"), estimator.bias("emb"), "emb", Origin("", SOME, ""))
     subject = example.subject["emb"]
     torch.testing.assert_close(lre(subject), example.object, rtol=1e-9, atol=1e-9)
     step = torch.randn(WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -98,7 +99,7 @@ def test_a_file_holds_the_two_tensors_and_gives_the_same_lre(tmp_path):
 
 def test_values_that_are_not_finite_and_ranks_out_of_range_are_refused():
     with pytest.raises(LREError, match="'r' holds values that are not finite"):
-        LRE(torch.full((2, 2), float("nan")), torch.zeros(2), 0, Origin("toy", "", "r"))
+        LRE(torch.full((2, 2), float("nan")), torch.zeros(2), 0, Origin("toy", SOME, "r"))
     for rank in (0, HIDDEN + 1):
         with pytest.raises(LREError, match=f"rank {rank} is out of range: it must be 1 to {HIDDEN}"):
             random_lre(rank=rank)
@@ -107,10 +108,10 @@ def test_values_that_are_not_finite_and_ranks_out_of_range_are_refused():
 def test_an_lre_is_refused_for_another_model(tmp_path):
     lm = LanguageModel(tiny_model("gpt2", torch.float32, seed=1), name="one")
     other = LanguageModel(tiny_model("gpt2", torch.float32, seed=2), name="two")
-    lre = LRE(torch.eye(WIDTH), torch.zeros(WIDTH), 0, Origin("one", lm.fingerprint, "capital"))
+    lre = LRE(torch.eye(WIDTH), torch.zeros(WIDTH), 0, Origin("one", lm.identity, "capital"))
     lre.save(tmp_path / "lre.safetensors")
     assert LRE.load(tmp_path / "lre.safetensors", lm).decode(lm, torch.ones(WIDTH)).shape == (lm.vocab_size,)
-    with pytest.raises(LREError, match=r"'capital' was estimated from 'one' \(fingerprint .*\), not from 'two'"):
+    with pytest.raises(LREError, match=r"from 'one', and 'two' computes something else: .*differ by"):
         LRE.load(tmp_path / "lre.safetensors", other)
-    with pytest.raises(LREError, match="not from 'two'"):
+    with pytest.raises(LREError, match="and 'two' computes something else"):
         lre.decode(other, torch.ones(WIDTH))

@@ -13,6 +13,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.products import double_vjp, jvp, vjp
 from lre_lightning.runs.processes import Processes
 from tests.helpers import tiny_models
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import SHARED, WIDTH, plain_output, tiny_model, widen_casts
 from tests.lre.test_triplets import STEPS, with_values
 
@@ -85,7 +86,7 @@ def test_an_lre_without_w(tmp_path):
     lm = LanguageModel(tiny_model("gpt2"))
     operator = MatrixFree(batch_of(lm), 1)
     with torch.inference_mode():
-        lre = LRE(operator, operator.bias(), 1, Origin("toy", "", "r"), beta=1.5, rank=3)
+        lre = LRE(operator, operator.bias(), 1, Origin("toy", SOME, "r"), beta=1.5, rank=3)
         s, o, target = torch.randn(3, WIDTH, dtype=torch.float64)
         predicted, edit, cut = lre(s), lre.edit(o, target), lre.low_rank(5)(s)
     weight, bias = mean_jacobian(lm, 1)

@@ -92,7 +92,7 @@ def test_a_move_to_another_subjects_coordinates_says_its_object_also_under_gener
 def test_concepts_and_jacobian_lenses_have_coordinates():
     lm = LanguageModel(tiny_model("llama", torch.float32))
     vectors = torch.nn.functional.normalize(torch.randn(3, WIDTH))
-    concepts = Concepts(NAMES, vectors, 1, 1, 2, "first", Origin("toy", lm.fingerprint, "letters"))
+    concepts = Concepts(NAMES, vectors, 1, 1, 2, "first", Origin("toy", lm.identity, "letters"))
     states = torch.randn(2, WIDTH)
     torch.testing.assert_close(concepts.coordinates("c", "a", layers=[0, 1])(states, 0), concepts(states)[:, [2, 0]])
 

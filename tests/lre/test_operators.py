@@ -11,6 +11,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.operators import Dense, Factors
 from lre_lightning.lre.origin import Origin
+from tests.helpers.identities import SOME
 
 WIDTH, RANK = 24, 6
 
@@ -19,7 +20,7 @@ WIDTH, RANK = 24, 6
 def lre():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(WIDTH, WIDTH, generator=generator) @ torch.diag(0.7 ** torch.arange(WIDTH))
-    return LRE(weight, torch.randn(WIDTH, generator=generator), 1, Origin("toy", "", "r"), beta=1.5, rank=4)
+    return LRE(weight, torch.randn(WIDTH, generator=generator), 1, Origin("toy", SOME, "r"), beta=1.5, rank=4)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_a_file_of_factors_gives_the_same_lre(tmp_path, lre, dtype, error):
 )
 def test_files_of_such_factors_are_refused(tmp_path, change, message):
     factors = {"left": torch.ones(4, 2), "values": torch.tensor([2.0, 1.0]), "right": torch.ones(4, 2)}
-    metadata = LRE(torch.eye(4), torch.ones(4), 0, Origin("toy", "", "r")).metadata()
+    metadata = LRE(torch.eye(4), torch.ones(4), 0, Origin("toy", SOME, "r")).metadata()
     save_file({**factors, "bias": torch.ones(4), **change}, tmp_path / "x.safetensors", {"lre": json.dumps(metadata)})
     with pytest.raises(LREError, match=message):
         LRE.load(tmp_path / "x.safetensors")

@@ -10,6 +10,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin
 from lre_lightning.lre.triplets import leading_singular_triplets
+from tests.helpers.identities import SOME
 
 SIZE, COUNT = 400, 16
 STEPS = torch.arange(SIZE, dtype=torch.float64)
@@ -168,7 +169,7 @@ def test_w_keeps_its_factorization_and_makes_another_for_a_larger_rank(monkeypat
         return leading_singular_triplets(matrix, count)
 
     monkeypatch.setattr(operators, "leading_singular_triplets", noted)
-    lre = LRE(with_values(1 / (1 + torch.arange(64.0).double())), torch.zeros(64), 0, Origin("toy", "", "r"), rank=4)
+    lre = LRE(with_values(1 / (1 + torch.arange(64.0).double())), torch.zeros(64), 0, Origin("toy", SOME, "r"), rank=4)
     first = lre.operator.edits(torch.eye(64), [4, 1])
     assert first.shape == (64, 2, 64)
     lre.operator.inverse(2)

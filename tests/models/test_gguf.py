@@ -92,7 +92,7 @@ def test_an_lm_from_a_gguf_file_is_the_lm_that_was_written(file, tmp_path):
     states, expected = lm.model.state_dict(), demo.model.state_dict()
     assert states.keys() == expected.keys()
     assert all(torch.equal(states[name], expected[name]) for name in expected)
-    assert lm.fingerprint == demo.fingerprint
+    assert lm.identity == demo.identity
     text = "The capital of Canada is"
     plain = json.loads((MODEL_DIR / "tokenizer.json").read_text())
     plain["model"]["ignore_merges"] = False  # which such files cannot say
@@ -103,7 +103,7 @@ def test_an_lm_from_a_gguf_file_is_the_lm_that_was_written(file, tmp_path):
     (answer, _), *_ = LRECollection.from_pretrained("demo")["country capital city"].bind(lm).predict("Canada")
     assert answer == "Ottawa"
     lm.model.save_pretrained(tmp_path)  # a plain model: nothing is left that treats it as quantized
-    assert LanguageModel.from_pretrained(str(tmp_path)).fingerprint == demo.fingerprint
+    assert LanguageModel.from_pretrained(str(tmp_path)).identity == demo.identity
     assert lm.double().dtype == torch.float64
 
 

@@ -16,7 +16,7 @@ def test_models_and_tokenizers_come_from_the_hub_by_name_and_revision(tmp_path, 
     for seed, revision in enumerate((None, "v1")):
         lm = LanguageModel.from_pretrained("toy/lm", revision=revision)
         expected = LanguageModel.from_pretrained(str(tmp_path / "models--toy--lm" / "snapshots" / str(seed)))
-        assert (lm.name, lm.revision, lm.fingerprint) == ("toy/lm", revision, expected.fingerprint)
+        assert (lm.name, lm.revision, lm.identity) == ("toy/lm", revision, expected.identity)
         assert len(lm.tokenizer) == 32
     with pytest.raises(LREError, match="no decoder-only LM can be loaded from 'toy/lm'"):
         LanguageModel.from_pretrained("toy/lm", revision="v9")

@@ -30,7 +30,7 @@ def test_predict_is_the_argmax_of_the_logits_in_any_chunks(monkeypatch):
     assert lm.predict(hidden[:0]).shape == (0, 3)
 
 
-def test_loads_from_a_folder_in_the_given_dtype_with_the_fingerprint_of_its_weights(tmp_path):
+def test_loads_from_a_folder_in_the_given_dtype_with_the_identity_of_its_weights(tmp_path):
     model = tiny_model("llama", torch.float32, seed=1)
     model.save_pretrained(tmp_path)
     lm = LanguageModel.from_pretrained(str(tmp_path), dtype="bfloat16", attn_implementation="eager", chunk_size=3)
@@ -39,9 +39,10 @@ def test_loads_from_a_folder_in_the_given_dtype_with_the_fingerprint_of_its_weig
     assert not any(parameter.requires_grad for parameter in lm.parameters())
     lm.train()
     assert not any(module.training for module in lm.modules())
-    fingerprint = LanguageModel(model, name="another name").fingerprint
-    assert LanguageModel.from_pretrained(str(tmp_path)).fingerprint == fingerprint
-    assert LanguageModel(tiny_model("llama", torch.float32, seed=2)).fingerprint != fingerprint
+    identity = LanguageModel(model, name="another name").identity
+    assert LanguageModel.from_pretrained(str(tmp_path)).identity == identity
+    assert lm.identity.fits(identity)
+    assert not LanguageModel(tiny_model("llama", torch.float32, seed=2)).identity.fits(identity)
 
 
 @pytest.mark.parametrize(

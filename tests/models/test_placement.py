@@ -60,7 +60,7 @@ def check_equal(found, expected, **tolerance):
 
 def check_same(lm, plain, expected):
     check_equal(everything(lm), expected, rtol=1e-12, atol=1e-12)
-    assert lm.fingerprint == plain.fingerprint
+    assert lm.identity == plain.identity
     assert (lm.dtype, lm.vocab_size) == (plain.dtype, plain.vocab_size)
 
 

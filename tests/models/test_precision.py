@@ -11,6 +11,7 @@ from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 
 PROMPTS = torch.stack([torch.arange(14) * step % VOCAB for step in (11, 13, 17)])
@@ -78,7 +79,7 @@ def test_a_jacobian_too_large_for_float16_is_refused_with_advice():
 def random_lre(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(WIDTH, WIDTH, generator=generator), torch.randn(WIDTH, generator=generator)
-    return LRE(weight.to(dtype), bias.to(dtype), 0, Origin("toy", "", "r"), beta=1.3, rank=5)
+    return LRE(weight.to(dtype), bias.to(dtype), 0, Origin("toy", SOME, "r"), beta=1.3, rank=5)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -78,7 +78,7 @@ def test_a_gguf_file_equals_its_copy_in_safetensors_bit_for_bit(lm, tmp_path):
     states, expected = lm.model.state_dict(), copy.model.state_dict()
     assert states.keys() == expected.keys()
     assert all(torch.equal(states[name], expected[name]) for name in expected)
-    assert lm.fingerprint == copy.fingerprint
+    assert lm.identity == copy.identity
     prompt = "Rosa took a train from Peru to Brazil and then flew to Japan"
     assert lm.tokenizer(prompt)["input_ids"] == copy.tokenizer(prompt)["input_ids"]
     chat = [{"role": "user", "content": "Hello"}]

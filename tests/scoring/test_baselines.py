@@ -18,6 +18,7 @@ from lre_lightning.scoring.baselines import (
     translation,
     with_baselines,
 )
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import WIDTH, tiny_model
 from tests.scoring.trials import normal, prompt_of, prompts_for, state, states_of
 
@@ -92,7 +93,7 @@ def test_zero_shot_counts_are_those_of_a_plain_loop():
     prompts = prompts_for(lm, 24)
     examples = example_states(lm, prompts[4:9], LAYERS)
     weights = torch.eye(WIDTH, dtype=torch.float64) + normal(3, WIDTH, WIDTH, seed=7) / 10
-    lres = {layer: LRE(w, w[0], layer, Origin("", "", "")) for layer, w in zip(LAYERS, weights, strict=True)}
+    lres = {layer: LRE(w, w[0], layer, Origin("", SOME, "")) for layer, w in zip(LAYERS, weights, strict=True)}
     states = states_of(lm, prompts, LAYERS, size=10, alone=[subject_alone(prompt) for prompt in prompts])
     record = with_baselines(BLANK, states, lres, examples)
     objects = torch.stack([state(lm, prompt, 2, -1) for prompt in prompts[4:9]])

@@ -16,6 +16,7 @@ from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.cross import CONTROLS, cross_scores
 from lre_lightning.scoring.derived import Derivation, derivations, derive
 from lre_lightning.scoring.states import draw_key, draw_targets
+from tests.helpers.identities import SOME
 from tests.helpers.toy import toy_model, toy_tokenizer, with_affine_blocks
 from tests.scoring.trials import pinv
 
@@ -84,7 +85,7 @@ def test_the_factor_and_b_are_those_of_least_squares(exact):
     inverse = pinv(first, rank)
     states = {layer: draw.normal(size=(8, WIDTH)) for layer in (0, 1)}
     lres = {
-        name: LRE(torch.tensor(weight), torch.zeros(WIDTH).double(), layer, Origin("toy", "", name), 7.0, own_rank)
+        name: LRE(torch.tensor(weight), torch.zeros(WIDTH).double(), layer, Origin("toy", SOME, name), 7.0, own_rank)
         for name, weight, layer, own_rank in (("a", first, 0, rank), ("b", other, 1, 3), ("c", other, 1, 4))
     }
     for derivation, weight, layer, own_rank in (

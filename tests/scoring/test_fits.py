@@ -21,6 +21,7 @@ from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
+from tests.helpers.identities import SOME
 from tests.helpers.toy import WIDTH
 from tests.scoring.trials import edits_of, pinv
 from tests.training.test_module import trainer_of
@@ -38,7 +39,7 @@ NOT_MEASURED = {
     "line_integrals": (),
     "whole_objects": {},
 }
-NOWHERE = Origin("", "", "")
+NOWHERE = Origin("", SOME, "")
 SCORED = [(name, trial) for name in ("half colour", "thing colour") for trial in (0, 1)]
 
 

@@ -12,6 +12,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.line_integrals import line_integrals, with_line_integrals
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import WIDTH, batch_of, plain_output, tiny_model, widen_casts
 from tests.scoring.trials import normal, prompts_for, states_of
 
@@ -23,7 +24,7 @@ SUBJECTS = [5, 4, 5, 5, 4]
 
 def lre_of(weight, layer):
     """Neither its bias nor its beta may have a part in any of this."""
-    return LRE(weight, normal(len(weight), seed=9), layer, Origin("", "", ""), beta=3.0)
+    return LRE(weight, normal(len(weight), seed=9), layer, Origin("", SOME, ""), beta=3.0)
 
 
 def runs_of(lm):

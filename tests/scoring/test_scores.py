@@ -22,6 +22,7 @@ from lre_lightning.scoring.scores import (
     with_majority,
 )
 from lre_lightning.scoring.states import TrialStates, draw_key, draw_targets, knows
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
 from tests.scoring.trials import answer, normal, prompts_for, state, states_of, trial_of
 
@@ -37,7 +38,7 @@ def lm():
 @pytest.fixture(scope="module")
 def lres():
     tensors = ((normal(WIDTH, WIDTH, seed=seed), normal(WIDTH, seed=10 + seed)) for seed in range(3))
-    return {layer: LRE(*pair, layer, Origin("", "", "")) for layer, pair in zip(LAYERS, tensors, strict=True)}
+    return {layer: LRE(*pair, layer, Origin("", SOME, "")) for layer, pair in zip(LAYERS, tensors, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_the_grid_is_that_of_plain_loops(lm, prompts, monkeypatch):
     estimator = LREEstimator(LAYERS)
     for prompt in prompts[2:5]:
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
-    lres = {layer: LRE(weight, bias, layer, Origin("", "", "")) for layer, weight, bias in estimator.means()}
+    lres = {layer: LRE(weight, bias, layer, Origin("", SOME, "")) for layer, weight, bias in estimator.means()}
     targets = targets_of(prompts)
     said, edited = torch.zeros(2, 10, len(LAYERS), 3, dtype=torch.long)
     for row, prompt in enumerate(prompts[2:]):

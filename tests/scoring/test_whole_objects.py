@@ -14,6 +14,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.states import draw_targets
 from lre_lightning.scoring.whole_objects import with_whole_objects
+from tests.helpers.identities import SOME
 from tests.helpers.tiny_models import VOCAB, plain_output, tiny_model
 from tests.scoring.trials import prompt_of, state, states_of
 
@@ -67,7 +68,7 @@ def lre_of(lm, prompts):
     for prompt in prompts[4:8]:
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [LAYER]))
     ((layer, weight, bias),) = estimator.means()
-    return LRE(weight, bias, layer, Origin("", "", ""))
+    return LRE(weight, bias, layer, Origin("", SOME, ""))
 
 
 def record_of():

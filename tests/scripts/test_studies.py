@@ -13,6 +13,7 @@ from lre_lightning.lre.origin import Origin
 from lre_lightning.relations.relation import Relation, Sample
 from scripts.studies import calibration, components, objects, probes
 from scripts.studies.common import Setting, drawn
+from tests.helpers.identities import SOME
 from tests.helpers.toy import random_toy
 
 RELATIONS, WIDTH = 6, 12
@@ -81,7 +82,7 @@ def test_the_largest_forms_within_a_share_are_chosen():
 
 
 def lre_of(weight, **options):
-    return LRE(weight, draws(len(weight), seed=5), 0, Origin("toy", "", "colour"), **options)
+    return LRE(weight, draws(len(weight), seed=5), 0, Origin("toy", SOME, "colour"), **options)
 
 
 def test_another_W_maps_the_mean_subject_to_what_it_was_mapped_to():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 
 from lre_lightning.demo import COLLECTIONS
@@ -34,7 +35,7 @@ def test_a_collection_has_the_lres_and_records_of_its_run(fit, run, tmp_path):
             assert lre.metadata() == module.lres[key].metadata()
             assert collection.index.entries[key].scores == module.records[key].chosen_scores
         assert collection.records == read_records(root)
-        assert (collection.model, collection.fingerprint) == ("toys/affine", module.lm.fingerprint)
+        assert (collection.model, collection.identity) == ("toys/affine", module.lm.identity)
         assert collection[COLOUR].origin.trial == 0
         assert collection.path((COLOUR, 2)).name == "trial2.safetensors"
         assert repr(collection).startswith("LRECollection(6 LREs of 2 relations of 'toys/affine', folder ")
@@ -219,7 +220,7 @@ def test_the_card_says_what_the_hub_filters_by_and_its_example_runs(fit, run, sc
     losses = ", ".join(f"{value:.2f}" for value in entry.loss)
     row = f"| thing colour | factual | 0 | 2 | 1.0 | rank 2, float16 | {shown} | {losses} |"
     assert row in card.text
-    assert f"`{collection.fingerprint}` when it is loaded in float32" in card.text
+    assert f"under transformers\n{transformers.__version__} and torch" in card.text
     assert "n_shot: 3" in card.text
     assert "The data: CC0." in card.text
     assert str(fit[2]) not in card.text  # nor any other path of this machine, but that of the example

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ from lre_lightning.sharing.index import Index, digest_of_file
 from lre_lightning.sharing.smaller import Form
 from lre_lightning.storage.tensors import write_tensors
 from tests.helpers.hostile import PLAIN, changed, little_memory, nested, outcome, recipes, tried
+from tests.helpers.identities import ANOTHER
 
 COLOUR = "thing colour"
 
@@ -107,7 +108,10 @@ HARMED = {
     "scores above 1": (set_entry(scores=[2, 0]), "scores.0. must be a number of -1 to 1, not 2"),
     "scores below 0": (set_entry(scores=[-1, 0]), "scores.0. must be a number of 0 to 1, not -1"),
     "one score": (set_entry(scores=[1]), "scores has 1 entries, too few"),
-    "two LMs": (set_origin(fingerprint="0" * 64), "its LREs are of several LMs"),
+    "two LMs": (set_origin(identity=asdict(ANOTHER)), "its LREs must be of one LM"),
+    "no identity": (set_origin(identity={**asdict(ANOTHER), "numbers": "AAAA"}), "must be 72 finite numbers"),
+    "a large identity": (set_origin(identity={**asdict(ANOTHER), "blocks": -1}), "identity.blocks"),
+    "an unknown dtype": (set_origin(identity={**asdict(ANOTHER), "dtype": "int8"}), "identity.dtype must be"),
     "a later format": (set_index(format="lre-lightning collection 2"), "its format is 'lre-lightning collection 2'"),
     "no LRE": (set_index(lres=[]), "there is no LRE in it"),
     "deep data in how it was made": (set_index(made={"a": nested(1, 8, 1)}), "more than 8 deep"),
@@ -133,7 +137,7 @@ def test_a_harmed_collection_is_one_clear_error(saved, kind):
 
 def test_a_collection_is_refused_by_another_lm(run):
     entries = [
-        replace(one, metadata=one.metadata | {"origin": one.metadata["origin"] | {"fingerprint": "0" * 64}})
+        replace(one, metadata=one.metadata | {"origin": one.metadata["origin"] | {"identity": asdict(ANOTHER)}})
         for one in run.index.entries.values()
     ]
     lm, other = LanguageModel.from_pretrained("demo"), LRECollection(run.place, Index.of(entries, {}))

@@ -10,10 +10,11 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.training.bank import LREBank, file_of
+from tests.helpers.identities import SOME
 
 
 def lre_of(trial=0):
-    origin = Origin("toy", "abc", "thing colour", trial=trial, train=(("sky", "blue"),))
+    origin = Origin("toy", SOME, "thing colour", trial=trial, train=(("sky", "blue"),))
     return LRE(torch.eye(3), torch.ones(3), 1, origin, rank=2)
 
 

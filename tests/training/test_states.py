@@ -23,7 +23,7 @@ def module():
 
 def test_weights_of_an_lm_in_a_state_are_not_loaded(module):
     bank = LREBank()
-    bank.lres["thing colour", 0] = an_lre(TOY.fingerprint)
+    bank.lres["thing colour", 0] = an_lre(TOY.identity)
     state = {STATE: bank.get_extra_state()}
     weight = module.lm.model.lm_head.weight
     before = weight.clone()
@@ -36,7 +36,7 @@ def test_weights_of_an_lm_in_a_state_are_not_loaded(module):
 
 
 def test_an_lre_of_another_width_or_layer_is_refused(module):
-    lre = an_lre(TOY.fingerprint)
+    lre = an_lre(TOY.identity)
     narrow = replace(lre, weight=torch.eye(2), bias=torch.ones(2), rank=None)
     for kept, message in ((narrow, "has the width 2, and 'toy' 16"), (replace(lre, layer=LAYERS), "layer 2 is out of")):
         bank = LREBank()
