@@ -14,7 +14,7 @@ from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import LensGrid, TextStates, with_mentions
+from lre_lightning.lens.lens import LensGrid, TextStates, start_of, with_mentions
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.lens import Lens, LogitLens
@@ -105,6 +105,7 @@ class Explorer:
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         origins = origins_of(lres)
+        self._start = start_of(lm, lm.tokenizer, origins.values(), jacobian_lens)
         self._origins = {name: origins[name] for name in self._keys}
         self._subjects = Subjects(self._origins, subjects)
         self._kept: OrderedDict[str, LRE] = OrderedDict()
@@ -138,7 +139,7 @@ class Explorer:
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
-        states = TextStates.of(self.lm, self.lm.tokenizer, text)
+        states = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
         found = {name: relations.get(relation, Found([]))} if relation in self._origins else relations
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
         (lens,) = with_mentions([lens], self.lm.tokenizer, found)

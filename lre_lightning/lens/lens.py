@@ -6,7 +6,7 @@ place of the LRE this is the logit lens, and with J of each layer the Jacobian l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.answers import check_top_k, distributions
 from lre_lightning.lre.lens import JACOBIAN_LENS, Lens, LogitLens, RelationLens
 from lre_lightning.lre.lre import LRE, first_trials
+from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.tokenizer import token_text
+from lre_lightning.models.tokenizer import StartToken, token_text
 from lre_lightning.prompts.prompt import tokenize_text
 from lre_lightning.prompts.texts import Text
 from lre_lightning.prompts.tokenization import tokenize
@@ -155,7 +156,7 @@ def read_lenses(
     Args:
         lm: The LM that the LREs were estimated from.
         tokenizer: Its tokenizer.
-        text: The text; the start token is put in front.
+        text: The text; the start token of the LREs' prompts is put in front.
         lres: LREs by relation and trial.
         relations: The relations to show, in this order; those without an LRE are left out. All if None.
         top_k: Number of tokens to keep for each hidden state.
@@ -172,14 +173,16 @@ def read_lenses(
             or a layer is out of range, `likenesses` are of other layers, or logits are not finite.
     """
     check_top_k(lm, top_k)
-    states = TextStates.of(lm, tokenizer, text, layers)
-    if likenesses is not None and likenesses.layers != states.layers:
-        raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]
+    first = {name: lres[name, trials[name]] for name in names[:1]}
+    start = start_of(lm, tokenizer, (lre.origin for lre in first.values()), jacobian_lens)
+    states = TextStates.of(lm, tokenizer, text, layers, start)
+    if likenesses is not None and likenesses.layers != states.layers:
+        raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     grids, origins = [], {}
     for name in names:
-        lre = lres[name, trials[name]]
+        lre = first.get(name) or lres[name, trials[name]]
         origins[name] = lre.origin
         grids.append(states.grid(lre, top_k, likeness=None if likenesses is None else likenesses.get(name)))
     generic = [jacobian_lens, LogitLens()] if jacobian_lens is not None else [LogitLens()]
@@ -216,16 +219,22 @@ class TextStates:
         tokenizer: PreTrainedTokenizerBase,
         text: str,
         layers: Sequence[Layer] | None = None,
+        start_token: StartToken | None = None,
     ) -> Self:
         """Run a text, with the start token in front, and keep its hidden states at some layers, or all if None.
+
+        The start token is that of the LM if None.
 
         Raises:
             LREError: If the text is empty or too long, or a layer is out of range.
         """
-        ids, chosen = check_text(lm, tokenizer, text, 1, layers)
+        chosen = lm.check_layers(layers)
+        tokens, first = tokenize_text(tokenizer, text, start_token or lm.start_with(tokenizer))
+        ids = torch.tensor([tokens])
+        lm.check_ids(ids)
         states = lm.hidden_states(ids.to(lm.device), chosen)
-        hidden = torch.stack([states[layer][0, 1:].to(lm.device) for layer in chosen])
-        return cls(lm, tokenizer, text, ids[0, 1:], chosen, hidden)
+        hidden = torch.stack([states[layer][0, first:].to(lm.device) for layer in chosen])
+        return cls(lm, tokenizer, text, ids[0, first:], chosen, hidden)
 
     @property
     def tokens(self) -> list[str]:
@@ -336,16 +345,31 @@ def check_text(
     text: str,
     top_k: int,
     layers: Sequence[Layer] | None,
-) -> tuple[Tensor, tuple[Layer, ...]]:
-    """Check all that `read_lenses` needs besides LREs, without running the LM.
-
-    It returns the token ids of the text with the start token, `(1, positions)`, int64, and the layers to show.
-    """
+) -> None:
+    """Check all that `read_lenses` needs besides LREs, without running the LM."""
     check_top_k(lm, top_k)
-    chosen = lm.check_layers(layers)
-    ids = torch.tensor([tokenize_text(tokenizer, text)])
-    lm.check_ids(ids)
-    return ids, chosen
+    lm.check_layers(layers)
+    ids, _ = tokenize_text(tokenizer, text)
+    lm.check_ids(torch.tensor([ids]))
+
+
+def start_of(
+    lm: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    origins: Iterable[Origin],
+    jacobian_lens: JacobianLens | None = None,
+) -> StartToken:
+    """Return what a text starts with that lenses read: what the texts did that they were estimated from, else the LM's.
+
+    Args:
+        lm: The LM.
+        tokenizer: Its tokenizer.
+        origins: Those of LREs, of which the first counts.
+        jacobian_lens: A Jacobian lens, which counts if there is no LRE.
+    """
+    first, generic = next(iter(origins), None), jacobian_lens.origin if jacobian_lens is not None else None
+    own = first.form["start_token"] if first is not None else generic and generic.start_token
+    return own or lm.start_with(tokenizer)
 
 
 def most_certain_token(lens: LensGrid, row: int) -> int | None:

@@ -127,16 +127,17 @@ class Likenesses:
         self._made: dict[str, Likeness] = {}
         self._sentences: dict[str, list[Tensor]] = {name: [] for name in self._origins}
         dtype = torch.promote_types(lm.dtype, torch.float32)
-        by_length: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        by_length: dict[tuple[int, int], list[tuple[str, tuple[int, ...]]]] = {}
         for name, origin in self._origins.items():
             for subject, answer in origin.train[:SENTENCES]:
-                ids = tokenize_text(lm.tokenizer, f"{fill(origin.first_template, subject)} {answer}")
-                by_length.setdefault(len(ids), []).append((name, ids))
-        for sentences in by_length.values():
+                text, start = f"{fill(origin.first_template, subject)} {answer}", origin.form["start_token"]
+                ids, first = tokenize_text(lm.tokenizer, text, start)
+                by_length.setdefault((len(ids), first), []).append((name, ids))
+        for (_, first), sentences in by_length.items():
             run = lm.hidden_states(torch.tensor([ids for _, ids in sentences], device=lm.device), self.layers)
             hidden = torch.stack([run[layer].to(lm.device, dtype) for layer in self.layers], 1)
             for (name, _), states in zip(sentences, hidden, strict=True):
-                self._sentences[name].append(states[:, 2:])  # the start token and the first one saw nothing of the text
+                self._sentences[name].append(states[:, first + 1 :])  # those before saw nothing of the text
 
     def __getitem__(self, relation: str) -> Likeness:
         """Return that of a relation.

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lre_lightning.errors import LREError
+from lre_lightning.lens.lens import start_of
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.answers import check_top_k, most_likely
@@ -60,7 +61,8 @@ def read_answers(
     by_name = {lre.origin.relation: lre for lre in lres}
     subjects = subjects or Subjects({name: lre.origin for name, lre in by_name.items()}, every=True)
     related = [subjects.find(text) for text in texts]
-    ids = [torch.tensor(tokenize_text(lm.tokenizer, text.text)) for text in texts]
+    start = start_of(lm, lm.tokenizer, (lre.origin for lre in lres))
+    ids = [torch.tensor(tokenize_text(lm.tokenizer, text.text, start)[0]) for text in texts]
     batch = pad_sequence(ids, batch_first=True).to(lm.device)
     lm.check_ids(batch)
     found = [_readings_of(lm, *one) for one in zip(texts, related, map(len, ids), strict=True)]

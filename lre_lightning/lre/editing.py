@@ -19,6 +19,7 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.models.hooks import observe_ids, overridden, replace
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import pad_token
 from lre_lightning.prompts.prompt import Prompt
 
 
@@ -78,7 +79,7 @@ class PromptEdit:
         Raises:
             LREError: At the end, if no run held the prompt.
         """
-        tokens = torch.tensor(self.prompt.input_ids[1:])  # a run may have another start token, or none
+        tokens = torch.tensor(self.prompt.input_ids[self.prompt.start :])  # a run may have another start token, or none
         places, applied = torch.zeros(0, 2, dtype=torch.long), False
         generating = False
         given: int | None = None  # in `generate`, the number of tokens of its first run
@@ -103,7 +104,7 @@ class PromptEdit:
         def edit(layer: Layer, hidden: Tensor) -> Tensor:
             edited = hidden.clone()
             rows, starts = places.to(hidden.device).T
-            subjects = rows, starts + self.position - 1
+            subjects = rows, starts + self.position - self.prompt.start
             edited[subjects] = self.at(layer, hidden[subjects])
             return edited
 
@@ -156,7 +157,8 @@ class PromptEdit:
 
     def _generate(self, max_new_tokens: int, samples: int) -> list[str]:
         ids = torch.tensor([self.prompt.input_ids], device=self.lm.device)
-        common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "pad_token_id": ids[0, 0]}
+        common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
+        common["pad_token_id"] = pad_token(self.lm.tokenizer)
         model: Any = self.lm.model
         rows = [*model.generate(ids, **common, do_sample=False)]
         if samples:

@@ -66,7 +66,7 @@ class Origin:
             trial=trial.number,
             template=trial.template,
             train=tuple((sample.subject, sample.object) for sample in trial.train),
-            form=prompts.form,
+            form=prompts.of(lm).form,
             backward=backward,
         )
 

@@ -80,6 +80,7 @@ def cross_scores(
         trials: The number of trials, the first ones that have LREs.
         max_known: The number of known samples that a trial scores at most, that of the fit; None for all.
     """
+    data.use(lm)
     numbers = sorted({number for _, number in lres})[:trials]
     keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
     indices = [index for index, key in enumerate(keys) if key in lres and key[1] in numbers]

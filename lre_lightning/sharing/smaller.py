@@ -84,6 +84,7 @@ class Scorer:
 
     def __init__(self, lm: LanguageModel, data: PromptSource, max_known: int | None = None) -> None:
         self.lm, self.data, self.max_known = lm, data, max_known
+        data.use(lm)
         keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
         self._places = {key: index for index, key in enumerate(keys)}
 

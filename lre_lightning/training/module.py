@@ -163,6 +163,7 @@ class LREModule(FrozenLMModule):
             LREError: If the options do not fit the data.
         """
         self.fitting.check_data(data)
+        data.use(self.lm)
         data.together = prompts_in_a_sweep(self.lm)
         return forecast(self._run_of(data, Processes(count=devices)))
 
@@ -185,12 +186,12 @@ class LREModule(FrozenLMModule):
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
 
-        The datamodule learns how many prompts keep the device busy.
+        The datamodule learns which LM it makes prompts for, and how many prompts keep the device busy.
         """
+        self._data.use(self.find_lm())
         self.find_processes("the relations, or their draws,", self._data.digest)
         if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
             raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
-        self.lm.tokenizer = self._data.tokenizer
         self._data.together = prompts_in_a_sweep(self.lm, self.trainer.strategy.root_device)
         self.bank.lres.writes = self.trainer.is_global_zero
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"

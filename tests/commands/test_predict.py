@@ -176,7 +176,7 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     assert f"LREs of 5 relations of demo, that come with the package {others}" in printed
     lm = LanguageModel.from_pretrained("demo")
     capital = LRECollection.from_pretrained("demo")["country capital city"]
-    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")])
+    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")[0]])
     best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
