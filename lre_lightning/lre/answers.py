@@ -10,8 +10,8 @@ from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.html import html_table
-from lre_lightning.lre.jacobian import check_finite
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.precision import check_logits
 from lre_lightning.models.tokenizer import token_text
 
 
@@ -52,9 +52,9 @@ def distributions(lm: LanguageModel, hidden: Tensor) -> Iterator[Tensor]:
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     for states in flat.split(lm.logit_rows(len(flat))):
-        logits = lm.decode(states).float()
-        check_finite(lm, logits, f"the logits of {lm.name} are")
-        yield logits.softmax(-1)
+        logits = lm.decode(states)
+        check_logits(logits, lm.name)
+        yield logits.softmax(-1, dtype=torch.float32)
 
 
 def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

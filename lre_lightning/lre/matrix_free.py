@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.lre.jacobian import check_finite
 from lre_lightning.lre.operators import Dense, Factors, Operator, wide_dtype
 from lre_lightning.lre.triplets import Accuracy, triplets_of_products
 from lre_lightning.models.backward import Backward, backward_rule
 from lre_lightning.models.patching import PromptBatch
+from lre_lightning.models.precision import check_finite
 from lre_lightning.models.products import Product, double_vjp, jvp, vjp
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
@@ -130,7 +130,7 @@ class MatrixFree(Operator):
         scale = torch.ldexp(torch.ones_like(exponent, dtype=self.dtype), exponent)
         with backward_rule(self._backward):
             found = self.runs.products(self.layer, vectors / scale, product)
-        check_finite(lm, found, f"a product with the Jacobian at layer {self.layer} of {lm.name} is")
+        check_finite(found, f"a product with the Jacobian at layer {self.layer} of {lm.name} is")
         return (found.to(wide_dtype(lm.dtype, self.device)) * scale).mean(0)
 
     def _split(self, multiply: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

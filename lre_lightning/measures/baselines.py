@@ -15,11 +15,12 @@ from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.records import analysis
-from lre_lightning.records.analysis import ALL, METHODS, Score
+from lre_lightning.records.analysis import ALL, METHODS, K, Means, Score
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, Style
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, by_relation
@@ -124,9 +125,10 @@ class Baselines(Measure):
     @classmethod
     def sections(cls, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         """Return the LRE and its baselines by category, by layer and by relation."""
-        if not any(cls.name in record.measures for record in records):
+        measured = [record for record in records if cls.name in record.measures]
+        if not measured:
             return (missing("Baselines", "Baselines were", "--model.measures+=Baselines"),)
-        return faithfulness_section(records), causality_section(records), by_relation_section(records)
+        return faithfulness_section(measured), causality_section(measured), by_relation_section(measured)
 
 
 def _faithful(
@@ -147,11 +149,28 @@ LABELS = {"oracle": "oracle s'", "unembedding": "unembedding row of o'", "object
 ZERO_SHOT = analysis.faithfulness_methods(zero_shot=True)
 
 
-def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
+def _compared(records: Sequence[TrialRecord], methods: Mapping[K, Score]) -> dict[K, Means]:
+    """Return methods by category and over all relations, all of the same trials and relations.
+
+    Those that were not measured for all relations that the first of them has are left out.
+    """
+    kinds, means = analysis.categories(analysis.counted(records)), analysis.side_by_side(records, methods)
+    most = next(iter(means.values()))
+    return {name: analysis.by_category(kinds, own) for name, own in means.items() if own and own.keys() >= most.keys()}
+
+
+def _methods(metric: str) -> dict[tuple[str, ...], Score]:
+    """Return the methods that tables and figures compare by metric, as rows begin."""
+    if metric == "causality":
+        return {(name,): score for name, score in METHODS[metric].items()}
+    few: dict[tuple[str, ...], Score] = {(name, "few-shot"): score for name, score in METHODS[metric].items()}
+    return few | {(name, "zero-shot"): score for name, score in ZERO_SHOT.items()}
+
+
+def _rows(records: Sequence[TrialRecord], metric: str) -> tuple[Row, ...]:
     """Return a row for every method that was measured, with its means by category and over all relations."""
     columns = [*dict.fromkeys(analysis.categories(analysis.counted(records)).values()), ALL]
-    means = {name: analysis.per_category(records, score) for name, score in methods.items()}
-    return [(name, *labels, *map(scores.get, columns)) for name, scores in means.items() if scores]
+    return tuple((*name, *map(own.get, columns)) for name, own in _compared(records, _methods(metric)).items())
 
 
 def faithfulness_section(records: Sequence[TrialRecord]) -> Section:
@@ -160,14 +179,18 @@ def faithfulness_section(records: Sequence[TrialRecord]) -> Section:
         "faithfulness_baselines",
         f"Faithfulness of linear approximations of LM decoding by category of relations on {analysis.lm_of(records)}, "
         "with s from few-shot prompts, and from zero-shot prompts that consist of the subject alone. Means and "
-        "standard deviations over relations.",
+        f"standard deviations over relations. {choice_text(records)}",
         ("method", "prompts of s", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        (*_by_category(records, METHODS["faithfulness"], "few-shot"), *_by_category(records, ZERO_SHOT, "zero-shot")),
+        _rows(records, "faithfulness"),
     )
     note = "Light bars: s from zero-shot prompts that consist of the subject alone."
     name = "faithfulness_baselines_zero_shot"
-    zero_shot = picture_of(plot_faithfulness_baselines, records, zero_shot=True, name=name, note=note)
-    return Section("Faithfulness baselines", (picture_of(plot_faithfulness_baselines, records), zero_shot), (table,))
+    own = choice_text(records)
+    pictures = (
+        picture_of(plot_faithfulness_baselines, records, note=own),
+        picture_of(plot_faithfulness_baselines, records, zero_shot=True, name=name, note=f"{note} {own}"),
+    )
+    return Section("Faithfulness baselines", pictures, (table,))
 
 
 def causality_section(records: Sequence[TrialRecord]) -> Section:
@@ -176,15 +199,15 @@ def causality_section(records: Sequence[TrialRecord]) -> Section:
         "causality_baselines",
         f"LRE causality compared with baselines on {analysis.lm_of(records)}: s is replaced by s' of the target "
         "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
-        "standard deviations over relations.",
+        f"standard deviations over relations. {choice_text(records)}",
         ("method", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        tuple(_by_category(records, METHODS["causality"])),
+        _rows(records, "causality"),
     )
 
     def best_rank(record: TrialRecord, layer: Layer) -> float:
         return max(analysis.causality(record, layer, rank) for rank in record.ranks)
 
-    pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records),)
+    pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records, note=choice_text(records)),)
     kept = analysis.whole_grids(records, "layers")
     if not kept:
         return Section("Causality baselines", pictures, (by_category,))
@@ -205,13 +228,13 @@ def by_relation_section(records: Sequence[TrialRecord]) -> Section:
     measured = {
         f"{metric}: {name}": scores
         for metric, methods in METHODS.items()
-        for name, score in methods.items()
-        if (scores := analysis.per_relation(records, score))
+        for name, scores in analysis.side_by_side(records, methods).items()
+        if scores
     }
     table = by_relation(
         "baselines_by_relation",
         f"LRE faithfulness and causality compared with baselines by relation on {analysis.lm_of(records)}. Means and "
-        "standard deviations over trials.",
+        f"standard deviations over trials. {choice_text(records)}",
         analysis.categories(analysis.counted(records)),
         measured,
     )
@@ -224,8 +247,7 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means over
     relations, with 95% intervals where there are five or more.
     """
-    few = METHODS["faithfulness"]
-    kinds = {"few-shot s": few, "zero-shot s": ZERO_SHOT} if zero_shot else {"": few}
+    kinds = {"few-shot": "few-shot s", "zero-shot": "zero-shot s"} if zero_shot else {"few-shot": ""}
     return _plot_by_category(records, "faithfulness", kinds, [LOOKS["faithfulness"], Style("#56B4E9", hatch="////")])
 
 
@@ -235,18 +257,19 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
     Means over relations, with 95% intervals where there are five or more.
     """
-    return _plot_by_category(records, "causality", {"": METHODS["causality"]}, [LOOKS["causality"]])
+    return _plot_by_category(records, "causality", {"": ""}, [LOOKS["causality"]])
 
 
 def _plot_by_category(
-    records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, Mapping[str, Score]], looks: Sequence[Style]
+    records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, str], looks: Sequence[Style]
 ) -> Figure:
     """Plot a panel for all relations and per category, a row per method, and in it a bar per kind of prompts."""
+    compared = _compared(records, _methods(metric))
     by_kind = {
-        label: {name: analysis.per_category(records, score) for name, score in methods.items()}
-        for label, methods in kinds.items()
+        label: {name: scores for (name, *own), scores in compared.items() if "".join(own) == kind}
+        for kind, label in kinds.items()
     }
-    methods = [name for name, scores in next(iter(by_kind.values())).items() if scores]
+    methods = list(next(iter(by_kind.values())))
     counts = Counter(analysis.categories(analysis.counted(records)).values())
     titles = {ALL: counts.total(), **counts}
     height = 0.7 + (0.2 + 0.14 * len(kinds)) * len(methods)
@@ -266,9 +289,9 @@ def _plot_by_category(
 
 
 def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
-    """Faithfulness and causality of the LRE and of baselines by relation. Means over trials."""
+    """Faithfulness and causality of the LRE and of baselines by relation. Means over the trials that have them."""
     means = {
-        metric: {LABELS.get(name, name): analysis.per_relation(records, score) for name, score in methods.items()}
+        metric: {LABELS.get(name, name): own for name, own in analysis.side_by_side(records, methods).items()}
         for metric, methods in METHODS.items()
     }
     kinds = analysis.categories(analysis.counted(records))
@@ -278,7 +301,8 @@ def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
 def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
     """Causality of the LRE and of baselines by layer, per relation (fig:causality-baselines-layerwise).
 
-    Means over trials, at the relations' ranks. The first panel is the mean over relations, with the middle half shaded.
+    Means over the trials that were scored at all layers, at the relations' ranks. The first panel is the mean over
+    relations, with the middle half shaded.
     """
     scores = analysis.per_relation(records, analysis.causality)
     names = plotting.best_first(analysis.categories(analysis.counted(records)), scores)

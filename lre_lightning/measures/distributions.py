@@ -18,11 +18,13 @@ from torch.nn.functional import cosine_similarity
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics.functional import distribution_scores, token_ranks
+from lre_lightning.models.precision import check_logits
 from lre_lightning.records import analysis
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import STYLES
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import by_relation
@@ -146,7 +148,9 @@ class Sums:
         size = max(1, self.lm.logit_rows(len(output) * output.shape[1]) // output.shape[1]) if len(output) else 1
         for some in range(0, len(output), size):
             rows = slice(some, some + size)
-            yield rows, self.lm.decode(output[rows])
+            logits = self.lm.decode(output[rows])
+            check_logits(logits, self.lm.name)
+            yield rows, logits
 
     def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
         """Return the sums over all processes by the names of `SCORES`, `(layers, points)`; a collective call."""
@@ -255,14 +259,16 @@ def section(records: Sequence[TrialRecord]) -> Section:
         "rank by the LRE and by the LM, on what the LM does not know and on all test samples; and how often the LRE "
         "agrees with the LM on what it does not know."
     )
-    by_measure = {name: analysis.per_relation(measured, analysis.tally_score(NAME, name)) for name in SCORES}
+    by_measure = analysis.side_by_side(measured, {name: analysis.tally_score(NAME, name) for name in SCORES})
     truth = {name: by_measure.pop(name) for name, (_, over) in SCORES.items() if over in ("unknown", "tested")}
+    trials = f"Means and standard deviations over trials. {choice_text(measured)}"
     tables = [
-        by_relation(name, f"{text} Means and standard deviations over trials.", analysis.categories(measured), columns)
+        by_relation(name, f"{text} {trials}", analysis.categories(measured), columns)
         for name, text, columns in (("measures", caption, by_measure), ("truth", truth_caption, truth))
     ]
     sweeps = {name: analysis.by_layer(kept, analysis.tally_score(NAME, name)) for name in SCORES}
-    by_layer = sweep_table("measures_by_layer", f"Measures beyond the argmax by layer of {lm}.", "layer", sweeps)
+    caption = f"Measures beyond the argmax by layer of {lm}. {choice_text(kept)}"
+    by_layer = sweep_table("measures_by_layer", caption, "layer", sweeps)
     return Section(title, (picture_of(plot_measures, kept),), (*tables, by_layer))
 
 
@@ -279,7 +285,7 @@ def plot_measures(records: Sequence[TrialRecord]) -> Figure:
     panels = [panel for panel in PANELS if any(any(sweeps[name].values()) for name in panel[1])]
     for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:
-            plotting.mean_curve(axes, sweeps[name], looks[name], name)
+            plotting.mean_curve(axes, analysis.throughout(sweeps[name]), looks[name], name)
         plotting.layer_axis(axes, layers, 6)
         axes.set(title=title, xlabel="layer")
         axes.grid(alpha=0.3)

@@ -24,6 +24,7 @@ from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import STYLES
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.scoring.measure import Measure, ScoredTrial
@@ -129,7 +130,7 @@ class JacobianLensLREs(Measure):
             f"LREs of {analysis.lm_of(compared)} and its Jacobian lens J by layer: J in place of W, without b and with "
             "it, and both mixed, (n W + J) / (n + 1). The cosine of W and J, and how much of the leading directions "
             "that W reads from s, and writes to o, J shares (mean squared cosine of principal angles); a W of zeros "
-            "has none.",
+            f"has none. {choice_text(compared)}",
             "layer",
             {name: analysis.sweep(compared, score, "layer", _layers(compared)) for name, score in columns.items()},
         )
@@ -174,7 +175,8 @@ def plot_generic(records: Sequence[TrialRecord]) -> Figure:
     for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), _panels().items(), strict=True):
         for name, score in scores.items():
             sweep = analysis.sweep(records, score, "layer", layers)
-            plotting.mean_curve(axes, {layer: means for layer, means in sweep.items() if means}, looks[name], name)
+            steady = analysis.throughout(sweep)
+            plotting.mean_curve(axes, {layer: means for layer, means in steady.items() if means}, looks[name], name)
         plotting.layer_axis(axes, layers, 8)
         axes.set(title=title, xlabel="layer")
         plotting.fraction_axis(axes, "y")

@@ -31,6 +31,8 @@ from lre_lightning.models.patching import PromptBatch
 from lre_lightning.records import analysis
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.selection import headline
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section
 from lre_lightning.report.tables import by_relation
 from lre_lightning.scoring.measure import Measure, ScoredTrial
@@ -86,8 +88,9 @@ class WholeObjects(Measure):
         measured = [record for record in records if record.reported and cls.name in record.measures]
         if not measured:
             return ()
+        measured = headline(measured)
         known = analysis.spreads((r.relation, r.measured(cls.name, KNOWN) * r.tested) for r in measured)
-        columns = analysis.both_by_relation(records)
+        columns = analysis.both_by_relation(measured)
         for name in SCORES:
             columns[name] = analysis.spreads((record.relation, record.measured(cls.name, name)) for record in measured)
         columns = {n: columns[n] for n in sorted(columns, key=lambda name: "causality" in name) if columns[n]}
@@ -98,7 +101,7 @@ class WholeObjects(Measure):
             "Whole-object: every token of the target is said. Closed-set: the most probable of the relation's objects "
             "is right; as the LM with the true subject gives all tokens but the first, b alone and the LRE of another "
             "subject show how much of it is the LM's. Means and standard deviations over trials, in the last row over "
-            "relations.",
+            f"relations. {choice_text(measured)}",
             known,
             {KNOWN: known, **columns},
             ("mean", None, *map(analysis.overall, columns.values())),

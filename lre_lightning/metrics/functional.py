@@ -140,6 +140,8 @@ def token_ranks(predictions: Tensor, targets: Tensor) -> Tensor:
 def distribution_scores(predictions: Tensor, targets: Tensor, reference: Tensor) -> tuple[Tensor, ...]:
     """Compare predicted distributions of the next token with the LM's own.
 
+    Tokens that the LM excludes by a logit of minus infinity have no part in the divergence.
+
     Args:
         predictions: Logits; `(batch, *grid, vocab)`, floating point.
         targets: Token ids, such as the LM's answers; `(batch,)`, integer.
@@ -159,8 +161,9 @@ def distribution_scores(predictions: Tensor, targets: Tensor, reference: Tensor)
     logits, own = predictions.to(wide), reference.to(wide).log_softmax(-1)
     total, weights = logits.logsumexp(-1), own.exp()
     target = logits.gather(-1, _broadcastable(targets, grid + 1).expand(*logits.shape[:-1], 1))[..., 0]
-    mean = torch.einsum("bv,b...v->b...", weights, logits)
-    divergence = _broadcastable((weights * own).sum(-1), grid) - mean + total
+    least = torch.finfo(wide).min  # times zero it is zero, as minus infinity is not
+    mean = torch.einsum("bv,b...v->b...", weights, logits.clamp(min=least))
+    divergence = _broadcastable((weights * own.clamp(min=least)).sum(-1), grid) - mean + total
     return (target - total).exp(), token_ranks(predictions, targets).to(wide), divergence.clamp(min=0)
 
 

@@ -90,7 +90,7 @@ class Identity:
         dtype = str(lm.dtype).removeprefix("torch.")
         if not numbers.isfinite().all():
             raise LREError(f"{lm.name} overflows in {dtype}: load it in bfloat16 or float32")
-        encoded = base64.b64encode(numbers.float().numpy().tobytes()).decode()
+        encoded = base64.b64encode(numbers.numpy().astype("float32").tobytes()).decode()
         return cls(encoded, lm.num_layers, dtype, transformers.__version__, str(torch.__version__))
 
     def difference(self, other: Identity) -> float:

@@ -21,6 +21,7 @@ from lre_lightning.errors import LREError, first_line
 from lre_lightning.models.hooks import STREAMS_AXIS, hidden_of, observe, overridden, replace, skip
 from lre_lightning.models.memory import slim_graph
 from lre_lightning.models.placement import is_offloaded, runs_on
+from lre_lightning.models.precision import agrees, check_finite, check_logits, neighbour, rounded_otherwise
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
 
 
@@ -198,36 +199,74 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     if len({*shapes[1:]}) > 1 or {shape[:2] for shape in shapes} != {tuple(ids.shape)}:
         different = f"its token embeddings have the shape {shapes[0]} and its hidden states {shapes[-1]}"
         raise _unsupported(name, f"{different}, for token ids of the shape {tuple(ids.shape)}")
-    if not _equal(states[-1][0, :-1], states[-1][1, :-1]):
+    for layer, hidden in zip(("emb", *range(len(parts.blocks))), states, strict=True):
+        check_finite(hidden, f"the hidden states at layer {layer} of {name} are")
+    check_logits(logits, name)
+    _check_gradients(name, parts)
+    if _sees_later_tokens(name, parts, states[-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     items = None if isinstance(outputs[-1], Tensor) else len(outputs[-1])
-    if not _equal(_run(name, partial(decode, model, parts, items), hidden=states[-1]), logits):
+    decoded, rounded = (
+        _run(name, partial(decode, model, parts, items), hidden=hidden)
+        for hidden in (states[-1], neighbour(states[-1]))
+    )
+    if not agrees(decoded, logits, (decoded, rounded), logits.roll(1, 1)):
         raise _unsupported(name, "its logits do not follow from the last block's output alone")
-    _check_gradients(name, parts)
     in_place = any(
         not torch.equal(hidden_of(module, output), state)
         for module, output, state in zip(modules[:-1], outputs, states, strict=True)
     )
-    way = _find_way(parts, states)
+    way = _find_way(parts)
     prefix = None if way == "whole" else Prefix.run(parts.backbone, _probe_ids(parts.embedding)[:1, :2], way)
     skips = all(_runs_from_a_block(parts, items, states, before) for before in {None, prefix})
     return Behaviour(shapes[-1][-1], items, way, skips, in_place)
 
 
-def _equal(actual: Tensor, expected: Tensor, root: int = 1) -> bool:
-    """Return True if two results are equal up to rounding; a higher root allows more."""
-    tolerance = (64 * torch.finfo(actual.dtype).eps) ** (1 / root)
-    expected = expected.to(actual)
-    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+@torch.inference_mode(False)
+def _sees_later_tokens(name: str, parts: Parts, states: Tensor) -> bool:
+    """Return True if hidden states depend on later tokens.
+
+    Their gradients with respect to these are exactly zero in a decoder, in any dtype. What no gradient shows, such as a
+    choice among experts, is looked for in `states` `(2, positions, hidden)` of prompts that differ in their last token.
+    """
+    ids, roots, last = _longer_probe(parts.embedding), list[Tensor](), list[Tensor]()
+    offloaded = [module for module in parts.backbone.modules() if is_offloaded(module)]
+    with torch.enable_grad(), slim_graph(offloaded), ExitStack() as stack:
+        stack.enter_context(replace(parts.embedding, partial(_start_graph, roots)))
+        stack.enter_context(observe(parts.blocks[-1], last.append))
+        _run(name, parts.backbone, input_ids=ids, use_cache=False)
+    middle = ids.shape[1] // 2
+    earlier = last[0][:, :middle]
+    try:
+        (gradient,) = torch.autograd.grad(earlier, roots[0], _cotangent(earlier))
+    except RuntimeError as error:
+        raise _unsupported(name, f"its hidden states have no gradients ({first_line(error)})") from error
+    if gradient[:, middle:].nan_to_num(0, 0, 0).any():  # a gradient may overflow where the states do not
+        return True
+    with rounded_otherwise([parts.embedding, *parts.blocks[:-1]]), observe(parts.blocks[-1], last.append):
+        _run(name, parts.backbone, input_ids=_probe_ids(parts.embedding), use_cache=False)
+    right, other = states[:, :-1]
+    return not agrees(other, right, (last[-1][0, :-1], right), states[0, -1:].expand_as(right))
 
 
-def _find_way(parts: Parts, states: list[Tensor]) -> Way:
+def _start_graph(roots: list[Tensor], hidden: Tensor) -> Tensor:
+    """Return token embeddings that are the roots of a graph, and keep these."""
+    roots.append(hidden.detach().requires_grad_(True))
+    return roots[-1].clone()
+
+
+def _cotangent(like: Tensor) -> Tensor:
+    """Return a cotangent of hidden states `(..., hidden)`, which is not constant."""
+    return torch.linspace(1, 2, like.shape[-1], dtype=like.dtype, device=like.device).expand(like.shape)
+
+
+def _find_way(parts: Parts) -> Way:
     """Return the cheapest way to run prompts with a common beginning that gives the results of whole prompts.
 
     Caches are made for one token at a time. Several at a time must depend on every tensor that one token depends on: a
     model without code for them ignores a state, and that may change its results only little.
     """
-    if _shares_prefix(parts, states[-1]):
+    if _shares_prefix(parts):
         return "shared"
     one_by_one = _used_states(parts, "stepwise")
     if one_by_one is None:
@@ -238,19 +277,36 @@ def _find_way(parts: Parts, states: list[Tensor]) -> Way:
     return "copied"
 
 
-def _shares_prefix(parts: Parts, expected: Tensor) -> bool:
-    """Return True if a suffix, run on keys and values of the prefix, equals the whole prompt."""
-    ids, seen = _probe_ids(parts.embedding), list[Tensor]()
-    try:
-        prefix = Prefix.run(parts.backbone, ids[:1, :2], "shared")
-        layers = prefix.cache.layers
-        if any(layer.keys is None for layer in layers) or len(layers) < len(parts.blocks):
-            return False
+@torch.inference_mode(False)
+@torch.no_grad()
+def _shares_prefix(parts: Parts) -> bool:
+    """Return True if suffixes of several tokens, and of one, on keys and values of prefixes equal whole prompts."""
+    ids = _longer_probe(parts.embedding)
+    ids = torch.stack([ids[0], ids[0].flip(0)])  # which differ everywhere, so that a wrong prefix shows most
+
+    def last_states(prefix: Prefix | None, ids: Tensor) -> Tensor:
+        seen: list[Tensor] = []
         with observe(parts.blocks[-1], seen.append):
-            run_after(prefix, parts.backbone, ids[:, 2:])
+            run_after(prefix, parts.backbone, ids)
+        return seen[0]
+
+    try:
+        right = last_states(None, ids)
+        with rounded_otherwise([parts.embedding, *parts.blocks[:-1]]):
+            rounded = last_states(None, ids)
+        for length in (20, 26):
+            prefix = Prefix.run(parts.backbone, ids[:, :length], "shared")
+            layers = prefix.cache.layers
+            if any(layer.keys is None for layer in layers) or len(layers) < len(parts.blocks):
+                return False
+            lanes = ids[:, length:].repeat_interleave(2, 0)
+            found, wrong = last_states(prefix, lanes), last_states(prefix, lanes.flip(0)).flip(0)
+            whole, other = (one[:, length:].repeat_interleave(2, 0) for one in (right, rounded))
+            if not agrees(found, whole, (whole, other), wrong):
+                return False
     except Exception:  # a cache of another kind may fail in any way
         return False
-    return _equal(seen[0], expected[:, 2:], root=3)
+    return True
 
 
 @torch.inference_mode(False)
@@ -259,57 +315,51 @@ def _used_states(parts: Parts, way: Way) -> list[bool] | None:
     """Return which tensors of a prefix's cache a longer suffix depends on; None if runs of prefixes are wrong.
 
     Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. States and
-    gradients must equal those of whole prompts; errors must be small beside those of a wrong prefix, too.
+    gradients must equal those of whole prompts.
     """
     prefix, used = None, list[bool]()
-    rounding = torch.finfo(weight_of(parts.embedding).dtype).eps
-    tolerance = max(1e-4, 8 * rounding)  # many models compute parts in float32 in any dtype
     try:
-        whole, whole_gradients, _ = _run_probe(parts, None)
+        *right, _ = _run_probe(parts, None)
+        with rounded_otherwise(parts.blocks[:-1]):
+            *rounded, _ = _run_probe(parts, None, change=neighbour)
+        wholes = list(zip(right, rounded, strict=True))
         for start, end in itertools.pairwise((0, 20, 23, 24, 26)):
             ids = _longer_probe(parts.embedding)[: 1 if start == 0 else 2, start:end]
             prefix = Prefix.run(parts.backbone, ids, way, prefix)
             if end in (23, 26):
-                wrong = _run_probe(parts, prefix, swapped=True)
-                *results, drawn_on = _run_probe(parts, prefix)
-                right = whole[:, end:], whole_gradients[:, end : end + 1]
-                if not all(map(partial(_agrees, tolerance), results, right, wrong)):
-                    return None
+                *wrong, _ = _run_probe(parts, prefix, swapped=True)
+                *found, drawn_on = _run_probe(parts, prefix)
+                for result, other, whole in zip(found, wrong, wholes, strict=True):
+                    expected, changed = (one[:, end : end + result.shape[1]] for one in whole)
+                    if not agrees(result, expected, (expected, changed), other):
+                        return None
                 used = used or drawn_on
     except Exception:  # a cache of another kind may fail in any way
         return None
     return used
 
 
-def _agrees(tolerance: float, actual: Tensor, right: Tensor, wrong: Tensor) -> bool:
-    """Return True if the error is small beside the result, and beside that of a wrong prefix."""
-    actual, right, wrong = actual.float(), right.float(), wrong.float()
-    return bool((actual - right).norm() < min(tolerance * right.norm(), 0.1 * (wrong - right).norm()))
-
-
 @torch.enable_grad()
 @torch.inference_mode(False)
-def _run_probe(parts: Parts, prefix: Prefix | None, swapped: bool = False) -> tuple[Tensor, Tensor, list[bool]]:
+def _run_probe(
+    parts: Parts, prefix: Prefix | None, swapped: bool = False, change: Callable[[Tensor], Tensor] = Tensor.clone
+) -> tuple[Tensor, Tensor, list[bool]]:
     """Run what follows a prefix in the longer probe, on two lanes for each of its prompts.
 
-    If `swapped`, each suffix follows the prefix of the other prompt. Returns the last states `(4, positions, hidden)`,
-    the gradient of the last one with respect to the embeddings that are run in one call with the first, and for each
-    tensor of the prefix's cache whether its gradient is not zero.
+    If `swapped`, each suffix follows the prefix of the other prompt; `change` is made to the token embeddings. Returns
+    the last states `(4, positions, hidden)`, the gradient of the last one with respect to the embeddings that are run
+    in one call with the first, and for each tensor of the prefix's cache whether its gradient is not zero.
     """
     ids = _longer_probe(parts.embedding)[:, 0 if prefix is None else prefix.length :].repeat_interleave(2, 0)
     states = [] if prefix is None else [tensor.requires_grad_(True) for tensor in prefix.tensors()]
     roots, outputs = list[Tensor](), list[Tensor]()
-
-    def start_graph(hidden: Tensor) -> Tensor:
-        roots.append(hidden.detach().requires_grad_(True))
-        return roots[-1].clone()
-
     offloaded = [module for module in parts.backbone.modules() if is_offloaded(module)]
-    with slim_graph(offloaded), replace(parts.embedding, start_graph), observe(parts.blocks[-1], outputs.append):
+    with slim_graph(offloaded), ExitStack() as stack:
+        stack.enter_context(replace(parts.embedding, lambda hidden: change(_start_graph(roots, hidden))))
+        stack.enter_context(observe(parts.blocks[-1], outputs.append))
         run_after(prefix, parts.backbone, ids.flip(0) if swapped else ids)
     last = outputs[-1][:, -1]
-    cotangent = torch.linspace(1, 2, last.shape[-1], dtype=last.dtype, device=last.device).expand_as(last)
-    gradient, *drawn_on = torch.autograd.grad(last, [roots[0], *states], cotangent, materialize_grads=True)
+    gradient, *drawn_on = torch.autograd.grad(last, [roots[0], *states], _cotangent(last), materialize_grads=True)
     results = torch.cat(outputs, 1).detach(), gradient if prefix is None else gradient[:, :1]
     hidden, gradient = (tensor.flip(0) if swapped else tensor for tensor in results)
     return hidden, gradient, [bool(of_state.any()) for of_state in drawn_on]
@@ -324,18 +374,23 @@ def _longer_probe(embedding: nn.Module) -> Tensor:
 
 def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], prefix: Prefix | None) -> bool:
     """Return True if the last block, run without those before, gives what it gives after them."""
-    ids, seen = _probe_ids(parts.embedding), list[Tensor]()
-    start = 0 if prefix is None else prefix.length
+    ids, start = _probe_ids(parts.embedding), 0 if prefix is None else prefix.length
     before = [parts.embedding, *parts.blocks][-2]
-    given = iter(pieces(states[-2][:, start:], prefix))
-    try:
-        parts.backbone(input_ids=ids.flip(1), use_cache=False)  # so that nothing of the right run is left in blocks
+
+    def run_on(hidden: Tensor) -> Tensor:
+        given, seen = iter(pieces(hidden[:, start:], prefix)), list[Tensor]()
         states_before = replace(before, lambda _: next(given).clone())
         with states_before, observe(parts.blocks[-1], seen.append), skip(parts.blocks[:-1], items):
             run_after(prefix, parts.backbone, ids[:, start:])
+        return torch.cat(seen, 1)
+
+    try:
+        parts.backbone(input_ids=ids.flip(1), use_cache=False)  # so that nothing of the right run is left in blocks
+        found, rounded = (run_on(hidden) for hidden in (states[-2], neighbour(states[-2])))
     except Exception:  # a block may need something from those before
         return False
-    return _equal(torch.cat(seen, 1), states[-1][:, start:], root=3)
+    right = states[-1][:, start:]
+    return agrees(found, right, (found, rounded), right.roll(1, 1))
 
 
 @torch.enable_grad()

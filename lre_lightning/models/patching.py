@@ -18,7 +18,8 @@ from lre_lightning.grid import Layer
 from lre_lightning.models.activations import one_slope_for_all_lanes
 from lre_lightning.models.hooks import replace
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.memory import busy_rows, slim_graph
+from lre_lightning.models.memory import T, busy_rows, slim_graph
+from lre_lightning.models.precision import check_finite
 from lre_lightning.models.prefix import Prefix, pieces
 from lre_lightning.models.products import Product, vjp
 
@@ -108,13 +109,20 @@ class PromptBatch:
 
         Returns:
             s, `(batch, layers, hidden)`, and o, `(batch, hidden)`, in the LM's dtype, on the LM's device.
+
+        Raises:
+            LREError: If a number is not finite, such as where an LM overflows in float16.
         """
         if not len(self):
             nothing = torch.empty(0, len(layers), self.lm.hidden_size, dtype=self.lm.dtype, device=self.lm.device)
             return nothing, nothing[:, 0]
+        subject, output = self._kept(layers) if keep else self._plain(layers)
+        check_finite(output, f"the last hidden states of {self.lm.name} are")
+        return subject, output
+
+    def _plain(self, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+        """Return s and o, as `hidden_states` does, from a run of which nothing is kept."""
         last = self.lm.num_layers - 1
-        if keep:
-            return self._kept(layers, last)
         suffix = self._ids[:, self._shared : int(self._last.max()) + 1]
         found = self.lm.hidden_states(suffix, [*layers, last], self._context)
         rows, device = torch.arange(len(self), device=self._ids.device), self._ids.device
@@ -126,9 +134,9 @@ class PromptBatch:
         subject = torch.stack([at(subjects, found[layer]) for layer in layers], dim=1)
         return subject, at(self._last - self._shared, found[last])
 
-    def _kept(self, layers: Sequence[Layer], last: Layer) -> tuple[Tensor, Tensor]:
+    def _kept(self, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
         """Return s and o, as `hidden_states` does, from what is kept."""
-        subject, output, device = [], [], self._ids.device
+        subject, output, device, last = [], [], self._ids.device, self.lm.num_layers - 1
         for group in self._groups:
             found = {layer: group.at(layer, group.places).to(device) for layer in (*layers, last)}
             subject.append(torch.stack([found[layer][:, group.position] for layer in layers], dim=1))
@@ -268,10 +276,10 @@ class PromptBatch:
     def _run(
         self,
         runs: int,
-        work: Callable[[int], Tensor],
+        work: Callable[[int], T],
         what: str = "patched prompts",
         numbers: Mapping[str, int] = NUMBERS_AT_A_TIME,
-    ) -> Tensor:
+    ) -> T:
         tokens = 1 if self.lm.shares_prefix else int(self._last.max()) + 1  # of those that a run takes anew
         busy = busy_rows(self.lm.device, self.lm.hidden_size * tokens, numbers, max(1, 64 // tokens))
         copies = 0 if self._context is None else self._context.copy_bytes
@@ -314,16 +322,22 @@ class PromptBatch:
 
     @cached_property
     def _groups(self) -> list[_Group]:
-        """The prompts, run as they are, in groups of one shape."""
-        groups, shapes = [], torch.stack([self._subject, self._last], 1)
-        for shape in shapes.unique(dim=0):
-            rows = (shapes == shape).all(1).nonzero().flatten()
-            subject, last = shape.tolist()
-            ids = self._ids[rows]
-            run = subject if self.lm.shares_prefix else 0
-            prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
-            with torch.inference_mode(False), torch.no_grad():  # graphs may need them
-                states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
-            places = torch.arange(len(rows), device=rows.device)
-            groups.append(_Group(rows, places, prefix, suffix, subject - run, states))
-        return groups
+        """The prompts, run as they are, in groups of one shape that fit into memory."""
+        shapes = torch.stack([self._subject, self._last], 1)
+        alike = [(shapes == shape).all(1).nonzero().flatten() for shape in shapes.unique(dim=0)]
+
+        def work(chunk_size: int) -> list[_Group]:
+            return [self._group(some) for rows in alike for some in rows.split(chunk_size)]
+
+        return self._run(len(self), work, "prompts")
+
+    def _group(self, rows: Tensor) -> _Group:
+        """Run prompts of one shape as they are."""
+        first, ids = int(rows[0]), self._ids[rows]
+        subject, last = int(self._subject[first]), int(self._last[first])
+        run = subject if self.lm.shares_prefix else 0
+        prefix, suffix = self.lm.prefix(ids[:, self._shared : run], self._context), ids[:, run : last + 1]
+        with torch.inference_mode(False), torch.no_grad():  # graphs may need them
+            states = self.lm.hidden_states(suffix, self.lm.layers, prefix)
+        places = torch.arange(len(rows), device=rows.device)
+        return _Group(rows, places, prefix, suffix, subject - run, states)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -23,6 +23,8 @@ from torch import Tensor, distributed, nn
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.models.hooks import replace
+from lre_lightning.models.parts import find_parts
+from lre_lightning.models.precision import agrees, rounded_otherwise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -202,7 +204,8 @@ def split_model(model: PreTrainedModel, members: int) -> Shards:
     """
     shards, name = Shards.of(members), type(model).__name__
     model.requires_grad_(False)
-    right = shards.from_first(_attempt(model) if shards.member == 0 else None)
+    blocks = find_parts(model).blocks
+    right, rounded = shards.from_first([_attempt(model), _attempt(model, blocks)] if shards.member == 0 else None)
     if isinstance(right, str):
         raise LREError(f"{name} cannot be split over {members} processes: it cannot be run on the CPU ({right})")
     total, layers = _bytes(model), _layers(model, members)
@@ -212,7 +215,7 @@ def split_model(model: PreTrainedModel, members: int) -> Shards:
         for path, style in plan.items():
             _split(layers[path], *whole[path], style, shards)
         model.to(shards.device)  # type: ignore[arg-type]
-        error = _difference(_attempt(model), right)
+        error = _difference(_attempt(model), right, rounded)
         if shards.least(not error):
             if shards.member == 0:
                 held = 100 * _bytes(model) / total
@@ -228,8 +231,11 @@ def _bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def _attempt(model: PreTrainedModel) -> tuple[Tensor, Tensor] | str:
-    """Return logits of a few tokens, and a gradient of them with respect to the embeddings; or why it cannot be run."""
+def _attempt(model: PreTrainedModel, rounded: Sequence[nn.Module] = ()) -> tuple[Tensor, Tensor] | str:
+    """Return logits of a few tokens, and a gradient of them with respect to the embeddings; or why it cannot be run.
+
+    The hidden states of the modules in `rounded` are rounded otherwise.
+    """
     roots: list[Tensor] = []
 
     def start_graph(hidden: Tensor) -> Tensor:
@@ -239,7 +245,8 @@ def _attempt(model: PreTrainedModel) -> tuple[Tensor, Tensor] | str:
     embedding: Any = model.get_input_embeddings()
     ids = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=embedding.weight.device)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), replace(embedding, start_graph):
+        rounding = rounded_otherwise(rounded)
+        with torch.inference_mode(False), torch.enable_grad(), replace(embedding, start_graph), rounding:
             logits: Tensor = model(input_ids=ids, use_cache=False).logits
             cotangent = torch.linspace(-1, 1, logits.shape[-1], dtype=logits.dtype, device=logits.device)
             (gradient,) = torch.autograd.grad(logits, roots[0], cotangent.expand_as(logits))
@@ -248,13 +255,13 @@ def _attempt(model: PreTrainedModel) -> tuple[Tensor, Tensor] | str:
     return logits.detach().cpu(), gradient.cpu()
 
 
-def _difference(found: tuple[Tensor, Tensor] | str, right: tuple[Tensor, Tensor]) -> str:
-    """Say how a split model differs from the whole one; an empty text if it does not."""
+def _difference(found: tuple[Tensor, Tensor] | str, *right: tuple[Tensor, Tensor]) -> str:
+    """Say how a split model differs from the whole one, as it is and rounded otherwise; nothing if it does not."""
     if isinstance(found, str):
         return found
-    for what, one, other in zip(("logits", "gradients"), found, right, strict=True):
-        error = float((one.double() - other.double()).norm() / other.double().norm())
-        if not error <= 2 * torch.finfo(other.dtype).eps ** 0.5:  # which nothing that is not finite is
+    for what, one, expected, rounded in zip(("logits", "gradients"), found, *right, strict=True):
+        if not agrees(one, expected, (expected, rounded), expected.roll(1, 1)):  # of other positions
+            error = float((one.double() - expected.double()).norm() / expected.double().norm())
             return f"the {what} of a few tokens are wrong by {error:.1%}"
     return ""
 

@@ -59,6 +59,7 @@ class TrialRecord:
         template_index: Its index among the relation's own templates; None for a template of the user's.
         first_tokens: Number of distinct first tokens of the distinct objects.
         reported: False for a trial that only served to choose the layer and rank of the others.
+        chose: Whether the trial took part in the choice of its layer and rank, so that its scores look better there.
         measures: What else was measured, by the name of the measure.
         train: Subject and object of each training sample, in the order in which they were drawn.
         seed: Seed of the trial.
@@ -91,6 +92,7 @@ class TrialRecord:
     template_index: int | None = 0
     first_tokens: int | None = None
     reported: bool = True
+    chose: bool = False
     measures: Mapping[str, Measurement] = field(default_factory=dict)
     train: tuple[tuple[str, str], ...] = ()
     seed: int = 0

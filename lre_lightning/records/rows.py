@@ -10,7 +10,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.statistics.estimates import Share
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
-_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported")
+_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported", "chose")
 COMMON = ("model", "backward", *_TRIAL, *_NUMBERS)
 PLACE = ("layer", "identity", "beta", "rank", "chosen")
 COLUMNS = (*COMMON, "measure", "metric", "method", *PLACE, "count", "total", "score")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.selection import headline
 from lre_lightning.statistics.estimates import Estimate, over_trials
 from lre_lightning.storage.files import written_whole
 
@@ -21,8 +22,11 @@ B_ALONE = "b alone"
 """The faithfulness of b without W, an answer that is the same for all subjects."""
 CSV_COLUMNS = [
     *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
-    *("random_guess", B_ALONE, "reported", "layer", "beta", "rank", "edited", *SCORES),
+    *("random_guess", B_ALONE, "reported", "chose", "layer", "beta", "rank", "edited", *SCORES),
 ]
+
+NOT_KEPT = "no LRE of it was kept: fit it, or choose other relations with --data.relations"
+"""Why a relation of which the LM knows enough is not scored."""
 
 
 def too_few(samples: int, n: int, tested: float, known: float | None = None) -> str:
@@ -71,8 +75,9 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
 
 @dataclass(frozen=True)
 class RelationSummary:
-    """A line of the table of results: means over the scored trials of a relation, with deviations and intervals.
+    """A line of the table of results: means over trials of a relation, with deviations and intervals.
 
+    The trials are those of `headline`; `chose` says that they are those that chose the layer and rank themselves.
     `known` and `tested` are means over all trials, `columns` what measures give tables, with the faithfulness of b
     alone, and `identity_layers` are those at which W is the identity. The chosen layer, rank
     and beta, and the scores, are None if no trial was scored, which `unscored` gives the reason of; causality is None
@@ -95,6 +100,7 @@ class RelationSummary:
     columns: Mapping[str, Estimate] = field(default_factory=dict)
     unscored: str = ""
     identity_layers: tuple[Layer, ...] = ()
+    chose: bool = False
 
     @property
     def known_of(self) -> str:
@@ -105,7 +111,8 @@ class RelationSummary:
 def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
     """Summarize records by relation, in the order in which the relations first occur.
 
-    Trials that only served to choose layer and rank contribute to `known`, and to nothing else.
+    Trials that took part in the choice of layer and rank contribute to `known`, and to nothing else unless there are
+    no others.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
@@ -117,7 +124,7 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     first = group[0]
     known = statistics.fmean(record.known for record in group)
     tested = statistics.fmean(record.tested for record in group)
-    reported = [record for record in group if record.reported and record.scored]
+    reported = headline(record for record in group if record.reported and record.scored)
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
     found: dict[str, list[float]] = {B_ALONE: [record.faithfulness(record.layer, 0.0) for record in reported]}
     for record in reported:
@@ -137,6 +144,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     )
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
+        if first.told_apart and any(record.known >= record.n_shot for record in group if record.reported):
+            unscored = NOT_KEPT
         return replace(summary, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))
@@ -147,6 +156,7 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         beta=chosen.beta,
         faithfulness=faithfulness,
         causality=causality,
+        chose=chosen.chose,
         identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ())),
     )
 

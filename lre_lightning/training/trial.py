@@ -25,7 +25,7 @@ from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import choice_of_earlier, choose_after
+from lre_lightning.records.selection import choice_of_earlier, choose_after, takes_part
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
 from lre_lightning.scoring.scores import new_record, with_grid
@@ -266,7 +266,9 @@ class FitTrial(TestedTrial):
         states, record = tested
         record, said, edited = self._with_grid(record, states)
         layer, rank = self._choose(record)
-        record = self._measured(replace(record, layer=layer, rank=rank), states, self._lres, said, edited)
+        chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
+        record = replace(record, layer=layer, rank=rank, chose=chose)
+        record = self._measured(record, states, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import signal
@@ -16,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from lre_lightning.errors import LREError
 from lre_lightning.models.language_model import LanguageModel
 from scripts.models.recipe import tiny_model
-from scripts.models.trial import largest_error
+from scripts.models.trial import largest_error, rounding_error
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SECONDS = 240  # for one model
@@ -41,32 +42,54 @@ common prefix are run is found by trying. *Shared prefix*: all attend to its key
 continues a copy of what the model keeps of it, such as the state of a recurrence. *Stepwise*: the tokens after it are
 run one at a time, because the model is wrong on several. *Whole prompts*: every prompt is run as a whole, because the
 model has no cache of tokens, or is wrong with it. Some models compute parts in float32, which bounds the
-error.
+error. The last column is of the same weights in bfloat16: whether the type is refused there, too, else the relative
+error of Jacobians beside those of float32, and how prompts are run if that is another way: there, errors of a cache or
+the whole effect of a prefix may be smaller than rounding. Errors above 0.1 are of mixtures whose experts change by
+rounding, and of norms that amplify it.
 
 {counts}
 
-| type | outcome | error |
-|---|---|---|
+| type | outcome | error | bfloat16 |
+|---|---|---|---|
 """
 
 
-def attempt(kind: str) -> tuple[str, str]:
-    """Return the outcome for a type, and the error if it works."""
+def attempt(kind: str) -> tuple[str, str, str]:
+    """Return the outcome for a type, the error if it works, and what comes out in bfloat16."""
     if kind in UNTRIED:
-        return UNTRIED[kind], ""
+        return UNTRIED[kind], "", ""
     for dtype, tolerance in TOLERANCES.items():
         try:
             lm = LanguageModel(tiny_model(kind, dtype), name=kind)
             error = largest_error(lm)
         except LREError as refused:
-            outcome = f"refused: {str(refused).partition('is not supported: ')[2].partition('. Supported are')[0]}"
+            outcome = _refused(refused)
             continue
         except Exception as raised:
-            return f"not tried: {type(raised).__name__}: {' '.join(str(raised).split())[:120]}", ""
+            return f"not tried: {type(raised).__name__}: {' '.join(str(raised).split())[:120]}", "", ""
         if error < tolerance:
-            return f"works, {WAYS[lm.way]}", f"{error:.0e}"
+            return f"works, {WAYS[lm.way]}", f"{error:.0e}", in_16_bits(kind)
         outcome = f"WRONG by {error:.0e}"
-    return outcome, ""
+    return outcome, "", in_16_bits(kind, outcome)
+
+
+def in_16_bits(kind: str, refused: str = "") -> str:
+    """Return what comes out in bfloat16 for a type that works in float32, or is refused so."""
+    model = tiny_model(kind, torch.bfloat16)
+    try:
+        lm = LanguageModel(model, name=kind)
+    except LREError as error:
+        cannot_run = "a few tokens cannot be run" in str(error)  # by transformers' own code
+        return "refused" if refused else _refused(error) if cannot_run else f"WRONG: {_refused(error)}"
+    if refused:
+        return "WRONG: not refused"
+    wide = LanguageModel(copy.deepcopy(model).float(), name=kind)
+    distance = f"{rounding_error(lm, wide):.0e}"
+    return distance if lm.way == wide.way else f"{WAYS[lm.way]}, {distance}"
+
+
+def _refused(error: LREError) -> str:
+    return f"refused: {str(error).partition('is not supported: ')[2].partition('. Supported are')[0] or error}"
 
 
 def stop(*_: object) -> None:
@@ -88,14 +111,12 @@ def main(kinds: list[str]) -> int:
         signal.alarm(0)
         print(kind, *found[kind], sep="  ", flush=True)
     if not kinds:
-        outcomes = [re.split(":| by", outcome)[0] for outcome, _ in found.values()]
+        outcomes = [re.split(":| by", outcome)[0] for outcome, *_ in found.values()]
         counts = "; ".join(f"{name}: {outcomes.count(name)}" for name in sorted(set(outcomes), reverse=True))
-        rows = [
-            f"| {kind} | {outcome.replace('|', ' ')} | {error} |" for kind, (outcome, error) in sorted(found.items())
-        ]
+        rows = [f"| {' | '.join(cell.replace('|', ' ') for cell in (kind, *found[kind]))} |" for kind in sorted(found)]
         head = HEAD.format(version=transformers.__version__, counts=f"Types: {len(found)}; {counts}.")
         PAGE.write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
-    return int(any(outcome.startswith("WRONG") for outcome, _ in found.values()))
+    return int(any("WRONG" in cell for cells in found.values() for cell in cells))
 
 
 if __name__ == "__main__":

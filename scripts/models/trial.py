@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,16 @@ def largest_error(lm: LanguageModel) -> float:
     """Return the largest relative error of s, do/ds and o with s replaced, at two layers and of two subjects."""
     lm.chunk_size = 20  # which does not divide the width
     return max(_largest_error(lm, subject) for subject in SUBJECTS)
+
+
+def rounding_error(lm: LanguageModel, wide: LanguageModel) -> float:
+    """Return the relative error of do/ds beside that of the same LM in a wider dtype, of all layers and subjects."""
+    squares = [0.0, 0.0]
+    for at in SUBJECTS:
+        found, right = (prompt_jacobian(one, PROMPT, at).jacobian for one in (lm, wide))
+        squares[0] += sum(float((found[layer].float() - right[layer]).square().sum()) for layer in right)
+        squares[1] += sum(float(right[layer].square().sum()) for layer in right)
+    return math.sqrt(squares[0] / squares[1])
 
 
 def _largest_error(lm: LanguageModel, at: int) -> float:

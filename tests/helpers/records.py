@@ -105,6 +105,7 @@ def full_record(trial=0, relation="capital", **changes):
         "template_index": 1,
         "first_tokens": 3,
         "reported": False,
+        "chose": True,
         "train": (("France", "Paris"), ("日本", "東京")),
         "seed": 7,
         "digest": "0a" * 32,

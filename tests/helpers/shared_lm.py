@@ -56,9 +56,9 @@ def use():
     }
 
 
-def refusal(folder, **options):
+def refusal(folder, dtype="float64", **options):
     try:
-        LanguageModel.from_pretrained(folder, dtype="float64", **options)
+        LanguageModel.from_pretrained(folder, dtype=dtype, **options)
     except LREError as refused:
         return str(refused)
     return ""
@@ -72,6 +72,8 @@ def run(index, folder, families):
     found["demo"] = use()
     found["three"] = refusal(f"{folder}/{families[0]}", tensor_parallel=3)
     sharding._Copy.transpose = sharding._Copy  # as if each member had the whole gradient
-    found["wrong"] = refusal(f"{folder}/{families[0]}", tensor_parallel=2).partition(" by ")[0]
+    dtypes = ("float64", "float32", "bfloat16", "float16")
+    refusals = (refusal(f"{folder}/{families[0]}", dtype, tensor_parallel=2) for dtype in dtypes)
+    found["wrong"] = [refused.partition(" by ")[0] for refused in refusals]
     Path(folder, f"found{index}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

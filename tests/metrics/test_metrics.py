@@ -18,7 +18,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from lre_lightning.errors import LREError
 from lre_lightning.metrics import Causality, Faithfulness, RecallAtK, causality, faithfulness, recall_at_k, token_ranks
-from lre_lightning.metrics.functional import success_compute
+from lre_lightning.metrics.functional import distribution_scores, success_compute
 
 FUNCTIONS = {Faithfulness: faithfulness, Causality: causality, RecallAtK: recall_at_k}
 AVERAGES = ["micro", "macro", "none"]
@@ -370,3 +370,12 @@ def test_arguments_that_do_not_fit(arguments, message):
             recall_at_k(SCORES, IDS, **arguments)
     with pytest.raises(LREError, match="k 5 is larger than the vocabulary, which has 4 tokens"):
         recall_at_k(SCORES, IDS, ks=(1, 5))
+
+
+def test_tokens_that_an_lm_excludes_have_no_part_in_a_distribution():
+    generator = torch.Generator().manual_seed(0)
+    predictions, reference = (torch.randn(*shape, generator=generator) for shape in ((4, 3, 9), (4, 9)))
+    targets = torch.tensor([0, 5, 2, 1])
+    expected = distribution_scores(predictions[..., :6], targets, reference[:, :6])
+    predictions[..., 6:] = reference[:, 6:] = -torch.inf
+    torch.testing.assert_close(distribution_scores(predictions, targets, reference), expected)

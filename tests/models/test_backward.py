@@ -1,5 +1,6 @@
 """Rules of the backward pass: forward values bit for bit, and derivatives of LMs that are written out."""
 
+import itertools
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -38,11 +39,13 @@ from tests.lre.test_jacobian import plain_jacobians, relative_error
 PROMPT = torch.arange(14) * 11 % VOCAB
 REFUSED = ["mamba", "rwkv", "recurrent_gemma", "qwen3_next", "lfm2", "jamba", "mamba2"]
 APPLIES = [family for family in [*FAMILIES, *UNSHARED, *STREAMS] if family not in REFUSED]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+IN_TURN = itertools.cycle(DTYPES)
 
 
-@pytest.mark.parametrize("family", APPLIES)
-def test_no_value_changes_and_derivatives_do(family):
-    lm = LanguageModel(tiny_model(family, torch.float32))
+@pytest.mark.parametrize(("family", "dtype"), list(zip(APPLIES, IN_TURN, strict=False)), ids=str)
+def test_no_value_changes_and_derivatives_do(family, dtype):
+    lm = LanguageModel(tiny_model(family, dtype))
     check_backward(lm, "frozen")
     exact = prompt_jacobian(lm, PROMPT, 9)
     with backward_rule("frozen"):
@@ -54,9 +57,9 @@ def test_no_value_changes_and_derivatives_do(family):
     assert torch.equal(again.jacobian[0], exact.jacobian[0])
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_blocks_without_attention_weights_are_refused(family):
-    lm = LanguageModel(tiny_model(family, torch.float32), name="mine")
+@pytest.mark.parametrize(("family", "dtype"), list(zip(REFUSED, IN_TURN, strict=False)), ids=str)
+def test_blocks_without_attention_weights_are_refused(family, dtype):
+    lm = LanguageModel(tiny_model(family, dtype), name="mine")
     with pytest.raises(LREError, match=r"mine cannot run with backward 'frozen': a block, \w+, shows no weights of"):
         check_backward(lm, "frozen")
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in lm.modules())
@@ -136,16 +139,18 @@ def test_products_are_those_of_the_sweep(monkeypatch, family, product):
     ],
     ids=["norms", "attention"],
 )
-def test_what_is_not_held_is_noticed(monkeypatch, functions, what):
-    lm = LanguageModel(tiny_model("llama", torch.float32), name="mine")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_not_held_is_noticed(monkeypatch, functions, what, dtype):
+    lm = LanguageModel(tiny_model("llama", dtype), name="mine")
     for function in functions:
         monkeypatch.delitem(backward._RULES, function)
     with pytest.raises(LREError, match=f"mine cannot run with backward 'frozen': {what}"):
         check_backward(lm, "frozen")
 
 
-def test_a_rule_that_changes_values_is_noticed(monkeypatch):
-    lm = LanguageModel(tiny_model("gpt2", torch.float32), name="mine")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_rule_that_changes_values_is_noticed(monkeypatch, dtype):
+    lm = LanguageModel(tiny_model("gpt2", dtype), name="mine")
     monkeypatch.setattr(backward, "_value_of", lambda value, twin: twin)  # the same up to rounding
     with pytest.raises(LREError, match="it changes the hidden states at layer 0"):
         check_backward(lm, "frozen")

@@ -9,11 +9,14 @@ import transformers
 from torch import nn
 
 from lre_lightning.errors import LREError
+from lre_lightning.lre.answers import most_likely
 from lre_lightning.lre.jacobian import prompt_jacobian
-from lre_lightning.models.hooks import observe, replace
+from lre_lightning.models import prefix
+from lre_lightning.models.hooks import observe, overridden, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.parts import Parts
 from lre_lightning.models.patching import PromptBatch
+from lre_lightning.models.precision import check_logits
 from tests.helpers.tiny_models import FAMILIES, LAYERS, VOCAB, WIDTH, plain_output, tiny_model
 from tests.lre.test_jacobian import PROMPT, plain_jacobians, relative_error
 
@@ -29,21 +32,23 @@ SMALL = {
     "pad_token_id": 0,
 }
 
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 REFUSED = {
-    "its hidden states depend on later tokens": ("BertForMaskedLM", {}),
+    "its hidden states depend on later tokens": ("BertLMHeadModel", {}),
     "it has an encoder beside its decoder": ("T5ForConditionalGeneration", {"d_model": 16, "num_layers": 1}),
     "it has no unembedding on top of its decoder": ("GPT2Model", {"n_embd": 16, "n_layer": 2, "n_head": 2}),
     "a few tokens cannot be run through it": ("MixtralForCausalLM", {"num_experts_per_tok": 9}),
 }
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reason", REFUSED)
-def test_unsupported_models_are_refused_with_the_reason(reason):
+def test_unsupported_models_are_refused_with_the_reason(reason, dtype):
     name, options = REFUSED[reason]
     model_class = getattr(transformers, name)
     torch.manual_seed(0)
-    model = model_class(model_class.config_class(**{**SMALL, **options}))
+    model = model_class(model_class.config_class(**{**SMALL, **options})).to(dtype)
     with pytest.raises(LREError, match=f"^{name} is not supported: {reason}.*Supported are decoder-only LMs"):
         LanguageModel(model)
     assert not any(module._forward_hooks for module in model.modules())
@@ -94,7 +99,7 @@ class OwnBlock(nn.Module):
         query, key, value = self.query_key_value(torch.tanh(stream))[:, None].chunk(3, dim=-1)
         if past is not None:
             key, value = past.update(key, value, self.index)
-        scores = query @ key.transpose(-1, -2) + 0.1 * torch.arange(key.shape[-2])
+        scores = query @ key.transpose(-1, -2) + 0.1 * torch.arange(key.shape[-2]).to(stream)
         later = torch.ones_like(scores[0, 0]).triu(key.shape[-2] - query.shape[-2] + 1).bool()
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
         return stream + self.out((weights @ value)[:, 0]), weights
@@ -134,7 +139,16 @@ class TokenLM(OwnLM):
 
     def forward(self, input_ids, **options):
         output = super().forward(input_ids, **options)
-        output.logits = output.logits + input_ids[..., None]
+        output.logits = output.logits + 0.1 * input_ids[..., None]
+        return output
+
+
+class ExcludingLM(OwnLM):
+    """Logits that exclude some tokens."""
+
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        output.logits[..., 90:] = -torch.inf
         return output
 
 
@@ -178,14 +192,29 @@ def check_runs(lm):
         ({"unembedding": nn.Linear(WIDTH, 9)}, "its token embedding, 2 blocks and unembedding do not run once"),
         ({"blocks": [nn.Linear(2, 2)]}, "its token embedding, 1 blocks and unembedding do not run once"),
         (None, "LM is not supported: it is not a Hugging Face PreTrainedModel, so its parts must be declared"),
-        ({}, "its logits do not follow from the last block's output alone"),
     ],
 )
 def test_wrong_and_missing_declarations_are_refused(own, changes, message):
-    """And a head that reads more than hidden states."""
-    own.__class__ = TokenLM
     with pytest.raises(LREError, match=message):
         LanguageModel(own, parts=None if changes is None else parts_of(own, **changes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_head_that_reads_more_than_hidden_states_is_refused(own, dtype):
+    own.__class__ = TokenLM
+    with pytest.raises(LREError, match="its logits do not follow from the last block's output alone"):
+        LanguageModel(own.to(dtype), parts=parts_of(own))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tokens_may_be_excluded_by_minus_infinity(own, dtype):
+    own.__class__ = ExcludingLM
+    lm = LanguageModel(own.to(dtype), parts=parts_of(own))
+    shares, tokens = most_likely(lm, lm(PROMPT[None])[0, -1], VOCAB)[::-1]
+    assert (shares[tokens >= 90] == 0).all()
+    assert shares.sum() == pytest.approx(1)
+    with pytest.raises(LREError, match="the logits of ExcludingLM are not finite"):
+        check_logits(torch.full((2, 9), -torch.inf), lm.name)
 
 
 class ForgetfulBody(OwnBody):
@@ -206,14 +235,43 @@ class SharingBody(OwnBody):
             return super().forward(input_ids, **options)
 
 
+class LossyBody(OwnBody):
+    """A second block that keeps nothing of the prefix."""
+
+    def forward(self, input_ids, **options):
+        with overridden({self.second: lambda stream, _: type(self.second).forward(self.second, stream, None)}):
+            return super().forward(input_ids, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
 @pytest.mark.parametrize(
     ("body", "way", "skips"),
-    [(OwnBody, "shared", True), (ForgetfulBody, "whole", True), (SharingBody, "shared", False)],
+    [
+        (OwnBody, "shared", True),
+        (ForgetfulBody, "whole", True),
+        (LossyBody, "whole", True),
+        (SharingBody, "shared", False),
+    ],
 )
-def test_a_model_runs_prompts_in_the_way_that_equals_whole_ones(own, body, way, skips):
+def test_a_model_runs_prompts_in_the_way_that_equals_whole_ones(own, body, way, skips, dtype):
     torch.manual_seed(0)
-    own.body = body().double()
-    lm = LanguageModel(own, parts=parts_of(own))
+    own.body = body()
+    lm = LanguageModel(own.to(dtype), parts=parts_of(own))
     assert (lm.way, lm._behaviour.skips) == (way, skips)
     assert (lm.name, lm.layers, lm.hidden_size, lm.vocab_size) == ("OwnLM", ("emb", 0, 1), WIDTH, VOCAB)
-    check_runs(lm)
+    if dtype == torch.float64:
+        check_runs(lm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_copies_that_lose_a_state_are_not_used(monkeypatch, dtype):
+    spread = prefix._spread
+
+    def lossy(cache, count, rows):
+        found = spread(cache, count, rows)
+        found.layers[0].conv_states = torch.zeros_like(found.layers[0].conv_states)
+        return found
+
+    assert LanguageModel(tiny_model("lfm2", dtype)).way == "copied"
+    monkeypatch.setattr(prefix, "_spread", lossy)
+    assert LanguageModel(tiny_model("lfm2", dtype)).way == "whole"

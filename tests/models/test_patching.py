@@ -60,3 +60,19 @@ def test_what_is_kept_of_the_prompts_as_they_are(family, inference, monkeypatch)
     chosen = kept.select(rows)
     torch.testing.assert_close(chosen.patched(1, values[rows]), expected[rows])
     torch.testing.assert_close(chosen.hidden_states([0], keep=True)[1], kept.hidden_states([0])[1][rows])
+
+
+def test_prompts_as_they_are_are_run_in_chunks_that_fit(monkeypatch):
+    lm, prompts = LanguageModel(tiny_model("llama")), [[1, 2, first, 4] for first in range(5, 10)]
+    expected = batch_of(lm, prompts, [2] * 5).hidden_states([1], keep=True)
+    run = LanguageModel.hidden_states
+
+    def short_of_memory(lm, ids, *rest):
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(lm, ids, *rest)
+
+    monkeypatch.setattr(LanguageModel, "hidden_states", short_of_memory)
+    with pytest.warns(UserWarning, match="out of memory for 5 prompts at a time: continuing with 2"):
+        found = batch_of(lm, prompts, [2] * 5).hidden_states([1], keep=True)
+    torch.testing.assert_close(found, expected)

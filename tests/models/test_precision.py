@@ -12,11 +12,12 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.identities import SOME
-from tests.helpers.tiny_models import VOCAB, WIDTH, tiny_model
+from tests.helpers.tiny_models import VOCAB, WAYS, WIDTH, batch_of, tiny_model
 
 PROMPTS = torch.stack([torch.arange(14) * step % VOCAB for step in (11, 13, 17)])
 POSITION = 9
 LAYERS = ("emb", 0, 1)
+ADVICE = "float16, which overflows at 65504: load the LM in bfloat16 or float32$"
 HALF = {torch.bfloat16: 0.04, torch.float16: 0.005}  # relative errors
 
 
@@ -70,10 +71,50 @@ def test_a_jacobian_too_large_for_float16_is_refused_with_advice():
     assert all(torch.isfinite(wide.jacobian[layer]).all() for layer in LAYERS)
     narrow = LanguageModel(large_gpt2().half(), name="large")
     assert all(torch.isfinite(parameter).all() for parameter in narrow.parameters())
-    message = "the Jacobian at layer {} of large is not finite in float16: load the LM in bfloat16 or float32$"
+    message = f"the Jacobian at layer {{}} of large is not finite in {ADVICE}"
     for layers in (None, [0]):
         with pytest.raises(LREError, match=message.format("emb" if layers is None else 0)):
             prompt_jacobian(narrow, PROMPTS[0], POSITION, layers)
+
+
+def overflowing_gpt2():
+    """Overflow on one token, which checks of the LM do not run."""
+    model = tiny_model("gpt2", torch.float32)
+    model.transformer.wte.weight.data[60] = 65000
+    model.transformer.h[1].mlp.c_proj.bias.data += 1000
+    return model
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_lm_that_overflows_in_float16_is_refused_with_advice(keep):
+    """It would count as one that knows nothing."""
+    with pytest.raises(LREError, match=f"the hidden states at layer 1 of GPT2LMHeadModel are not finite in {ADVICE}"):
+        LanguageModel(large_gpt2(2.0**18).half())
+    batches = {dtype: batch_of(LanguageModel(overflowing_gpt2().to(dtype), name="large")) for dtype in HALF}
+    with pytest.raises(LREError, match=f"the last hidden states of large are not finite in {ADVICE}"):
+        batches[torch.float16].hidden_states([0], keep)
+    assert all(torch.isfinite(states).all() for states in batches[torch.bfloat16].hidden_states([0], keep))
+
+
+KINDS = [
+    "gpt2",
+    "ctrl",
+    "bloom",
+    "mpt",
+    "mixtral",
+    "gemma2",
+    "gemma3",
+    "mamba",
+    "mamba2",
+    "gemma4_shared_keys",
+    "gemma3n",
+]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("family", KINDS)
+def test_an_lm_in_half_precision_is_run_as_in_float32(family, dtype):
+    assert LanguageModel(tiny_model(family, dtype)).way == WAYS[family]
 
 
 def random_lre(dtype=torch.float32):
