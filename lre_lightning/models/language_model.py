@@ -219,7 +219,13 @@ class LanguageModel(nn.Module):
         return label_of(self.name, self.revision, self.adapter)
 
     def release(self) -> None:
-        """Free the weights, even if something else still refers to this LM; it can no longer be run."""
+        """Free the weights, even if something else still refers to this LM; it can no longer be run.
+
+        Processes that share the LM must all call it.
+        """
+        if self.shards is not None:
+            self.shards.close()
+            self.shards = None
         for module in self.modules():
             for tensors in (module._parameters, module._buffers):
                 tensors.update(dict.fromkeys(tensors))

@@ -91,6 +91,10 @@ class Shards:
         group, _ = distributed.new_subgroups(members)
         return cls(group, distributed.get_rank(group), members)
 
+    def close(self) -> None:
+        """End the group, once the LM is no longer run; every member must call this."""
+        distributed.destroy_process_group(self.group)
+
     @property
     def device(self) -> torch.device:
         """The device on which this process runs its part."""
@@ -207,6 +211,7 @@ def split_model(model: PreTrainedModel, members: int) -> Shards:
     blocks = find_parts(model).blocks
     right, rounded = shards.from_first([_attempt(model), _attempt(model, blocks)] if shards.member == 0 else None)
     if isinstance(right, str):
+        shards.close()
         raise LREError(f"{name} cannot be split over {members} processes: it cannot be run on the CPU ({right})")
     total, layers = _bytes(model), _layers(model, members)
     whole = {path: (layer.weight, layer.bias) for path, layer in layers.items()}
@@ -221,6 +226,7 @@ def split_model(model: PreTrainedModel, members: int) -> Shards:
                 held = 100 * _bytes(model) / total
                 LOGGER.info("processes that share the LM: %d; each holds %.0f%% of its weights", members, held)
             return shards
+    shards.close()
     raise LREError(
         f"{name} cannot be split over {members} processes: {error or 'another process has found a difference'}; leave "
         "tensor_parallel out or try another number, and for an LM larger than a device give one process a device_map"

@@ -36,7 +36,9 @@ def compare(folder):
         products = (batch_of(one).products(lm.layers[0], vectors, product) for one in (lm, whole))
         errors[product.__name__] = error(*products)
     held, total = (sum(weight.nbytes for weight in one.parameters()) for one in (lm, whole))
-    return {**errors, "held": held / total, "same": lm.identity == whole.identity, "way": lm.way == whole.way}
+    same, way = lm.identity == whole.identity, lm.way == whole.way
+    lm.release()
+    return {**errors, "held": held / total, "same": same, "way": way}
 
 
 def use():
@@ -49,6 +51,7 @@ def use():
         edits.append((edit.after[0][0], edit.continuations(4)))
         concepts.append(estimate_concepts(lm, load_relations(name, "demo")[0], layer=2).vectors)
         lenses.append(read_lenses(lm, lm.tokenizer, "We met in Peru.", lres, [name]))
+        lm.release()
     return {
         "edits": edits,
         "concepts": error(*concepts),
@@ -75,5 +78,6 @@ def run(index, folder, families):
     dtypes = ("float64", "float32", "bfloat16", "float16")
     refusals = (refusal(f"{folder}/{families[0]}", dtype, tensor_parallel=2) for dtype in dtypes)
     found["wrong"] = [refused.partition(" by ")[0] for refused in refusals]
+    found["groups"] = len(distributed.distributed_c10d._world.pg_map)
     Path(folder, f"found{index}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

@@ -54,6 +54,11 @@ def test_edits_concepts_and_lenses_of_a_shared_lm_are_those_of_a_whole_one(found
 
 
 @pytest.mark.slow
+def test_no_group_of_processes_outlives_its_lm(found):
+    assert found["groups"] == 1  # that of all processes
+
+
+@pytest.mark.slow
 def test_a_split_that_changes_gradients_is_refused(found):
     """In any dtype."""
     wrong = "cannot be split over 2 processes: the gradients of a few tokens are wrong"
