@@ -44,7 +44,7 @@ def check_top_k(lm: LanguageModel, top_k: int) -> None:
 
 
 def distributions(lm: LanguageModel, hidden: Tensor) -> Iterator[Tensor]:
-    """Yield softmax(D(hidden)) for a few rows at a time, since logits are large: `(rows, vocab)`, float32.
+    """Yield softmax(D(hidden)) for a few rows at a time: `(rows, vocab)`, float32, or the LM's dtype if wider.
 
     Args:
         lm: The LM.
@@ -54,14 +54,14 @@ def distributions(lm: LanguageModel, hidden: Tensor) -> Iterator[Tensor]:
     for states in flat.split(lm.logit_rows(len(flat))):
         logits = lm.decode(states)
         check_logits(logits, lm.name)
-        yield logits.softmax(-1, dtype=torch.float32)
+        yield logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens of D(hidden), most likely first; see `distributions`.
 
     Returns:
-        Token ids, int64, and their probabilities, float32, `(..., top_k)` each, on the CPU.
+        Token ids, int64, and their probabilities, float32 or wider, `(..., top_k)` each, on the CPU.
     """
     chunks = [shares.topk(top_k) for shares in distributions(lm, hidden)]
     shape = (*hidden.shape[:-1], top_k)

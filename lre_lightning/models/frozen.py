@@ -103,7 +103,7 @@ class FrozenLMModule(L.LightningModule):
                     f"with a device_map one process spreads the LM, and the trainer has {self.processes.count}: "
                     "give it devices=1, or leave the device_map out"
                 )
-            check_alike(strategy, self.processes, "what the LM computes", self.lm.identity, Identity.fits)
+            check_alike(strategy, self.processes, "the LM's hidden states", self.lm.identity, Identity.fits)
             check_alike(strategy, self.processes, what, digest)
         without_wrapper(strategy, self)
 

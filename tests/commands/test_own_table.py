@@ -44,7 +44,7 @@ def test_a_given_template_is_the_relations_everywhere(table, hub, monkeypatch, c
     run("evaluate", *fit, "--n_shots=[2]")
     run("push", "lre_runs", "me/colours")
     assert "colour│colour⟦thing0⟧" in printed["data"]
-    assert re.search(r"mine +asks +\w+ +thing3 +white ", printed["predict"])
+    assert re.search(r"thing3 +mine +\w+ +1\.00 +white ", printed["predict"])
     assert re.search(r"greedy +white +blue", printed["edit"])
     records = {name: read_records([f"lre_evaluation/{name}"]) for name in ("main", "n2", "bare")}
     assert {name: {(r.template, r.n_shot) for r in some} for name, some in records.items()} == {

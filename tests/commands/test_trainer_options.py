@@ -1,7 +1,5 @@
 """Options of the Trainer on the command line: one line each, before an LM is loaded where that is possible."""
 
-import json
-
 import pytest
 
 from tests.commands.conftest import options
@@ -43,17 +41,6 @@ def test_a_fit_without_checkpoints_and_one_with_a_timer(said, fitted, tmp_path):
         assert ("half colour" in output) == (name == "none")
     assert not list((tmp_path / "none").rglob("*.ckpt"))
     assert "interval: step" in (tmp_path / "timer" / "config.yaml").read_text()
-
-
-def test_predict_shows_the_texts_that_it_may_read_with_one_device(said, fitted, tmp_path):
-    where = [f"--ckpt_path={fitted / 'run/checkpoints/last.ckpt'}", f"--trainer.default_root_dir={tmp_path}"]
-    status, _, error = said("predict", *QUICK, *where, "--trainer.limit_predict_batches=0.5", "thing0", "thing1")
-    assert status == 0, error
-    assert {lens["text"] for lens in json.loads((tmp_path / "predictions" / "lenses.json").read_text())} == {"thing0"}
-    status, _, error = said("predict", *QUICK, *where, "--trainer.limit_predict_batches=0", "thing0")
-    assert (status, error) == (2, "error: a page of lenses needs at least one\n")
-    status, _, error = said("predict", *QUICK, *where, "--trainer.devices=2", "thing0", "thing1")
-    assert (status, error) == (2, "error: one process reads texts, and the Trainer has 2: give --trainer.devices 1\n")
 
 
 def test_a_relation_whose_lre_was_not_kept_is_not_said_to_be_unknown(said, fitted, tmp_path):

@@ -135,14 +135,14 @@ def test_a_token_more_and_a_short_context_change_nothing_and_fail_nothing():
     count = len(lm.model.get_input_embeddings().weight)
     lm.model.resize_token_embeddings(count + 1)
     assert lm.identity.fits(BASE)
-    assert identity_of(tiny_model("gpt2", torch.float32, n_positions=8)).blocks == LAYERS
+    assert identity_of(tiny_model("gpt2", torch.float32, n_positions=64)).blocks == LAYERS
 
 
 def test_what_overflows_is_named():
-    model = tiny_model("gpt2", torch.float32)
-    model.lm_head.weight = torch.nn.Parameter(torch.full_like(model.lm_head.weight, 3e38))
+    lm = LanguageModel(tiny_model("gpt2", torch.float32), name="tiny")
+    lm.model.lm_head.weight.data.fill_(3e38)
     with pytest.raises(LREError, match="tiny overflows in float32: load it in bfloat16 or float32"):
-        Identity.of(LanguageModel(model, name="tiny"))
+        Identity.of(lm)
 
 
 def test_a_comparison_says_what_differs():

@@ -12,20 +12,21 @@ from lre_lightning.records.analysis import by_model, same_trials
 from lre_lightning.report.chapters import chapters_of
 from lre_lightning.report.sections import picture_of
 from lre_lightning.report.sweeps import plot_layers_by_relation
+from tests.helpers.records import low_rank, majorities, with_measures
 from tests.report.artists import curves, titles
 from tests.report.examples import record
 
 NAMES = ("a", "b", "c", "d", "e")
-CONSTANT = {"betas": (0.0, 2.0), "majority": {"training": 1, "data": 3}}
-FIRST = [record(name, 0, 9, 8, chose=True, **CONSTANT) for name in NAMES]
+FIRST = [
+    with_measures(record(name, 0, 9, 8, chose=True, betas=(0.0, 2.0)), {"majorities": majorities(1, 3)})
+    for name in NAMES
+]
 
 
 def at_the_choice(one, trial, known_of_ten):
     """A later trial, of the chosen layer and rank, without what only first trials measure."""
-    counts = {"faithful": ((known_of_ten,) * 2,), "causal": ((2,),), "faithful_low_rank": (known_of_ten,)}
-    without = {"faithful_baselines": {}, "causal_baselines": {}, "faithful_zero_shot": (), "zero_shot_baselines": {}}
-    place = {"layers": (0,), "ranks": (4,), "chose": False, "trial": trial, "majority": {}}
-    return replace(one, **place, **counts, **without, line_integrals=(), generations=())
+    counts = {"faithful": ((known_of_ten,) * 2,), "causal": ((2,),), "measures": {"low rank": low_rank(known_of_ten)}}
+    return replace(one, layers=(0,), ranks=(4,), chose=False, trial=trial, **counts)
 
 
 LATER = [at_the_choice(one, trial, known) for one in FIRST for trial, known in ((1, 5), (2, 3))]

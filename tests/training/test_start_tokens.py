@@ -14,6 +14,7 @@ from lre_lightning.lens.lens import TextStates
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.table import read_answers
 from lre_lightning.lre.lre import LRE
+from lre_lightning.measures import Baselines, Distributions, WholeObjects
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.texts import Text
 from tests.helpers import tokenizers_fixtures as tokenizers
@@ -105,8 +106,8 @@ def test_a_fit_names_its_start_token_and_takes_the_lms_tokenizer(tmp_path, caplo
     model, relations = str(write_toy_model(tmp_path / "model")), str(write_toy_relations(tmp_path / "relations"))
     prompts = Prompts(start_token=start_token, shots=0)
     data = RelationDataModule(None, "thing colour", relations, n_shot=2, trials=1, prompts=prompts)
-    fitting = {"baselines": True, "measures": True, "whole_objects": True}
-    module = LREModule(model, layers=[0], betas=[1.0], ranks=[4], fitting=fitting)
+    measures = [Baselines(), Distributions(), WholeObjects()]
+    module = LREModule(model, layers=[0], betas=[1.0], ranks=[4], measures=measures)
     used = {"auto": "bos", "none": "none"}[start_token]
     words = {"bos": "start token '[BOS]' (bos)", "none": "no start token"}[used]
     assert words in str(module.forecast(data))
