@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -142,7 +143,8 @@ class ResultsScalars(Callback):
       relations that are finished; the step is their number.
     - ``faithfulness by layer/<relation>`` and ``causality by layer/<relation>``, at the relation's beta and rank: the
       step is the layer, -1 for the embedding.
-    - at the end, ``final/faithfulness``, ``final/causality`` and, from `BetaTuning`, ``final/best beta``. They are the
+    - at the end, ``final/faithfulness``, ``final/causality``, the same of every column that a measure gives tables and,
+      from `BetaTuning`, ``final/best beta``. They are the
       run's row under HParams in TensorBoard, provided that its logger was made with ``default_hp_metric=False``.
 
     A resumed fit logs the relations that it finds finished again, at the same steps. Works with the modules and
@@ -189,12 +191,21 @@ class ResultsScalars(Callback):
 
     def _finish(self, trainer: Any, module: Any) -> None:
         self._log(trainer, module, trainer.current_epoch)
-        final = _means(module.records.values(), "final/")
+        records = list(module.records.values())
+        final = _means(records, "final/")
+        for name in dict.fromkeys(name for record in records for name in record.columns):
+            mean = over_relations(records, partial(_column, name=name))
+            if mean is not None:
+                final[f"final/{name}"] = mean[0]
         for callback in trainer.callbacks:
             if isinstance(callback, BetaTuning) and callback.beta is not None:
                 final["final/best beta"] = callback.beta
         if final:
             log_final(trainer, final, self._logged, {**module.hparams, **getattr(trainer.datamodule, "hparams", {})})
+
+
+def _column(record: TrialRecord, name: str) -> float:
+    return record.columns.get(name, math.nan)
 
 
 def _means(records: Iterable[TrialRecord], before: str, after: str = "", **point: Layer) -> dict[str, float]:

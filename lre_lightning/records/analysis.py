@@ -155,7 +155,6 @@ def random_guess(record: TrialRecord) -> float:
     return record.random_guess
 
 
-MAPS = ("linear regression", "translation", "identity")
 MAJORITIES = ("majority of training", "majority of data")
 
 CONSTANT: dict[str, Score] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choice_of_earlier, choose_after, takes_part
+from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
 from lre_lightning.scoring.scores import new_record, with_grid
@@ -124,7 +126,14 @@ class TestedTrial:
         """Return the record with what each measure has found."""
         tokens = self.run.data.coverage(self.trial.relation).tokens
         scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens)
-        return replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
+        record = replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
+        columns = Counter(
+            name for found in record.measures.values() for name, tally in found.tallies.items() if tally.column
+        )
+        for name, count in columns.items():
+            if count > 1 or name in CSV_COLUMNS:
+                raise LREError(f"two columns of the results are called {name!r}: give the tally another name")
+        return record
 
 
 class FitTrial(TestedTrial):
