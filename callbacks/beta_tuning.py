@@ -14,13 +14,14 @@ from typing_extensions import override
 from lre_lightning.callbacks.log import CONSOLE, LOGGER, RelationLog
 from lre_lightning.callbacks.loggers import CARD_WIDTH, log_image, log_scalars, log_text
 from lre_lightning.callbacks.needs import require
-from lre_lightning.errors import check_choice
+from lre_lightning.errors import LREError, check_choice
 from lre_lightning.records.analysis import FEW_RELATIONS, categories, counted
 from lre_lightning.records.choices import BetaCriterion, as_good_betas, best_beta, beta_scores, most_faithful_beta
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.plotting import narrowed, number_of, r_of
 from lre_lightning.report.sweeps import plot_beta
 from lre_lightning.report.tables import cell_text
+from lre_lightning.runs.processes import share_error
 
 
 class BetaTuning(Callback):
@@ -80,13 +81,23 @@ class BetaTuning(Callback):
         if self.beta is None:
             return
         if self.apply:
-            module.set_beta(self.beta)
-            for callback in trainer.checkpoint_callbacks:
-                path = isinstance(callback, ModelCheckpoint) and (callback.last_model_path or callback.best_model_path)
-                if path and Path(path).exists():
-                    trainer.save_checkpoint(path)
+            self._apply(trainer, module, self.beta)
         if trainer.is_global_zero:
             self._log(trainer, records, f"{why}; {'' if self.apply else 'not '}applied")
+
+    def _apply(self, trainer: L.Trainer, module: Any, beta: float) -> None:
+        error = None
+        try:
+            module.set_beta(beta)
+        except LREError as raised:  # of the first process's files
+            error = raised
+        share_error(trainer, error)
+        for callback in trainer.checkpoint_callbacks:
+            if not isinstance(callback, ModelCheckpoint):
+                continue
+            path = callback.last_model_path or callback.best_model_path
+            if trainer.strategy.broadcast(bool(path and Path(path).exists())):  # other nodes may not see the file
+                trainer.save_checkpoint(path)
 
     def choose(self, records: Sequence[TrialRecord]) -> tuple[float | None, str]:
         """Choose beta, from records of one LM, and say why, and which betas the data cannot tell from it.

@@ -18,6 +18,7 @@ from typing_extensions import override
 from lre_lightning.callbacks.needs import require_trials
 from lre_lightning.callbacks.progress import FitProgress
 from lre_lightning.errors import first_line
+from lre_lightning.prompts.prompt import start_text
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize
 from lre_lightning.runs.times import duration
@@ -58,10 +59,12 @@ class RelationLog(Callback):
         assert progress is not None  # since setup
         lm = getattr(getattr(pl_module, "lm", None), "name", type(pl_module).__name__)
         trials, each = len(progress.schedule), len({trial for _, trial in progress.schedule})
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        start = f", {start_text(data)}" if hasattr(data, "prompts") else ""
         sizes = f"relations {len(progress.relations)}, trials {trials} ({each} per relation)"
         devices = f"devices {trainer.world_size} x {trainer.strategy.root_device.type}"
         resumed = f", resumed at trial {progress.first + 1} of {trials}" if progress.first else ""
-        self.write(trainer, f"fit of {lm!r}: {sizes}, {devices}{resumed}")
+        self.write(trainer, f"fit of {lm!r}: {sizes}, {devices}{start}{resumed}")
 
     @override
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:

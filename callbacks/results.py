@@ -15,11 +15,13 @@ from typing_extensions import override
 from lre_lightning.callbacks.beta_tuning import BetaTuning
 from lre_lightning.callbacks.loggers import CARD_WIDTH, log_final, log_image, log_scalars, log_table
 from lre_lightning.callbacks.needs import require, require_trials
+from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category, whole_grids
 from lre_lightning.records.files import write_records
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import summarize, write_csv
+from lre_lightning.relations.subjects import subjects_of, write_subjects
 from lre_lightning.report.console import print_results, results_table
 from lre_lightning.report.plotting import narrowed
 from lre_lightning.report.relations import plot_relations
@@ -34,6 +36,7 @@ class ResultsTable(Callback):
     ``<default_root_dir>/fit_results.jsonl`` (or ``validate_results``) has every count, for `read_records` and for
     reports; ``fit_results.csv`` has the scores of each relation and trial at the chosen layer, beta and rank, with the
     columns `COLUMNS`. Both grow with every trial of a fit; a resumed fit starts them with what its checkpoint holds.
+    ``subjects.json`` has the subjects of a `RelationDataModule`'s relations, which lenses look for in texts.
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:
@@ -56,6 +59,10 @@ class ResultsTable(Callback):
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         on_rank_zero(trainer, lambda: self._write(trainer, pl_module))
+        data = getattr(trainer, "datamodule", None)
+        if isinstance(data, RelationDataModule):
+            folder, subjects = self._path(trainer, "csv").parent, subjects_of(data.relations)
+            on_rank_zero(trainer, lambda: write_subjects(subjects, folder))
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

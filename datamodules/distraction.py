@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from lre_lightning.datamodules.loaders import Portion
 from lre_lightning.datamodules.relations import RelationDataModule
 from lre_lightning.errors import LREError, check_choice, check_number
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch
 from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after, pass_over_blanks
 from lre_lightning.prompts.trials import Trial
@@ -105,7 +106,7 @@ class DistractionDataModule(RelationDataModule):
 
     def __init__(
         self,
-        tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
+        tokenizer: Union[str, "PreTrainedTokenizerBase", None] = None,
         distraction: Distraction = "repetition",
         repetitions: int = 2,
         falsehood_separator: str = ". ",
@@ -136,6 +137,11 @@ class DistractionDataModule(RelationDataModule):
                     f"the relation {relation.name!r} has only the object {relation.objects[0]!r}, so nothing false can "
                     "be stated about its subjects: leave it out by --data.selection.exclude"
                 )
+
+    def use(self, lm: LanguageModel) -> None:
+        """Make prompts for an LM; see `RelationDataModule.use`."""
+        super().use(lm)
+        self._served = None
 
     def trial(self, index: int) -> Trial:
         """Return a trial with those of its test samples that have a false object."""
@@ -179,7 +185,8 @@ class DistractionDataModule(RelationDataModule):
             for sample in false:
                 stated = f"{fill(template, sample.subject)} {sample.object}{self.falsehood_separator}"
                 heads.append(stated * self.repetitions if self.distraction == "repetition" else stated + INSTRUCTION)
-            asked = (read(make_prompts_after(self.tokenizer, template, samples, heads)) for samples in (true, false))
+            make = partial(make_prompts_after, self.tokenizer, template, heads=heads, options=self.prompts)
+            asked = (read(make(samples)) for samples in (true, false))
             for i, prompt, other in zip(tried, *asked, strict=True):
                 if prompt.object_token != other.object_token:
                     distracted[i] = DistractedPrompt(i, prompt, undistracted[i], other.object, other.object_token)

@@ -18,6 +18,8 @@ from lre_lightning.datamodules.loaders import Loader, Portion, load, shapes_of, 
 from lre_lightning.datamodules.records import arguments_of, check_repeatable
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.sentences import check_match
 from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, pad_token
 from lre_lightning.options import options_of
 from lre_lightning.prompts.batch import RelationBatch, collate
@@ -60,7 +62,8 @@ class RelationDataModule(LightningDataModule):
         together: Number of prompts that keep the device busy; an `LREModule` sets it for its LM.
 
     Args:
-        tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
+        tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer. By
+            default that of the LM for which prompts are made, and without an LM that of the demo; see `use`.
         relations: Names, categories or paths of relations; None for all. See `load_relations`.
         source: Where relations come from and names and categories are looked up: ``"demo"``, ``"paper"``, a file or
             folder, a data set's name on the Hub, a `datasets.Dataset`, `Relation` values, or a list of such. By default
@@ -85,7 +88,7 @@ class RelationDataModule(LightningDataModule):
 
     def __init__(
         self,
-        tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
+        tokenizer: Union[str, "PreTrainedTokenizerBase", None] = None,
         relations: str | list[str] | None = None,
         source: Any = None,
         n_shot: int = 8,
@@ -101,7 +104,7 @@ class RelationDataModule(LightningDataModule):
         check_number("seed", seed, 0)
         self.n_shot, self.trials, self.seed = n_shot, trials, seed
         self.together = 1
-        self.prompts = options_of(Prompts, prompts, "prompts")
+        self.prompts = self._given_prompts = options_of(Prompts, prompts, "prompts")
         self.selection = options_of(Selection, selection, "selection")
         self.loader = options_of(Loader, loader, "loader")
         self.texts = list(self.loader.texts)
@@ -109,7 +112,7 @@ class RelationDataModule(LightningDataModule):
             check_number("max_samples", self.selection.max_samples, n_shot + 1)
         if self.prompts.train_samples and trials > 1:
             raise LREError(f"with train_samples all {trials} trials would be the same: give trials=1")
-        if not isinstance(tokenizer, str):
+        if not isinstance(tokenizer, str | None):
             check_tokenizer(tokenizer)
         self._given_tokenizer = tokenizer
         self._names = plain_names(relations)
@@ -124,7 +127,7 @@ class RelationDataModule(LightningDataModule):
 
     @classmethod
     def of_record(
-        cls, record: "TrialRecord", tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo", **options: Any
+        cls, record: "TrialRecord", tokenizer: Union[str, "PreTrainedTokenizerBase", None] = None, **options: Any
     ) -> "RelationDataModule":
         """Make the datamodule that serves one trial again, from the record of its results.
 
@@ -141,8 +144,8 @@ class RelationDataModule(LightningDataModule):
     def changed(self, **options: Any) -> "RelationDataModule":
         """Return a datamodule with some arguments changed; a mapping of options changes the fields that it has."""
         given = {**self._plain_arguments(), "tokenizer": self._given_tokenizer, "source": self._source}
+        given |= {"prompts": self._given_prompts, "selection": self.selection, "loader": self.loader}
         for name in ("prompts", "selection", "loader"):
-            given[name] = getattr(self, name)
             if isinstance(options.get(name), Mapping):
                 given[name] = replace(given[name], **options.pop(name))
         return type(self)(**given | options)
@@ -172,8 +175,26 @@ class RelationDataModule(LightningDataModule):
                 "`lre data --check true` lists all",
                 *(len(problems), problems[0].relation, problems[0].what),
             )
-        _ = self.tokenizer
+        if self._given_tokenizer is not None:
+            _ = self.tokenizer
         self._is_set_up = True
+
+    def use(self, lm: LanguageModel) -> None:
+        """Make prompts for an LM: with its tokenizer, unless one was given, and with the start token that suits it.
+
+        An `LREModule` calls it in its `setup`. The LM has this tokenizer from then on.
+
+        Raises:
+            LREError: The tokenizer that was given is not the LM's, or it has not got the start token.
+        """
+        if self._given_tokenizer is None:
+            self.tokenizer = lm.tokenizer
+        else:
+            check_match(lm, self.tokenizer, "--data.tokenizer")
+            lm.tokenizer = self.tokenizer
+        self.prompts = self._given_prompts.of(lm)
+        self._batches.clear()
+        self._coverage.clear()
 
     def candidates(self) -> tuple[Relation, ...]:
         """Return the relations that are selected, at least one, also those that have too few samples for a trial.
@@ -211,7 +232,7 @@ class RelationDataModule(LightningDataModule):
         """The tokenizer, which is loaded at first use."""
         given, loader = self._given_tokenizer, self.loader
         options = loader.tokenizer_revision, loader.trust_remote_code, loader.gguf_file
-        return load_tokenizer(given, *options) if isinstance(given, str) else given
+        return load_tokenizer(given or DEMO, *options) if isinstance(given, str | None) else given
 
     @property
     def relations(self) -> tuple[Relation, ...]:
@@ -231,7 +252,7 @@ class RelationDataModule(LightningDataModule):
         """SHA-256 of the relations and of everything that their trials and prompts depend on."""
         relations = [[r.digest, r.category, self._chosen[r.name][1]] for r in self.relations]
         numbers = [self.n_shot, self.trials, self.selection.first_trial, self.seed]
-        prompts = asdict(replace(self.prompts, template=0))  # the templates themselves are in `relations`
+        prompts = asdict(replace(self._given_prompts, template=0))  # the templates themselves are in `relations`
         prompts = {name: value for name, value in prompts.items() if name != "choosing_trials" or value}
         return hashlib.sha256(json.dumps([relations, numbers, prompts]).encode()).hexdigest()
 
@@ -313,12 +334,12 @@ class RelationDataModule(LightningDataModule):
         if not self.texts:
             raise LREError("there is no text to predict from: give texts")
         process, count = self._process
-        return DataLoader(self.texts[process::count], batch_size=None)  # type: ignore[arg-type]
+        return load(self.texts[process::count], str)
 
     def subjects_alone(self, batch: RelationBatch) -> RelationBatch:
         """Return the subjects of a batch in zero-shot prompts that hold nothing else, on the same device."""
         samples = [Sample(prompt.subject, prompt.object) for prompt in batch.prompts]
-        prompts = make_prompts(self.tokenizer, SLOT, samples)
+        prompts = make_prompts(self.tokenizer, SLOT, samples, options=Prompts(start_token=self.prompts.start_token))
         alone = collate(
             prompts,
             relation=int(batch.relation[0]),
@@ -378,7 +399,7 @@ class RelationDataModule(LightningDataModule):
     def _plain_arguments(self) -> dict[str, Any]:
         """Return the arguments as plain data, without texts and secrets, from which the same data are found again."""
         given = self._given_tokenizer
-        name = given if isinstance(given, str) else given.name_or_path or ""
+        name = given if isinstance(given, str) else getattr(given, "name_or_path", "")
         if name != DEMO and os.path.exists(os.path.expanduser(name)):
             name = os.path.abspath(os.path.expanduser(name))
         options = self.selection.options and {k: v for k, v in self.selection.options.items() if k != "token"}
@@ -389,7 +410,7 @@ class RelationDataModule(LightningDataModule):
             "n_shot": self.n_shot,
             "trials": self.trials,
             "seed": self.seed,
-            "prompts": asdict(self.prompts),
+            "prompts": asdict(self._given_prompts),
             "selection": asdict(replace(self.selection, options=options)),
             "loader": asdict(replace(self.loader, texts=[])),
         }

@@ -1,6 +1,6 @@
 """The datamodule of the Jacobian lens: ordinary texts as sequences of tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -13,9 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lre_lightning.datamodules.loaders import load
+from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.estimator import digest_of_texts
-from lre_lightning.models.tokenizer import load_tokenizer, start_token
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.sentences import check_match
+from lre_lightning.models.tokenizer import StartToken, load_tokenizer, start_tokens
 from lre_lightning.options import option, options_of
 from lre_lightning.prompts.texts import open_texts
 from lre_lightning.prompts.tokenization import tokenize
@@ -34,6 +37,7 @@ class Reading:
     Attributes:
         column: The column of the texts in tables and data sets.
         split: The split of data sets, if they have several.
+        start_token: What each sequence starts with, as in `Prompts`.
         tokenizer_revision: The tokenizer's branch, tag or commit on the Hub.
         trust_remote_code: Whether to run Python code from the tokenizer's repository.
         gguf_file: Name of the GGUF file that holds the tokenizer, in a folder or repository.
@@ -41,6 +45,7 @@ class Reading:
 
     column: str = option("text")
     split: str | None = option()
+    start_token: StartToken = option("auto")
     tokenizer_revision: str | None = option(None, linked="model.loading.revision")
     trust_remote_code: bool = option(False, harmless=True, explicit=True, linked="model.loading.trust_remote_code")
     gguf_file: str | None = option(None, linked="model.loading.gguf_file")
@@ -56,7 +61,8 @@ class TextDataModule(LightningDataModule):
     Args:
         texts: A file, a data set's name on the Hub, a folder that `save_to_disk` wrote, a `datasets.Dataset`, or a list
             of such.
-        tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer.
+        tokenizer: A model's name on the Hub, its folder, ``"demo"`` for the bundled model, or a fast tokenizer. By
+            default that of the LM whose lens is estimated, and without an LM that of the demo.
         length: The number of tokens of a sequence, with the start token.
         shortest: Sequences of fewer tokens are left out, such as those of headings and the rests of texts.
         limit: The largest number of sequences; all if None.
@@ -71,7 +77,7 @@ class TextDataModule(LightningDataModule):
     def __init__(
         self,
         texts: Any,
-        tokenizer: Union[str, "PreTrainedTokenizerBase"] = "demo",
+        tokenizer: Union[str, "PreTrainedTokenizerBase", None] = None,
         length: int = 128,
         shortest: int = 32,
         limit: int | None = 1000,
@@ -86,7 +92,8 @@ class TextDataModule(LightningDataModule):
         self.length, self.shortest, self.limit, self.batch_size = length, shortest, limit, batch_size
         self.reading = options_of(Reading, reading, "reading")
         self._texts, self._given_tokenizer = texts, tokenizer
-        name = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
+        self.start_token = self.reading.start_token
+        name = tokenizer if isinstance(tokenizer, str | None) else tokenizer.name_or_path
         arguments: dict[str, Any] = {"length": length, "shortest": shortest, "limit": limit, "batch_size": batch_size}
         arguments |= {"texts": plain_source(texts), "tokenizer": name, "reading": asdict(self.reading)}
         self.save_hyperparameters(arguments)
@@ -99,12 +106,29 @@ class TextDataModule(LightningDataModule):
         """Read and tokenize the texts."""
         _ = self.sequences
 
+    def use(self, lm: LanguageModel) -> None:
+        """Make sequences for an LM: with its tokenizer, unless one was given, and with the start token that suits it.
+
+        A `JacobianLensModule` calls it in its `setup`. The LM has this tokenizer from then on.
+
+        Raises:
+            LREError: The tokenizer that was given is not the LM's, or it has not got the start token.
+        """
+        if self._given_tokenizer is None:
+            self.tokenizer = lm.tokenizer
+        else:
+            check_match(lm, self.tokenizer, "--data.tokenizer")
+            lm.tokenizer = self.tokenizer
+        self.start_token = lm.start_token if self.reading.start_token == "auto" else self.reading.start_token
+        for made in ("sequences", "digest"):
+            vars(self).pop(made, None)
+
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer, which is loaded at first use."""
         given, reading = self._given_tokenizer, self.reading
         options = reading.tokenizer_revision, reading.trust_remote_code, reading.gguf_file
-        return load_tokenizer(given, *options) if isinstance(given, str) else given
+        return load_tokenizer(given or DEMO, *options) if isinstance(given, str | None) else given
 
     @cached_property
     def sequences(self) -> list[list[int]]:
@@ -114,7 +138,8 @@ class TextDataModule(LightningDataModule):
             LREError: A text cannot be read, or none is long enough.
         """
         texts = read_texts(self._texts, self.reading.column, self.reading.split)
-        sequences = list(islice(token_sequences(self.tokenizer, texts, self.length, self.shortest), self.limit))
+        cut = token_sequences(self.tokenizer, texts, self.length, self.shortest, self.start_token)
+        sequences = list(islice(cut, self.limit))
         if not sequences:
             raise LREError(f"no text has {self.shortest} tokens: give longer ones, or another --data.shortest")
         return sequences
@@ -152,11 +177,16 @@ def read_texts(source: Any, column: str = "text", split: str | None = None) -> I
 
 
 def token_sequences(
-    tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], length: int = 128, shortest: int = 32
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: Iterable[str],
+    length: int = 128,
+    shortest: int = 32,
+    start_token: StartToken = "auto",
 ) -> Iterator[list[int]]:
     """Cut texts into sequences of `length` tokens, each with the start token in front; leave out those too short."""
-    start = start_token(tokenizer)
+    start = start_tokens(tokenizer, start_token)
+    own = length - len(start)
     for text in texts:
         ((ids, _),) = tokenize(tokenizer, [text])
-        pieces: list[Sequence[int]] = [ids[i : i + length - 1] for i in range(0, len(ids), length - 1)]
-        yield from ([start, *piece] for piece in pieces if len(piece) + 1 >= shortest)
+        pieces = ([*start, *ids[i : i + own]] for i in range(0, len(ids), own))
+        yield from (piece for piece in pieces if len(piece) >= shortest)

@@ -24,7 +24,8 @@ from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8"]
+START = "--data.prompts.start_token=bos"
+OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8", START]
 WHOLE = ["baselines=true", "line_integrals=10", "generations=1", "whole_objects=true"]
 TABLES = (
     "distraction/attribute_lens.csv",
@@ -61,7 +62,7 @@ def main(folder: str, source: str = "paper") -> None:
         fit(f"n{n}", *chosen(scored[::2]), "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
     lre("distract", root / "main")
     lre("cross", root / "main")
-    few = "--model.name_or_path=smollm2", source_of, chosen(scored[::4])[1], "--data.trials=1", "--jacobians=8"
+    few = "--model.name_or_path=smollm2", START, source_of, chosen(scored[::4])[1], "--data.trials=1", "--jacobians=8"
     lre("concepts", root / "main", *few)
     for table in TABLES:
         shutil.copy(root / "main" / table, RESULTS)
@@ -91,6 +92,7 @@ def lens(root: Path) -> None:
             written.append(lm.tokenizer.decode(out[0]))
         texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in written))
     options = ["--model.name_or_path=smollm2", f"--data.texts={texts}", "--data.length=32", "--data.shortest=24"]
+    options.append("--data.reading.start_token=bos")
     lre("jlens", root / "lens", *options)
 
 

@@ -22,6 +22,7 @@ from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.lre.editing import PromptEdit, hidden_at
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.moving import Coordinates, move_prompt, put, swap
+from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.relations.relation import Sample
 from lre_lightning.relations.sources import load_relations
@@ -117,7 +118,8 @@ def main(source: str | None = None) -> None:
         found: dict[str, list[tuple[float, ...]]] = {}
         for relation in relations:
             lre = collection[relation, min(trial for key, trial in collection if key == relation)].bind(lm)
-            concepts = estimate_concepts(lm, data[relation], lre.layer)
+            prompts = Prompts(start_token=lre.origin.form["start_token"])
+            concepts = estimate_concepts(lm, data[relation], lre.layer, prompts=prompts)
             lens = None if name != "demo" else estimate_lens(lm, collection)
             for pair, (asked, wanted) in known_pairs(lm, lre, data[relation].samples, concepts.objects):
                 answer = int(lm.predict(hidden_at(lm, wanted, lm.num_layers - 1, -1)))

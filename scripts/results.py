@@ -28,13 +28,23 @@ from lre_lightning.records.analysis import (
     over_relations,
     overall,
     per_relation,
+    scored_in_all,
+    whole_grids,
 )
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.summary import summarize
 from lre_lightning.report.baselines import plot_causality_baselines, plot_faithfulness_baselines
 from lre_lightning.report.findings import findings
 from lre_lightning.report.page import plot
-from lre_lightning.report.relations import chosen_layers, plot_categories, plot_relations, plot_scatter, whole_objects
+from lre_lightning.report.relations import (
+    choice_text,
+    chosen_layers,
+    plot_categories,
+    plot_relations,
+    plot_scatter,
+    whole_objects,
+)
 from lre_lightning.report.sections import Picture, picture_of
 from lre_lightning.report.sweeps import (
     plot_beta,
@@ -129,15 +139,22 @@ def main() -> None:
     with (DOCS / "results" / "paper.csv").open(newline="") as file:
         paper = {row["relation"]: row for row in csv.DictReader(file)}
     records = model.main
+    first = [record for record in records if record.faithful_baselines]
+    by_layer, by_rank = (choice_text(whole_grids(records, axis)) for axis in ("layers", "ranks"))
     pictures = {
         "Relations": [picture_of(plot_relations, records), picture_of(plot_scatter, records)],
         "Categories": [picture_of(plot_categories, [model])],
-        "Layers": [picture_of(plot_layers, records), picture_of(plot_layers_by_relation, records)],
-        "Ranks and β": [picture_of(plot_ranks, records), picture_of(plot_beta, records)],
-        "Baselines": [picture_of(plot_faithfulness_baselines, records), picture_of(plot_causality_baselines, records)],
+        "Layers": [picture_of(plotted, records, note=by_layer) for plotted in (plot_layers, plot_layers_by_relation)],
+        "Ranks and β": [picture_of(plot_ranks, records, note=by_rank), picture_of(plot_beta, records)],
+        "Baselines": [
+            picture_of(plotted, first, note=choice_text(first))
+            for plotted in (plot_faithfulness_baselines, plot_causality_baselines)
+        ],
     }
     if len(model.by_n) > 1:
-        pictures["Number of examples"] = [picture_of(plot_n, dict(sorted(model.by_n.items())))]
+        by_n = dict(sorted(model.by_n.items()))
+        own = choice_text(list(chain(*scored_in_all(by_n).values())))
+        pictures["Number of examples"] = [picture_of(plot_n, by_n, note=own)]
     if model.bare:
         pictures["Without relation-specific text"] = [picture_of(plot_mode_switch, records, model.bare)]
     sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
@@ -187,9 +204,10 @@ def head(records: Sequence[TrialRecord]) -> str:
 - n = {first.n_shot} examples as in the paper, seed 0; {trials} trials of each relation, where the paper has 24. The
   first one is scored on the whole grid, and the others at the layer and rank that it chose.
 - All {layers} layers, ranks {ranks}, β from {first.betas[0]:g} to {first.betas[-1]:g}.
+- {choice_text(records)} The first trial's are beside them below.
 - A trial asks for its test samples in a drawn order until the LM knows 60 of them (`--model.fitting.max_known 60`).
 - Of {len(few)} relations the LM knows fewer than n test samples; as in the paper they are not scored.
-- Layer and rank are those of the best causality on the first trial's samples, where scores look better than elsewhere.
+- Layer and rank are those of the best causality on the first trial's samples.
 
 [Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
 `python -m scripts.measure FOLDER` measures them again in some hours on two cores, and resumes what was stopped."""
@@ -206,7 +224,7 @@ def gained(records: Sequence[TrialRecord]) -> str:
     """Say how much better scores look in the trial that chose layer and rank than in the others."""
     lines = []
     for name, score in SCORES.items():
-        chose, others = (per_relation([r for r in records if (r.trial > 0) == late], score) for late in (False, True))
+        chose, others = (per_relation([r for r in records if r.chose == own], score) for own in (True, False))
         names, pairs = joint(chose, others)
         apart = estimate(pairs, mean_difference)
         assert apart is not None
@@ -338,12 +356,14 @@ def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> 
     """Return the table of all relations beside the paper's."""
     alone = partial(faithfulness, beta=0.0)
     scores = [per_relation(records, score) for score in (faithfulness, causality, alone)]
+    scores += [per_relation([r for r in records if r.chose], score) for score in SCORES.values()]
+    known = {summary.relation: summary.known_of for summary in summarize(records)}
     rows = []
     for first in {record.relation: record for record in reversed(records)}.values():
         name, theirs = first.relation, paper.get(first.relation)
         gptj = [f"{theirs[s]} ± {theirs[f'{s}_deviation']}" if theirs else "-" for s in ("faithfulness", "causality")]
         own = str(first.layer) if first.scored else None, first.rank, *(found.get(name) for found in scores)
-        rows.append((name, first.category, f"{first.known} of {first.tested}", *own, *gptj))
+        rows.append((name, first.category, known[name], *own, *gptj))
     rows.sort(key=lambda row: row[1::-1])
     columns = (
         "relation",
@@ -354,12 +374,15 @@ def beside(records: Sequence[TrialRecord], paper: dict[str, dict[str, str]]) -> 
         "faithfulness",
         "causality",
         "b alone",
+        "first trial: F",
+        "C of it",
         "GPT-J: F",
         "C",
     )
     note = (
         "With 95% intervals, which say what other samples of the relation would change. *b alone* is the "
-        "faithfulness at β = 0, which says the same for every subject. GPT-J's: means and deviations over trials."
+        "faithfulness at β = 0, which says the same for every subject. *First trial*: the scores of the trial that "
+        "chose layer and rank. GPT-J's: means and deviations over trials."
     )
     return f"## All relations\n\n{note}\n\n" + markdown(Table("relations", "", columns, tuple(rows)))
 

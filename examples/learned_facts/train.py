@@ -47,6 +47,7 @@ def linearity(model: nn.Module, data: RelationDataModule, layer: int) -> tuple[f
     """Return the fraction of test facts that an LM says, and how often an LRE says the same as the LM for these."""
     lm = LanguageModel(copy.deepcopy(model), "fine-tuned")  # a frozen copy
     lm.tokenizer = data.tokenizer
+    data.use(lm)
     lre = estimate(lm, data.relations[0], layer, data.n_shot, prompts=data.prompts)
     metric, said = Faithfulness(num_relations=1), []
     for batch in data.val_dataloader():

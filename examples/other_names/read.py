@@ -9,7 +9,7 @@ python read.py
 import torch
 
 from lre_lightning import LRE, LanguageModel, LRECollection
-from lre_lightning.models.tokenizer import start_token
+from lre_lightning.models.tokenizer import start_tokens
 
 COUNTRIES = """
     Japan Japanese Japon JAPAN Osaka Tokyo; Germany German Allemagne GERMANY Munich Berlin;
@@ -28,7 +28,8 @@ KINDS = ("name", "adjective", "name in French", "NAME", "another city")
 def right(lm: LanguageModel, lre: LRE, word: str, capital: str, layer: int) -> bool:
     """Return whether the LRE's first answer at the last token of a word, in a sentence, begins the capital's name."""
     tokenizer = lm.tokenizer
-    ids = [start_token(tokenizer), *tokenizer(f"Yesterday we talked about {word}")["input_ids"]]
+    start = start_tokens(tokenizer, lre.origin.form["start_token"])
+    ids = [*start, *tokenizer(f"Yesterday we talked about {word}")["input_ids"]]
     state = lm.hidden_states(torch.tensor([ids]), [layer])[layer][0, -1]
     answer = tokenizer.decode([int(lm.predict(lre(state)))]).strip()
     return bool(answer) and capital.startswith(answer)

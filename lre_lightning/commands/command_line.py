@@ -12,7 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
@@ -32,6 +32,7 @@ from lre_lightning.runs.checkpoints import LRETrainer, WholeCheckpointIO, read_h
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import on_rank_zero, process_index
 from lre_lightning.runs.stopping import Stop
+from lre_lightning.runs.trainers import check_precision
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.files import write_whole
 from lre_lightning.training.module import LREModule
@@ -155,6 +156,13 @@ class LRECommandLine(LightningCLI):
                 "one process does this work: leave model.loading.tensor_parallel out, and for an LM larger than a "
                 "device give model.loading.device_map"
             )
+        if self.command.needs_lm:
+            check_precision(self.options.trainer.precision)  # before an LM is loaded
+            if self.options.trainer.barebones:
+                raise LREError(
+                    "barebones is for measuring a trainer alone: give --trainer.logger false, "
+                    "--trainer.enable_checkpointing false and --trainer.enable_progress_bar false"
+                )
         self.command.check(self)
 
     def _parse(self) -> None:
@@ -241,6 +249,10 @@ class LRECommandLine(LightningCLI):
         bar = made.progress_bar_callback
         log_to_console(bar is None or not getattr(bar, "is_enabled", True))
         return made
+
+    @override
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        return super()._instantiate_trainer(config, [] if config["enable_checkpointing"] is False else callbacks)
 
     def trainer_for(
         self, folder: Path, model: dict[str, Any], data: dict[str, Any], begin: Callable[[], None]

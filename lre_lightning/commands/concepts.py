@@ -46,7 +46,6 @@ class Concepts(Command):
         root = Path(line.trainer.default_root_dir)
         with FolderLock(root, "concepts"):
             lm = line.placed_lm()
-            lm.tokenizer = line.datamodule.tokenizer
             records = evaluate_relations(lm, line.datamodule, given(ConceptOptions, line.options), root / "concepts")
             show_tables(concept_tables(records), root / "concepts")
             if unscored(records):

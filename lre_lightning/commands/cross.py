@@ -12,11 +12,10 @@ from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
 from lre_lightning.report import page
 from lre_lightning.report.console import show_tables
-from lre_lightning.report.cross import SCORES, controls_table, derived_table, matrix_table, plot_cross
+from lre_lightning.report.cross import SCORES, controls_table, matrix_table, plot_cross
 from lre_lightning.report.sections import picture_of
 from lre_lightning.report.tables import write_table
 from lre_lightning.scoring.cross import cross_scores
-from lre_lightning.scoring.derived import derivations
 from lre_lightning.storage.files import write_whole
 
 
@@ -24,9 +23,8 @@ class Cross(FromCheckpoint):
     """Score the LRE of each relation on all relations.
 
     Faithfulness and causality of every LRE on the test samples of every relation of the fit, as a heat map, beside
-    controls of a relation's own LRE: W without b, b alone, and an LRE from examples whose objects are exchanged. Where
-    relations are converses of each other, or one is composed of two others, so are their LREs. Tables and the figure
-    go to the folder ``cross`` below --trainer.default_root_dir.
+    controls of a relation's own LRE: W without b, b alone, and an LRE from examples whose objects are exchanged.
+    Tables and the figure go to the folder ``cross`` below --trainer.default_root_dir.
     """
 
     name = "cross"
@@ -48,5 +46,4 @@ class Cross(FromCheckpoint):
         write_whole(folder / "cross.png", png)
         for metric in SCORES:
             write_table(matrix_table(scores, metric), folder / f"cross_{metric}")
-        derived = derived_table(scores, derivations(line.datamodule.relations))
-        show_tables([controls_table(scores), *([derived] if derived.rows else [])], folder)
+        show_tables([controls_table(scores)], folder)

@@ -55,7 +55,7 @@ def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) 
     """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial."""
     first = first_trials(sorted(lres))
     if relation is None:
-        matching = sorted(name for name, origin in origins_of(lres).items() if origin.subject_of(prompt))
+        matching = sorted(name for name, origin in origins_of(lres).items() if origin.asked_in(prompt))
         if len(matching) != 1:
             names = ", ".join(map(repr, matching)) or "no LRE"
             raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")

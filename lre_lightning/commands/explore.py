@@ -9,13 +9,12 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command_line import LRECommandLine
-from lre_lightning.commands.predict import subjects_of
 from lre_lightning.commands.resuming import find_checkpoint
 from lre_lightning.commands.validate import FromLREs, name_the_lm
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.demo import COLLECTIONS
 from lre_lightning.explore.explorer import Explorer
-from lre_lightning.explore.server import HOST, PORT, check_installed, listen, serve
+from lre_lightning.explore.server import HOST, PORT, check_installed, listen, new_token, serve
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lre import first_trials
 from lre_lightning.lre.origin import check_origin
@@ -74,22 +73,18 @@ class Explore(FromLREs):
             explorers.append(explorer_of_collection(other, explorers[0].lm.device, name))
         for explorer in explorers:
             print(f"{explorer.lm.label}: {len(explorer.lenses)} lenses")
-        print(f"http://{HOST}:{listener.getsockname()[1]}/ (stop with Ctrl-C)", flush=True)
-        serve(explorers, listener)
+        token = new_token()
+        print(f"http://{HOST}:{listener.getsockname()[1]}/{token}/ (stop with Ctrl-C)", flush=True)
+        serve(explorers, listener, token)
 
     def explorer(self, line: LRECommandLine) -> Explorer:
         """Return the explorer of the LREs, with the Jacobian lens that was named, and the run's concepts."""
         options, root = line.options, Path(line.trainer.default_root_dir)
-        if line.collection is None and options.ckpt_path is None:
-            lm, lres = line.placed_lm(), line.model.bank.lres
-            lm.tokenizer = line.datamodule.tokenizer
-            names: list[str] = []
-        else:
-            lm, lres, names = self.lres_of(line)
+        lm, lres, names = self.lres_of(line)
         lens = line.model.jacobian_lens if options.jlens is None else JacobianLens.load(options.jlens, lm)
         loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
         own = [concepts for concepts in loaded if concepts.origin.identity.fits(lm.identity)]
-        return Explorer(lm, lres, names, subjects_of(line, lres), lens, own)
+        return Explorer(lm, lres, names, self.subjects_of(line), lens, own)
 
 
 def explorer_of_collection(source: str, device: torch.device, name_or_path: str | None = None) -> Explorer:
@@ -105,4 +100,4 @@ def explorer_of_collection(source: str, device: torch.device, name_or_path: str 
     loading |= {} if name_or_path is None else {"name_or_path": name_or_path}
     lm = LanguageModel.from_pretrained(**loading).to(device)
     check_origin(lres.index.origin, lm)
-    return Explorer(lm, lres, [*first_trials(lres)], {})
+    return Explorer(lm, lres, [*first_trials(lres)], lres.subjects)

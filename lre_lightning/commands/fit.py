@@ -30,6 +30,7 @@ WRITTEN = (
     "fit_results.jsonl",
     "validate_results.csv",
     "validate_results.jsonl",
+    "subjects.json",
     "figures/layers.png",
     "figures/relations.png",
     "lenses/text*.png",

@@ -26,7 +26,6 @@ from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.explore import Explore
 from lre_lightning.commands.fit import Fit
 from lre_lightning.commands.jlens import JLens
-from lre_lightning.commands.leaderboard import Leaderboard
 from lre_lightning.commands.parser import UsageError
 from lre_lightning.commands.predict import Predict
 from lre_lightning.commands.push import Push
@@ -53,13 +52,15 @@ KINDS = (
         JLens,
         Push,
         Report,
-        Leaderboard,
     ),
     Data,
 )
 COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+
+EARLY = re.compile("Early stopping conditioned on metric `[^`]*` which is not available")
+"""Lightning's message for a name that `EarlyStopping` does not find."""
 
 LOST = re.compile("Connection (closed|reset) by peer|Broken pipe|remote process exited|NCCL error")
 """Messages of torch.distributed after another process has ended."""
@@ -136,6 +137,8 @@ def message_of(error: BaseException) -> str | None:
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{repr(error.filename) if error.filename else 'a file'} cannot be written: {error.strerror}"
+    if isinstance(error, RuntimeError) and EARLY.match(str(error)):
+        return str(error)
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         return "another process of this run has ended: its own error is the reason"
     if isinstance(error, ProcessRaisedException):  # by a process that Lightning has forked or spawned

@@ -28,6 +28,10 @@ EVERYDAY = {"trainer.accelerator", "trainer.devices", "trainer.default_root_dir"
 """Those of them that the short help shows."""
 
 
+# Classes of Lightning's, such as Timer, have options that are texts and members of an enumeration.
+yaml.SafeDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
+
+
 class UsageError(LREError):
     """A mistake in the arguments.
 

@@ -83,7 +83,6 @@ def scorer_of(run: Path, device: str = "auto") -> Scorer:
     saved = read_hyperparameters(checkpoint, explicit_options())
     lm = LanguageModel.from_pretrained(saved["model"]["name_or_path"], **saved["model"].get("loading", {}))
     data = RelationDataModule(**saved["data"])
-    lm.tokenizer = data.tokenizer
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
     most = saved["model"].get("fitting", {}).get("max_known")
     return Scorer(lm.to(gpu if device == "auto" else device), data, most)

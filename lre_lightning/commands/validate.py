@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path, add_weights_only, find_checkpoint
 from lre_lightning.demo import COLLECTIONS, DEMO, NOT_INSTALLED, SMOLLM2, smollm2_file
 from lre_lightning.errors import LREError
+from lre_lightning.lre.lre import first_trials
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.language_model import LanguageModel, label_of
 from lre_lightning.relations.selection import plain_names
@@ -102,10 +104,17 @@ class FromLREs(FromCheckpoint):
     def lres_of(self, line: LRECommandLine) -> tuple[LanguageModel, LREStore | LRECollection, list[str]]:
         """Return the LM with the tokenizer of the options, its LREs, and the relations that the options choose."""
         options, data, collection = line.options, line.datamodule, line.collection
+        if collection is None and options.ckpt_path is None:
+            lm = line.placed_lm()
+            lm.tokenizer = data.tokenizer
+            return lm, line.model.bank.lres, []
         if collection is None:
             lm = self.restore(line)
             lm.tokenizer = data.tokenizer
-            return lm, line.model.bank.lres, [relation.name for relation in data.relations]
+            names = [relation.name for relation in data.relations]
+            found = len({name for name, _ in line.model.bank.lres} & {*names})
+            print(whose(lm, found, f"from the fit {str(options.ckpt_path)!r}"))
+            return lm, line.model.bank.lres, names
         lm = line.placed_lm()
         check_origin(collection.index.origin, lm)
         lm.tokenizer = data.tokenizer
@@ -114,8 +123,36 @@ class FromLREs(FromCheckpoint):
         names = [name for name, kind in kinds.items() if chosen is None or {name, kind} & set(chosen)]
         if not names:
             raise LREError(f"{options.lres!r} has no LRE of {', '.join(map(repr, chosen or []))}: {', '.join(kinds)}")
-        print(f"LREs of {len(names)} relations from the collection {options.lres!r}")
+        where = "that come with the package" if options.lres in COLLECTIONS else f"from {options.lres!r}"
+        print(whose(lm, len(names), where))
         return lm, collection, names
+
+    @staticmethod
+    def subjects_of(line: LRECommandLine) -> Mapping[str, Collection[str]]:
+        """Return the subjects of relations: those that the collection carries, or those of the data of the fit."""
+        if line.collection is not None:
+            return line.collection.subjects
+        if line.options.ckpt_path is None:
+            return {}
+        return {
+            relation.name: [sample.subject for sample in relation.samples] for relation in line.datamodule.candidates()
+        }
+
+    @staticmethod
+    def faithfulness_of(line: LRECommandLine) -> dict[str, float]:
+        """Return the faithfulness of each relation's LRE, where it was scored."""
+        if line.collection is not None:
+            scores = {key: entry.scores[0] for key, entry in line.collection.index.entries.items()}
+        else:
+            scores = {key: (one.chosen_scores or (None,))[0] for key, one in line.model.bank.records.items()}
+        found = {name: scores[name, trial] for name, trial in first_trials(scores).items()}
+        return {name: score for name, score in found.items() if score is not None and score == score}
+
+
+def whose(lm: LanguageModel, number: int, where: str) -> str:
+    """Return a line that says whose answers follow: the LREs of how many relations, of which LM, and from where."""
+    others = ", ".join([*(name for name in COLLECTIONS if name != lm.label), "a folder, or org/name on the hub"])
+    return f"LREs of {number} relation{'' if number == 1 else 's'} of {lm.label}, {where} (others: --lres {others})"
 
 
 class Validate(FromCheckpoint):

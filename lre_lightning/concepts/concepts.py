@@ -100,6 +100,11 @@ class Concepts(RelationLens):
         """The width of the hidden states."""
         return self.vectors.shape[1]
 
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The objects."""
+        return self.objects
+
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return the scores of hidden states at any layers, `(layers, ..., objects)`."""
         return self(states)
@@ -287,7 +292,7 @@ def estimate_concepts(
     chosen = options_of(ConceptOptions, {"layer": layer, "rank": rank, **options}, "estimate_concepts")
     chosen.places(lm)
     drawn = widened(draw_one(relation, n_shot, trial, seed, prompts), chosen.train_fraction, seed, prompts)
-    prompts = few_shot(prompts, n_shot)
+    prompts = few_shot(prompts.of(lm), n_shot)
     train = known_states(lm, train_prompts(drawn, lm.tokenizer, options=prompts), chosen)
     if len(train.objects) < 2:
         raise LREError(

@@ -46,6 +46,7 @@ def evaluate_relations(
         The records of all relations and trials, in their order.
     """
     done = {record.place: record for record in read_concept_records(folder / RESULTS)}
+    data.use(lm)
     prompts, records = few_shot(data.prompts, data.n_shot), []
     for index in progress(range(len(data.schedule)), "Concepts"):
         trial = widened(data.trial(index), options.train_fraction, data.seed, data.prompts)

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import LensGrid, Pinned, TextStates, last_tokens, mentions
+from lre_lightning.lens.lens import LensGrid, TextStates, start_of, with_mentions
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.texts import Text
 from lre_lightning.prompts.tokenization import tokenize
-from lre_lightning.relations.relation import SLOT
 from lre_lightning.storage.plain import text as checked_text
 
 LONGEST, MOST_TOKENS = 2000, 128
 """Bounds on the characters and the tokens of a text."""
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
+MOST_KEPT = 8
+"""Number of LREs that stay in memory."""
 CONCEPTS = " (concepts)"
 """What the name of a grid of concepts ends in, after its relation."""
 
@@ -102,11 +105,10 @@ class Explorer:
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         origins = origins_of(lres)
+        self._start = start_of(lm, lm.tokenizer, origins.values(), jacobian_lens)
         self._origins = {name: origins[name] for name in self._keys}
-        self._subjects = {
-            name: dict.fromkeys([*dict(origin.train), *sorted(subjects.get(name, ()))])
-            for name, origin in self._origins.items()
-        }
+        self._subjects = Subjects(self._origins, subjects)
+        self._kept: OrderedDict[str, LRE] = OrderedDict()
         self._concepts = {concept.origin.relation + CONCEPTS: concept.bind(lm) for concept in reversed(concepts)}
         generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
         self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
@@ -118,31 +120,12 @@ class Explorer:
 
     def about(self) -> dict[str, Any]:
         """Return what the page offers: the LM, lenses, layers, and a first text."""
-        asking = [origin for origin in self._origins.values() if SLOT in origin.template and origin.train]
-        origin = min(asking, key=lambda origin: origin.category != "factual", default=None)
-        template = origin.first_template if origin else ""
-        example = template.replace(SLOT, origin.train[0][0]) if origin else "The sky is"
         return {
             "model": self.lm.label,
             "lenses": self.lenses,
             "layers": [*map(str, self.lm.layers)],
-            "example": example,
+            "example": next(iter(self._subjects.examples()), "The sky is"),
         }
-
-    def found(self, text: str) -> dict[str, tuple[str, list[tuple[int, int]]]]:
-        """Return how a text has to do with relations, ``"asks"`` or ``"mentions"``, and where it has subjects of them.
-
-        Relations that it asks about come first; those that it has nothing to do with are left out.
-        """
-        asks, others = {}, {}
-        for name, origin in self._origins.items():
-            subject = origin.subject_of(text)
-            places = mentions(text, [*self._subjects[name], *([subject] if subject else [])])
-            if subject:
-                asks[name] = ("asks", places)
-            elif places:
-                others[name] = ("mentions", places)
-        return asks | others
 
     def read(self, ask: Read) -> dict[str, Any]:
         """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.
@@ -150,23 +133,21 @@ class Explorer:
         Raises:
             LREError: If there is no such lens, or the text is empty or too long.
         """
-        text, relations = self._text(ask.text), self.found(ask.text)
+        text = self._text(ask.text)
+        relations = self._subjects.find(Text(text))
         name = ask.lens or next(iter([*relations, *self._generic]))
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
-        places = relations[relation][1] if relation in relations else []
-        if relation not in self._origins and relations:  # lenses without a relation have the subjects of the first one
-            places = next(iter(relations.values()))[1]
-        states = TextStates.of(self.lm, self.lm.tokenizer, text)
+        states = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
+        found = {name: relations.get(relation, Found([]))} if relation in self._origins else relations
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
-        tokens = last_tokens(self.lm.tokenizer, text, [end for _, end in places])
-        subjects = [(text[first:end], token) for (first, end), token in zip(places, tokens, strict=True)]
+        (lens,) = with_mentions([lens], self.lm.tokenizer, found)
         return {
-            "grid": {**grid_of(lens, sorted(set(tokens))), "unit": unit},
+            "grid": {**grid_of(lens), "unit": unit},
             "lens": name,
-            "found": [[relation_name, how] for relation_name, (how, _) in relations.items()],
-            "subjects": subjects[::-1],
+            "found": [[one, "asks" if what.asked else "mentions"] for one, what in relations.items()],
+            "subjects": lens.mentions[::-1],
             "edit": self._edit_of(relation),
         }
 
@@ -181,27 +162,33 @@ class Explorer:
         if relation not in self._keys:
             return None
         metadata = self._metadata[relation]
-        targets = [*self._subjects[relation]][:MOST_SUBJECTS]
+        targets = self._subjects.by_relation[relation][:MOST_SUBJECTS]
         return {"relation": relation, "layer": str(metadata["layer"]), "rank": metadata["rank"], "targets": targets}
 
     def _lens(self, states: TextStates, name: str, ask: Read) -> LensGrid:
-        pin = self._token(ask)
         top_k = min(TOP_K, self.lm.vocab_size)
         if name in self._concepts:
-            return _concept_lens(states, self._concepts[name], name, ask.pin)
+            return replace(states.grid(self._concepts[name], top_k, ask.pin), name=name)
+        pin = self._token(ask)
         if name in self._generic:
             return states.grid(self._generic[name], top_k, pin)
-        return states.grid(self._lre(name), top_k, pin, self._likenesses[name] if ask.quiet else None)
+        return states.grid(self._lre(name), top_k, pin, self._likenesses.get(name) if ask.quiet else None)
 
     @cached_property
     def _likenesses(self) -> Likenesses:
         return Likenesses(self.lm, self._lres)
 
     def _lre(self, relation: str) -> LRE:
+        """Return an LRE; the last ones are kept, with what was computed of W."""
         if relation not in self._keys:
             raise LREError(f"there is no LRE of {relation!r}")
-        lre: LRE = self._lres[self._keys[relation]]
-        return lre.to(self.lm.device)
+        if relation not in self._kept:
+            lre = self._lres[self._keys[relation]].bind(self.lm).to(self.lm.device)
+            self._kept[relation] = replace(lre, weight=lre.operator)
+        self._kept.move_to_end(relation)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[relation]
 
     def _token(self, ask: Read) -> int | None:
         """Return the token to pin: the first one of an object, as it goes on after a word."""
@@ -224,7 +211,7 @@ class Explorer:
         Raises:
             LREError: If there is no such LRE, the subject is not in the text, or the layer or rank is out of range.
         """
-        text, lre = self._text(ask.text), self._lre(ask.relation).bind(self.lm)
+        text, lre = self._text(ask.text), self._lre(ask.relation)
         lre = replace(lre, rank=ask.rank or lre.rank)
         layers = None if ask.layer is None else [ask.layer]
         edit = lre.edit_prompt(text, self._text(ask.target), ask.subject or None, layers)
@@ -238,16 +225,3 @@ class Explorer:
             "before": {"answers": [*edit.before], "text": before},
             "after": {"answers": [*edit.after], "text": after},
         }
-
-
-def _concept_lens(states: TextStates, concepts: Concepts, name: str, pin: str) -> LensGrid:
-    """Return a grid of the objects whose concepts are nearest to each hidden state, with cosines as their values."""
-    scores = concepts(torch.nn.functional.normalize(states.hidden.float(), dim=-1)).cpu()
-    objects, best = concepts.objects, scores.topk(min(TOP_K, len(concepts.objects)))
-    top = [[[objects[place] for place in cell] for cell in row] for row in best.indices.tolist()]
-    lens = LensGrid(name, states.text, states.tokens, states.layers, top, best.values.tolist(), concepts.layer)
-    if pin not in objects:
-        return lens
-    own = scores[..., objects.index(pin)]
-    ranks = (scores > own[..., None]).sum(-1) + 1
-    return replace(lens, pinned=Pinned(pin, own.tolist(), ranks.tolist()))

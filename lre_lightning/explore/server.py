@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 HOST, PORT = "127.0.0.1", 8460
 LARGEST = 20_000
@@ -41,10 +43,16 @@ def check_installed() -> None:
         raise LREError(f'the explorer needs {" and ".join(missing)}: pip install "lre-lightning[explore]"')
 
 
-def application(explorers: Sequence[Explorer]) -> Starlette:
+def new_token() -> str:
+    """Return a secret that nobody guesses, the first part of the path of each address of a server."""
+    return secrets.token_urlsafe(24)
+
+
+def application(explorers: Sequence[Explorer], token: str) -> Starlette:
     """Return the application of a server for one LM or several, which answers pages of this machine alone.
 
-    Texts are neither executed nor kept, and a mistake of the user comes back as one line, ``{"error": ...}``.
+    Other users of this machine reach its port too: below ``/<token>/`` alone is anything answered. Texts are neither
+    executed nor kept, and a mistake of the user comes back as one line, ``{"error": ...}``.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -105,9 +113,25 @@ def application(explorers: Sequence[Explorer]) -> Starlette:
     routes = [Route(path, serving(*file)) for path, file in files.items()]
     routes.append(Route("/read", answering(Read, "read"), methods=["POST"]))
     routes.append(Route("/edit", answering(Change, "edit"), methods=["POST"]))
+
+    class TokenChecked:
+        """Lets through requests whose path begins with the token, which is not part of the path from then on."""
+
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                given = scope["path"].split("/")[1]
+                if not secrets.compare_digest(given.encode(errors="replace"), token.encode()):
+                    await refused("the address is not the one that lre explore printed", 403)(scope, receive, send)
+                    return
+                scope = {**scope, "root_path": f"{scope.get('root_path', '')}/{given}"}
+            await self.app(scope, receive, send)
+
     # Another name for this machine would let a page of that name ask as if it were ours.
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
-    return Starlette(routes=routes, middleware=[hosts])
+    return Starlette(routes=routes, middleware=[hosts, Middleware(TokenChecked)])
 
 
 FILES = ("explore.html", "explore.js", "explore.css")
@@ -121,8 +145,8 @@ def listen(port: int) -> socket.socket:
         raise LREError(f"port {port} of this machine cannot be used: {error}; give another --port, or 0") from error
 
 
-def serve(explorers: Sequence[Explorer], listener: socket.socket) -> None:
+def serve(explorers: Sequence[Explorer], listener: socket.socket, token: str) -> None:
     """Answer until the process is stopped."""
     import uvicorn
 
-    uvicorn.Server(uvicorn.Config(application(explorers), log_level="warning")).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(application(explorers, token), log_level="warning")).run(sockets=[listener])

@@ -18,6 +18,7 @@ from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.lre.operators import wide_dtype
 from lre_lightning.models.backward import backward_rule, check_backward
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import StartToken
 from lre_lightning.runs.processes import Processes
 
 
@@ -100,8 +101,8 @@ class JacobianLensEstimator:
             for layer, square, norm in zip(self.layers, self.squares, norms, strict=True)
         }
 
-    def lens(self, texts: str) -> JacobianLens:
-        """Return the lens of texts with the digest `texts`; an `LREError` if there was none."""
+    def lens(self, texts: str, start_token: StartToken | None = None) -> JacobianLens:
+        """Return the lens of texts with the digest `texts`, and their start token; an `LREError` if there was none."""
         if not self.count:
             raise LREError("there is no text to estimate a Jacobian lens from")
         lm, dtype = self.lm, torch.promote_types(self.lm.dtype, torch.float32)
@@ -109,7 +110,7 @@ class JacobianLensEstimator:
             {layer: (total / self.count).to(dtype) for layer, total in zip(self.layers, self.sums, strict=True)},
             self.count,
             dict(zip(self.layers, self.squares.tolist(), strict=True)),
-            LensOrigin(lm.name, lm.identity, lm.revision, self.averaging, (texts,), lm.adapter),
+            LensOrigin(lm.name, lm.identity, lm.revision, self.averaging, (texts,), lm.adapter, start_token),
         )
 
 

@@ -23,6 +23,7 @@ from lre_lightning.errors import LREError, first_line
 from lre_lightning.grid import MOST_LAYERS, WIDEST, Layer, layer_of
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.models.identity import Identity
+from lre_lightning.models.tokenizer import StartToken
 from lre_lightning.storage.files import write_whole
 from lre_lightning.storage.plain import listing, mapping, number, printable, shown, whole
 from lre_lightning.storage.tensors import FLOATS, check_tensor, opened
@@ -46,8 +47,9 @@ class LensOrigin:
         identity: What the LM computes, `LanguageModel.identity`.
         revision: The LM's revision on the hub; None for a local LM.
         averaging: The estimator's options, `lre_lightning.Averaging`.
-        adapter: Folder or hub name of the adapter in the LM, if any.
         texts: Digests of the sets of token sequences that it was estimated from: several after a merge.
+        adapter: Folder or hub name of the adapter in the LM, if any.
+        start_token: What the sequences start with; None if unknown.
     """
 
     model: Text
@@ -56,6 +58,7 @@ class LensOrigin:
     averaging: Averaging = Averaging()
     texts: tuple[Name, ...] = ()
     adapter: Text | None = None
+    start_token: StartToken | None = None
 
 
 class Metadata(TypedDict):

@@ -82,6 +82,7 @@ class JacobianLensModule(FrozenLMModule):
 
     def setup(self, stage: str) -> None:
         """Find the other processes, and let fit end after the last text."""
+        self._data.use(self.find_lm())
         self.find_processes("the texts", self._data.digest)
         self.limit_epochs(len(self._data.schedule))
         if self._data.shortest < self.averaging.shortest:
@@ -126,7 +127,7 @@ class JacobianLensModule(FrozenLMModule):
 
     def on_fit_end(self) -> None:
         """Make the lens in every process, and let the first one write its file."""
-        self.lens = lens = self._sums.lens(self._data.digest)
+        self.lens = lens = self._sums.lens(self._data.digest, self._data.start_token)
         on_rank_zero(self.trainer, lambda: lens.save(Path(self.trainer.default_root_dir) / OWN))
 
     @property

@@ -112,6 +112,7 @@ def latent_knowledge(
     Returns:
         The counts of each trial of `data` that has an LRE, in its order.
     """
+    data.use(lm)
     keys = [(data.relations[relation].name, trial) for relation, trial in data.schedule]
     scored = [index for index, key in enumerate(keys) if key in lres]
     if not scored:

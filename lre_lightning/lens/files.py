@@ -39,7 +39,8 @@ def _is_grid(lens: LensGrid) -> bool:
     try:
         shape = np.shape(lens.probabilities)
         places = [shape[:2], *map(np.shape, extra)]
-        return np.shape(lens.top) == shape and 0 not in shape and set(places) == {(len(lens.layers), len(lens.tokens))}
+        fits = np.shape(lens.top) == shape and set(places) == {(len(lens.layers), len(lens.tokens))}
+        return fits and 0 not in shape and all(0 <= place < len(lens.tokens) for place in lens.places)
     except ValueError:  # rows of different lengths
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -19,17 +18,11 @@ COLOURS, DARK_COLOURS = "magma_r", "magma"
 """Perceptually uniform: more likely is darker on a white page, and lighter on a black one."""
 
 
-def grid_of(lens: LensGrid, marked: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return a grid as plain data, as ``grid.js`` draws it: with everything in a token visible, and each token once.
-
-    Args:
-        lens: The grid.
-        marked: The indices of the tokens to frame; the lens's own if None.
-    """
+def grid_of(lens: LensGrid) -> dict[str, Any]:
+    """Return a grid as plain data, as ``grid.js`` draws it: with everything in a token visible, and each token once."""
     words: dict[str, int] = {}
     top = [[[words.setdefault(visible(token), len(words)) for token in cell] for cell in row] for row in lens.top]
     ids = {visible(token): number for token, number in lens.ids.items()}
-    own = [] if lens.token is None else [lens.token]
     pinned = lens.pinned and {
         "word": visible(lens.pinned.token),
         "values": [[_brief(value) for value in row] for row in lens.pinned.probabilities],
@@ -41,7 +34,7 @@ def grid_of(lens: LensGrid, marked: Sequence[int] | None = None) -> dict[str, An
         "tokens": [*map(visible, lens.tokens)],
         "layers": [*map(str, lens.layers)],
         "layer": None if lens.layer is None else str(lens.layer),
-        "marked": own if marked is None else [*marked],
+        "marked": sorted({*lens.places}),
         "words": [*words],
         "ids": [ids.get(word) for word in words],
         "top": top,

@@ -7,7 +7,7 @@ those of the training subjects a hidden state is does tell (see `docs/results.md
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,6 +74,10 @@ class Likeness:
         """Return where hidden states `(layers, tokens, hidden)` are too little like them, `(layers, tokens)`, bool."""
         return self(states) <= self.limits[:, None]
 
+    def at(self, row: int) -> Self:
+        """Return that of one layer, by its place among the layers."""
+        return replace(self, train=self.train[row, None], centre=self.centre[row, None], limits=self.limits[row, None])
+
 
 def likeness(states: Tensor, train: Tensor, centre: Tensor) -> Tensor:
     """Return the highest cosine of states `(..., states, hidden)` with those of training samples, both less `centre`.
@@ -123,16 +127,17 @@ class Likenesses:
         self._made: dict[str, Likeness] = {}
         self._sentences: dict[str, list[Tensor]] = {name: [] for name in self._origins}
         dtype = torch.promote_types(lm.dtype, torch.float32)
-        by_length: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        by_length: dict[tuple[int, int], list[tuple[str, tuple[int, ...]]]] = {}
         for name, origin in self._origins.items():
             for subject, answer in origin.train[:SENTENCES]:
-                ids = tokenize_text(lm.tokenizer, f"{fill(origin.first_template, subject)} {answer}")
-                by_length.setdefault(len(ids), []).append((name, ids))
-        for sentences in by_length.values():
+                text, start = f"{fill(origin.first_template, subject)} {answer}", origin.form["start_token"]
+                ids, first = tokenize_text(lm.tokenizer, text, start)
+                by_length.setdefault((len(ids), first), []).append((name, ids))
+        for (_, first), sentences in by_length.items():
             run = lm.hidden_states(torch.tensor([ids for _, ids in sentences], device=lm.device), self.layers)
             hidden = torch.stack([run[layer].to(lm.device, dtype) for layer in self.layers], 1)
             for (name, _), states in zip(sentences, hidden, strict=True):
-                self._sentences[name].append(states[:, 2:])  # the start token and the first one saw nothing of the text
+                self._sentences[name].append(states[:, first + 1 :])  # those before saw nothing of the text
 
     def __getitem__(self, relation: str) -> Likeness:
         """Return that of a relation.
@@ -141,9 +146,7 @@ class Likenesses:
             LREError: If no other relation is about something else.
         """
         if relation not in self._made:
-            own = words_of(self._origins[relation])
-            far = [name for name, origin in self._origins.items() if not own & words_of(origin)]
-            sentences = [states for name in far for states in self._sentences[name]]
+            sentences = self._far(relation)
             if not sentences:
                 raise LREError(
                     f"where the lens of {relation!r} says nothing is found by relations that share no subject or "
@@ -152,6 +155,17 @@ class Likenesses:
             others, origin = torch.cat(sentences, 1), self._origins[relation]
             self._made[relation] = Likeness.of(self.lm, origin, others, self.layers, self.false_alarms)
         return self._made[relation]
+
+    def get(self, relation: str) -> Likeness | None:
+        """Return that of a relation; None if its LRE does not say how it was estimated, or too few others can tell."""
+        tokens = sum(states.shape[1] for states in self._far(relation))
+        can_tell = self._origins[relation].train and int((tokens + 1) * self.false_alarms) > 0
+        return self[relation] if can_tell else None
+
+    def _far(self, relation: str) -> list[Tensor]:
+        own = words_of(self._origins[relation])
+        far = [name for name, origin in self._origins.items() if not own & words_of(origin)]
+        return [states for name in far for states in self._sentences[name]]
 
 
 def words_of(origin: Origin) -> set[str]:

@@ -43,10 +43,10 @@ LABELS, MARGIN, HEAD, FOOT = 24.0, 12.0, 24.0, 34.0
 def plot_lenses(lenses: Sequence[LensGrid]) -> Figure:
     """Plot the grids of one text: layers upwards, tokens across, in each cell the most likely token.
 
-    Cells are shaded by the probability of that token, on one scale from 0 to 1; the layer of the LRE and the subject's
-    token are framed. Tokens that are too long for a cell are smaller, and cut off if need be. Characters that no
-    installed font has are written as escapes, and so are those of right-to-left scripts before matplotlib 3.11, which
-    draws them in the wrong order.
+    Cells are shaded by the probability of that token, on one scale from 0 to 1; the layer of the LRE and the last token
+    of each subject are framed. Tokens that are too long for a cell are smaller, and cut off if need be. Characters that
+    no installed font has are written as escapes, and so are those of right-to-left scripts before matplotlib 3.11,
+    which draws them in the wrong order.
     """
     texts = list(dict.fromkeys(lens.text for lens in lenses))
     if len(texts) != 1:
@@ -84,7 +84,7 @@ def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float)
     axes.set(xlim=(0, across), ylim=(0, up), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     home = [(0, lens.layers.index(lens.layer), across, 1)] if lens.layer in lens.layers else []
-    home += [] if lens.token is None else [(lens.token, 0, 1, up)]
+    home += [(place, 0, 1, up) for place in {*lens.places}]
     for left, bottom, wide, high in home:
         frame = Rectangle((left, bottom), wide, high, fill=False, edgecolor=FRAME, linewidth=1.2, clip_on=False)
         axes.add_patch(frame)
@@ -97,7 +97,7 @@ def _plot_grid(axes: Axes, lens: LensGrid, pen: _Pen, cell: float, title: float)
                 said, colour = visible(top[0]), inks[step_of(best[y, x])][1]
             pen.write(axes, x + 0.5, y + low, said, room, SIZES, ha="center", color=colour)
     for x, token in enumerate(lens.tokens):
-        colour = FRAME if x == lens.token else "black"
+        colour = FRAME if x in lens.places else "black"
         pen.write(axes, x + 0.5, low - 1, visible(token), room, SIZES, ha="center", color=colour)
     for y, layer in enumerate(lens.layers):
         pen.write(axes, -4 / cell, y + low, str(layer), ha="right", color=FRAME if layer == lens.layer else "black")

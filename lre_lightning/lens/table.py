@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,81 +18,101 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import Layer
-from lre_lightning.lens.lens import subject_token
+from lre_lightning.lens.lens import start_of
+from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.answers import check_top_k, most_likely
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.prompt import tokenize_text
 from lre_lightning.prompts.texts import Text
+from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.storage.files import failures_named, make_folder, write_whole
 from lre_lightning.storage.plain import mapping, whole
 
 
-def read_answers(lm: LanguageModel, lres: Sequence[LRE], texts: Sequence[Text], top_k: int = 5) -> list[dict[str, Any]]:
-    """Read texts, in one batch, through one LRE of each of some relations, at the subject and the layer of the LRE.
+def read_answers(
+    lm: LanguageModel,
+    lres: Sequence[LRE],
+    texts: Sequence[Text],
+    top_k: int = 5,
+    subjects: Subjects | None = None,
+    likenesses: Likenesses | None = None,
+) -> list[dict[str, Any]]:
+    """Read texts, in one batch, through one LRE of each of some relations, at the layer of the LRE.
 
-    The subject is the one that the text names, else the one that it asks about at its end in a template of the
-    relation. Without either, the lens is read at the token, other than the first, where it is most certain.
+    Args:
+        lm: The LM.
+        lres: The LREs.
+        texts: The texts.
+        top_k: Number of answers in a row.
+        subjects: The subjects that are looked for; those that the LREs were estimated from if None, and all relations
+            are kept. A relation is read at each of its subjects, or, where it is kept without one, at the token, other
+            than the first, where it is most certain.
+        likenesses: What says where lenses say nothing, at all their layers; these rows are left out.
 
     Returns:
-        A row per text and relation: `text`, `subject`, `relation`, `layer`, `token` (the one that is read), `answer_1`,
-        `probability_1` and so on to `top_k`, most likely first, and the LM's own next token, `lm_answer` and
-        `lm_probability`.
+        A row per mention and relation, in the order of each text: `text`, `subject`, `relation`, `layer`, `token` (the
+        one that is read), `answer_1`, `probability_1` and so on to `top_k`, most likely first, and the LM's own next
+        token, `lm_answer` and `lm_probability`.
     """
     check_top_k(lm, top_k)
-    relations = [lre.origin.relation for lre in lres]
-    for text in texts:
-        if text.relation not in (None, *relations):
-            raise LREError(f"there is no LRE of {text.relation!r}: there are those of {', '.join(relations)}")
-    ids = [torch.tensor(tokenize_text(lm.tokenizer, text.text)) for text in texts]
+    by_name = {lre.origin.relation: lre for lre in lres}
+    subjects = subjects or Subjects({name: lre.origin for name, lre in by_name.items()}, every=True)
+    related = [subjects.find(text) for text in texts]
+    start = start_of(lm, lm.tokenizer, (lre.origin for lre in lres))
+    ids = [torch.tensor(tokenize_text(lm.tokenizer, text.text, start)[0]) for text in texts]
     batch = pad_sequence(ids, batch_first=True).to(lm.device)
     lm.check_ids(batch)
+    found = [_readings_of(lm, *one) for one in zip(texts, related, map(len, ids), strict=True)]
     last = lm.num_layers - 1
+    rows: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in texts]
     with torch.no_grad():
         hidden = lm.hidden_states(batch, [*{lre.layer for lre in lres}, last])
         output = torch.stack([hidden[last][row, len(own) - 1] for row, own in enumerate(ids)])
         said = [{"lm_answer": best[0][0], "lm_probability": best[0][1]} for best in _decoded(lm, output, 1)]
-        rows_of_text: list[list[dict[str, Any]]] = [[] for _ in texts]
-        for lre in lres:
+        for name, lre in by_name.items():
             lre.check_model(lm)
-            rows = [row for row, text in enumerate(texts) if text.relation in (None, lre.origin.relation)]
-            for row, cells in zip(rows, _readings(lm, lre, hidden, texts, ids, rows, top_k), strict=True):
-                rows_of_text[row].append(cells | said[row])
-    return [cells for rows in rows_of_text for cells in rows]
+            wanted = [(row, *reading) for row, readings in enumerate(found) for reading in readings.get(name, [])]
+            at = [(row, place) for row, _, _, places in wanted for place in places]
+            if not at:
+                continue
+            states = torch.stack([hidden[lre.layer][row, place] for row, place in at])
+            silent = torch.zeros(len(at), dtype=torch.bool)
+            if likenesses is not None and (likeness := likenesses.get(name)) is not None:
+                silent = likeness.at(likenesses.layers.index(lre.layer)).silent(states[None])[0]
+            decoded = iter(zip(_decoded(lm, lre(states), top_k), silent.tolist(), strict=True))
+            for row, subject, asked, places in wanted:
+                spoken = [(place, best) for place in places for best, quiet in [next(decoded)] if asked or not quiet]
+                if not spoken:
+                    continue
+                place, best = max(spoken, key=lambda one: one[1][0][1])
+                cells: dict[str, Any] = {"text": texts[row].text, "subject": subject, "relation": name}
+                cells |= {"layer": lre.layer, "token": token_text(lm.tokenizer, int(ids[row][place])).strip()}
+                for number, (answer, probability) in enumerate(best, 1):
+                    cells |= {f"answer_{number}": answer, f"probability_{number}": probability}
+                rows[row].append((place, cells | said[row]))
+    return [cells for own in rows for _, cells in sorted(own, key=lambda one: one[0])]
 
 
-def _readings(
-    lm: LanguageModel,
-    lre: LRE,
-    hidden: Mapping[Layer, Tensor],
-    texts: Sequence[Text],
-    ids: Sequence[Tensor],
-    rows: Sequence[int],
-    top_k: int,
-) -> Iterator[dict[str, Any]]:
-    """Yield what an LRE says about the texts of some rows."""
-    subjects = [texts[row].subject or lre.origin.subject_of(texts[row].text) for row in rows]
-    places = [_places(lm, texts[row], subject, ids[row]) for row, subject in zip(rows, subjects, strict=True)]
-    if not places:
-        return
-    states = torch.cat([hidden[lre.layer][row, at] for row, at in zip(rows, places, strict=True)])
-    decoded = iter(_decoded(lm, lre(states), top_k))
-    for row, subject, at in zip(rows, subjects, places, strict=True):
-        place, best = max(zip(at, islice(decoded, len(at)), strict=True), key=lambda reading: reading[1][0][1])
-        cells: dict[str, Any] = {"text": texts[row].text, "subject": subject, "relation": lre.origin.relation}
-        cells |= {"layer": lre.layer, "token": token_text(lm.tokenizer, int(ids[row][place])).strip()}
-        for number, (answer, probability) in enumerate(best, 1):
-            cells |= {f"answer_{number}": answer, f"probability_{number}": probability}
-        yield cells
-
-
-def _places(lm: LanguageModel, text: Text, subject: str | None, ids: Tensor) -> list[int]:
-    """Return the positions at which a text may be read, counting the start token."""
-    if subject is not None:
-        return [1 + subject_token(lm.tokenizer, text.text, subject)]
-    return list(range(min(2, len(ids) - 1), len(ids)))
+def _readings_of(
+    lm: LanguageModel, text: Text, found: Mapping[str, Found], length: int
+) -> dict[str, list[tuple[str | None, bool, list[int]]]]:
+    """Return by relation the subjects at which a text is read, whether it asks about them, and positions for each."""
+    ((_, spans),) = tokenize(lm.tokenizer, [text.text])
+    lead = length - len(spans)  # the start token
+    anywhere: list[tuple[str | None, bool, list[int]]] = [(None, False, [*range(min(lead + 1, length - 1), length)])]
+    readings: dict[str, list[tuple[str | None, bool, list[int]]]] = {}
+    for name, one in found.items():
+        asked = one.asked and one.asked.span[1]
+        readings[name] = [
+            (mention.subject, mention.span[1] == asked, [lead + mention.tokens(spans)[1] - 1])
+            for mention in one.mentions
+        ]
+        if not one.mentions:
+            readings[name] = anywhere
+    return readings
 
 
 def _decoded(lm: LanguageModel, hidden: Tensor, top_k: int) -> list[list[tuple[str, float]]]:
@@ -161,14 +181,21 @@ class AnswerTable:
             return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         file = io.StringIO()
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-        if not self._bytes:
+        if rows and not self._bytes:
             writer.writeheader()
         writer.writerows(rows)
         return file.getvalue()
 
 
 def write_answers(
-    lm: LanguageModel, lres: Sequence[LRE], texts: Iterable[Text], table: AnswerTable, top_k: int, batch_size: int
+    lm: LanguageModel,
+    lres: Sequence[LRE],
+    texts: Iterable[Text],
+    table: AnswerTable,
+    top_k: int,
+    batch_size: int,
+    subjects: Subjects | None = None,
+    likenesses: Likenesses | None = None,
 ) -> int:
     """Add to a table the answers about all texts that are not yet in it, batch by batch; see `read_answers`.
 
@@ -182,6 +209,6 @@ def write_answers(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None, completed=table.done)
         while batch := list(islice(left, batch_size)):
-            table.append(read_answers(lm, lres, batch, top_k), len(batch))
+            table.append(read_answers(lm, lres, batch, top_k, subjects, likenesses), len(batch))
             progress.update(task, completed=table.done)
     return table.done

@@ -19,6 +19,7 @@ from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.models.hooks import observe_ids, overridden, replace
 from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.models.tokenizer import pad_token
 from lre_lightning.prompts.prompt import Prompt
 
 
@@ -49,20 +50,21 @@ class PromptEdit:
         """The subject's last token in the prompt, counting the start token."""
         return self.prompt.subject_position
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, layer: Layer | None = None) -> Tensor:
         """Edit hidden states of the prompt at one of `layers`, for hooks of your own.
 
         Args:
             hidden: `(..., positions, hidden)`, with the start token.
+            layer: Their layer, which a `Move` at several layers needs to know.
 
         Returns:
-            A copy with `delta` added at `position`.
+            A copy, edited at `position`.
         """
         edited = hidden.clone()
-        edited[..., self.position, :] += self.delta.to(hidden)
+        edited[..., self.position, :] = self.at(layer, hidden[..., self.position, :])
         return edited
 
-    def at(self, layer: Layer, states: Tensor) -> Tensor:
+    def at(self, layer: Layer | None, states: Tensor) -> Tensor:
         """Edit hidden states of the subject at one of `layers`, `(..., hidden)`."""
         return states + self.delta.to(states)
 
@@ -77,7 +79,7 @@ class PromptEdit:
         Raises:
             LREError: At the end, if no run held the prompt.
         """
-        tokens = torch.tensor(self.prompt.input_ids[1:])  # a run may have another start token, or none
+        tokens = torch.tensor(self.prompt.input_ids[self.prompt.start :])  # a run may have another start token, or none
         places, applied = torch.zeros(0, 2, dtype=torch.long), False
         generating = False
         given: int | None = None  # in `generate`, the number of tokens of its first run
@@ -102,7 +104,7 @@ class PromptEdit:
         def edit(layer: Layer, hidden: Tensor) -> Tensor:
             edited = hidden.clone()
             rows, starts = places.to(hidden.device).T
-            subjects = rows, starts + self.position - 1
+            subjects = rows, starts + self.position - self.prompt.start
             edited[subjects] = self.at(layer, hidden[subjects])
             return edited
 
@@ -134,27 +136,29 @@ class PromptEdit:
 
         Args:
             max_new_tokens: The number of tokens to generate.
-            samples: The number of sampled continuations, drawn with torch's global generator.
+            samples: The number of sampled continuations, drawn with torch's global generators.
 
         Returns:
             The text before and after the edit: of the greedy continuation, then of each sampled one. Samples before and
-            after are drawn from the same state of the generator.
+            after are drawn from the same state of the generators.
 
         Raises:
             LREError: If the LM does not generate.
         """
         if not hasattr(self.lm.model, "generate"):
             raise LREError(f"{self.lm.name} has no method `generate`: load it as AutoModelForCausalLM does")
-        state = torch.get_rng_state()
-        before = self._generate(max_new_tokens, samples)
-        torch.set_rng_state(state)
+        kind = self.lm.device.type
+        devices = [] if kind in ("cpu", "mps") else range(torch.get_device_module(kind).device_count())
+        with torch.random.fork_rng([*devices], device_type=kind):  # an LM on a GPU draws with the generator of the GPU
+            before = self._generate(max_new_tokens, samples)
         with self.active():
             after = self._generate(max_new_tokens, samples)
         return list(zip(before, after, strict=True))
 
     def _generate(self, max_new_tokens: int, samples: int) -> list[str]:
         ids = torch.tensor([self.prompt.input_ids], device=self.lm.device)
-        common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "pad_token_id": ids[0, 0]}
+        common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
+        common["pad_token_id"] = pad_token(self.lm.tokenizer)
         model: Any = self.lm.model
         rows = [*model.generate(ids, **common, do_sample=False)]
         if samples:

@@ -156,6 +156,7 @@ def estimate(
     check_choice("method", method, ("dense", "matrix_free"))
     check_backward(lm, backward)
     (rank,) = check_ranks([usual_rank(lm.hidden_size) if rank is None else rank], lm.hidden_size)
+    prompts = prompts.of(lm)
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
     asked = train_prompts(drawn, lm.tokenizer, options=prompts)
     if identity_layers(lm, asked, [layer]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,13 +42,18 @@ class Lens(ABC):
         """Return whether it maps hidden states at a layer: most lenses do at any, wherever they were estimated."""
         return True
 
+    @property
+    def scored(self) -> tuple[str, ...] | None:
+        """The objects that it scores, if it does not read outputs of the last block, which D decodes."""
+        return None
+
     @abstractmethod
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Map hidden states at several layers, `(layers, ..., hidden)`, which `layers` names.
 
         Returns:
-            `(layers, ..., hidden)`, outputs of the last block, or scores in place of `hidden`, in the lens's dtype, on
-            the device of `states`.
+            `(layers, ..., hidden)`, outputs of the last block, or `(layers, ..., objects)`, products with directions of
+            the objects that are `scored`; in the lens's dtype, on the device of `states`.
         """
 
     def check_model(self, lm: LanguageModel) -> None:
@@ -111,10 +116,20 @@ class RelationLens(Lens):
         return (self.layer,)
 
 
+@dataclass(frozen=True)
 class LogitLens(Lens):
-    """The identity: hidden states are decoded as if they were outputs of the last block."""
+    """The identity: hidden states are decoded as if they were outputs of the last block.
 
-    name, title, origin, layers, width, lm = LOGIT_LENS, LOGIT_LENS, None, (), 0, None
+    Attributes:
+        lm: The LM that it runs; see `bind`.
+    """
+
+    lm: LanguageModel | None = None
+    name: str = field(default=LOGIT_LENS, init=False)
+    title: str = field(default=LOGIT_LENS, init=False)
+    origin: None = field(default=None, init=False)
+    layers: tuple[Layer, ...] = field(default=(), init=False)
+    width: int = field(default=0, init=False)
 
     def read(self, states: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return the hidden states as they are."""

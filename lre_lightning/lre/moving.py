@@ -135,8 +135,17 @@ class Move(PromptEdit):
     strength: float = 1.0
     clean: Mapping[Layer, Tensor] | None = field(default=None, repr=False)
 
-    def at(self, layer: Layer, states: Tensor) -> Tensor:
-        """Move hidden states of the subject at a layer, `(..., hidden)`."""
+    def at(self, layer: Layer | None, states: Tensor) -> Tensor:
+        """Move hidden states of the subject at a layer, `(..., hidden)`; at the only layer if None.
+
+        Raises:
+            LREError: If the move is at several layers, and none is named.
+        """
+        if layer is None and len(self.layers) > 1:
+            raise LREError(
+                f"a move differs by layer: name that of the states, one of {', '.join(map(str, self.layers))}"
+            )
+        layer = self.layers[0] if layer is None else layer
         clean = None if self.clean is None else self.clean[layer]
         return self.coordinates.move(states, layer, self.change, self.strength, clean)
 

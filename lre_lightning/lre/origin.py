@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,10 @@ from lre_lightning.errors import LREError
 from lre_lightning.models.backward import Backward
 from lre_lightning.models.identity import Identity
 from lre_lightning.models.language_model import LanguageModel, label_of
+from lre_lightning.prompts.mentions import Mention, mentions
 from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Form, Prompts
 from lre_lightning.prompts.prompt import Prompt, make_prompt, make_prompts
+from lre_lightning.prompts.tokenization import Span
 from lre_lightning.relations.relation import SLOT, Sample
 from lre_lightning.storage.typed import Count, Name, Text
 
@@ -65,7 +66,7 @@ class Origin:
             trial=trial.number,
             template=trial.template,
             train=tuple((sample.subject, sample.object) for sample in trial.train),
-            form=prompts.form,
+            form=prompts.of(lm).form,
             backward=backward,
         )
 
@@ -94,31 +95,63 @@ class Origin:
         samples = [Sample(subject, subject) for subject in subjects]  # a prompt ends before its object
         return make_prompts(lm.tokenizer, template, samples, (), Prompts(**self.form))
 
-    def subject_of(self, prompt: str) -> str | None:
-        """Find the subject that a text asks about at its end, in one of the templates; None if it does not."""
+    def asked_in(self, text: str, anywhere: bool = False) -> Mention | None:
+        """Find the subject that a text asks about at its end, in one of the templates; None if it does not.
+
+        A remark between commas after the subject is not part of it: "The capital of Niger, not Nigeria, is" asks about
+        Niger.
+
+        Args:
+            text: The text.
+            anywhere: Whether a template of at least two words may also be followed by more, as in "Miles Davis plays
+                the trumpet"; the last such place counts.
+        """
         for template in self.template.split(BETWEEN_TEMPLATES):
-            before, _, after = (re.escape(part) for part in template.partition(SLOT))
-            match = re.search((f".*{before}" if before else "") + rf"(.+){after}\Z", prompt)
-            if match and SLOT in template and template != SLOT:
-                return match[1]
+            before, slot, after = template.partition(SLOT)
+            if not (slot and before + after):
+                continue
+            ends = [len(text)]
+            if anywhere and after.strip() and len((before + after).split()) > 1:
+                ends += [mention.span[1] for mention in reversed(mentions(text, [after]))]
+            for end in ends:
+                found = _filled(text[:end], before, after)
+                if found is not None:
+                    return Mention(text, found)
         return None
 
     def template_of(self, prompt: str, subject: str | None = None) -> tuple[str, str]:
-        """Return a text with ``{}`` for its subject, and the subject, which is found by the templates if None.
+        """Return a text with ``{}`` for its subject's last mention, and the subject.
 
         Raises:
-            LREError: If it is not found, or not in the text.
+            LREError: If no subject is given and the text does not ask about one in a template, or the text does not
+                mention the one that is given.
         """
-        subject = self.subject_of(prompt) if subject is None else subject
         if subject is None:
-            raise LREError(
-                f"the subject of {prompt!r} is not found, as it does not end like {self.template!r}: name it, "
-                "subject=..."
-            )
-        before, separator, after = prompt.rpartition(subject)
-        if not (separator and subject.strip()):
-            raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}")
-        return f"{before}{SLOT}{after}", subject
+            found = [mention for mention in [self.asked_in(prompt)] if mention]
+            if not found:
+                raise LREError(
+                    f"the subject of {prompt!r} is not found, as it does not end like {self.template!r}: name it, "
+                    "subject=..."
+                )
+        else:
+            found = mentions(prompt, [subject])
+            if not found:
+                raise LREError(f"the subject {subject!r} is not in the prompt {prompt!r}, as a word of its own")
+        first, end = found[-1].span
+        return f"{prompt[:first]}{SLOT}{prompt[end:]}", found[-1].subject
+
+
+def _filled(text: str, before: str, after: str) -> Span | None:
+    """Return the characters between the two parts of a template at the end of a text, if it ends so."""
+    end = len(text) - len(after)
+    start = text.rfind(before, 0, end) if before else text.rfind("\n", 0, end) + 1
+    said = text[start + len(before) : end]
+    name = (said.split(",")[0] if said.rstrip().endswith(",") else said).strip()
+    repeated = before and mentions(said, [after])  # it is filled before, and not again: "of Mali is ..., of Chad is"
+    if not text.endswith(after) or start < 0 or not name or "\n" in said or repeated:
+        return None
+    first = text.index(name, start + len(before))
+    return first, first + len(name)
 
 
 def check_origin(origin: Mapping[str, Any], lm: LanguageModel, title: str | None = None) -> None:

@@ -19,6 +19,7 @@ from lre_lightning.options import options_of
 from lre_lightning.runs.checkpoints import restrict
 from lre_lightning.runs.folder import RunFolder
 from lre_lightning.runs.processes import ONE_PROCESS, Processes, check_alike, check_strategy, without_wrapper
+from lre_lightning.runs.trainers import check_trainer
 
 if TYPE_CHECKING:
     NameOrModel = str | LanguageModel
@@ -36,10 +37,10 @@ def name_of(name_or_path: NameOrModel) -> str:
 class FrozenLMModule(L.LightningModule):
     """An LM that measures and is not trained: no optimizer, no weights in checkpoints or between processes.
 
-    Subclasses call `load_lm` once their options are checked, `find_processes` in `setup`, and `count_step` at the end
-    of each training step. What they make of the LM they make in `take_lm`.
+    Subclasses call `load_lm` once their options are checked, `find_lm` and `find_processes` in `setup`, and
+    `count_step` at the end of each training step. What they make of the LM they make in `take_lm`.
 
-    An LM that processes share is loaded by `find_processes`: before that there are no processes, and no `lm`.
+    An LM that processes share is loaded by `find_lm`: before that there are no processes, and no `lm`.
     """
 
     lm: LanguageModel
@@ -78,16 +79,22 @@ class FrozenLMModule(L.LightningModule):
         """Return nothing: nothing is optimized."""
 
     def configure_callbacks(self) -> list[Callback]:
-        """Add the callback that guards the folder of a fit, where the Trainer has none."""
+        """Check the Trainer, and add the callback that guards the folder of a fit, where it has none."""
+        check_trainer(self.trainer)
         there = any(isinstance(callback, RunFolder) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
         return [] if there else [RunFolder()]
 
-    def find_processes(self, what: str, digest: str) -> None:
-        """Find the other processes, and check that they have the same LM and data: `what`, with this digest."""
+    def find_lm(self) -> LanguageModel:
+        """Return the LM on the device where it will run; one that processes share is loaded here."""
         strategy = self.trainer.strategy
         check_strategy(strategy)
         if not self.has_lm:
             self._take(self._load())
+        return self.lm.to(strategy.root_device)
+
+    def find_processes(self, what: str, digest: str) -> None:
+        """Find the other processes, and check that they have the same LM and data: `what`, with this digest."""
+        strategy = self.trainer.strategy
         members = self.lm.shards.members if self.lm.shards else 1
         self.processes = Processes.of(strategy, self.trainer.global_rank, self.trainer.world_size, members)
         if self.trainer.world_size > 1:

@@ -89,7 +89,7 @@ class Identity:
 
         numbers = _numbers(lm)
         dtype = str(lm.dtype).removeprefix("torch.")
-        encoded = base64.b64encode(numbers.float().numpy().tobytes()).decode()
+        encoded = base64.b64encode(numbers.numpy().astype("float32").tobytes()).decode()
         return cls(encoded, lm.num_layers, dtype, transformers.__version__, str(torch.__version__))
 
     def difference(self, other: Identity) -> float:

@@ -34,8 +34,9 @@ from lre_lightning.models.parts import (
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
 from lre_lightning.models.quantization import Quantization, multiply_dequantized
+from lre_lightning.models.sentences import suitable_start
 from lre_lightning.models.sharding import Shards, split_model
-from lre_lightning.models.tokenizer import load_tokenizer
+from lre_lightning.models.tokenizer import StartToken, load_tokenizer
 from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class LanguageModel(nn.Module):
         self.chunk_size = chunk_size
         self._remote_code = False
         self._gguf_file: str | None = None
+        self._start: tuple[PreTrainedTokenizerBase, StartToken] | None = None
         self.eval()
         self.chunk_sizes = ChunkSizes()
         self.shards: Shards | None = None
@@ -197,6 +199,21 @@ class LanguageModel(nn.Module):
         return load_tokenizer(self.name, self.revision, self._remote_code, self._gguf_file)
 
     @property
+    def start_token(self) -> StartToken:
+        """What its prompts start with: ``"bos"``, ``"eos"``, ``"own"`` or ``"none"``; measured when it is first used.
+
+        It is what the tokenizer itself puts in front of a text; where that is nothing, the first of EOS, BOS and
+        nothing with which a few sentences are about as likely as with the best of them.
+        """
+        return self.start_with(self.tokenizer)
+
+    def start_with(self, tokenizer: PreTrainedTokenizerBase) -> StartToken:
+        """Return what prompts start with that a tokenizer makes for this LM; see `start_token`."""
+        if self._start is None or self._start[0] is not tokenizer:
+            self._start = tokenizer, suitable_start(self, tokenizer)
+        return self._start[1]
+
+    @property
     def label(self) -> str:
         """Name of the LM in records; see `label_of`."""
         return label_of(self.name, self.revision, self.adapter)
@@ -238,6 +255,11 @@ class LanguageModel(nn.Module):
     def vocab_size(self) -> int:
         """Number of token ids that the unembedding scores."""
         return len(weight_of(self.parts.unembedding))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of token ids that have an embedding."""
+        return len(weight_of(self.parts.embedding))
 
     @property
     def device(self) -> torch.device:
@@ -305,7 +327,7 @@ class LanguageModel(nn.Module):
         Raises:
             LREError: If a token id has no embedding, or there are more positions than the LM is made for.
         """
-        count = len(weight_of(self.parts.embedding))
+        count = self.num_embeddings
         if input_ids.numel() and not 0 <= int(input_ids.max()) < count:
             raise LREError(
                 f"token id {int(input_ids.max())} is out of range: {self.name} has {count} token embeddings; make "

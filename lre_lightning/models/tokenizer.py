@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.models.loading import locate, why_not
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+StartToken: TypeAlias = Literal["auto", "own", "none", "bos", "eos"]
+"""Choices of what prompts start with; see `start_tokens`."""
+
+BOOL, LONGEST_HEADER = 7, 2**26
+"""GGUF's number of the type of truth values, and the bytes in which its keys are searched."""
 
 _PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHER_BYTES = [byte for byte in range(256) if byte not in _PRINTED_BYTES]
@@ -25,26 +31,49 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
         raise LREError(f"{name} cannot tell where a token is in a text: use the fast tokenizer (tokenizer.json)")
 
 
-def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token that every prompt starts with.
+def start_tokens(tokenizer: PreTrainedTokenizerBase, choice: StartToken = "auto") -> tuple[int, ...]:
+    """Return the tokens that a prompt starts with, which are one in general, or none.
 
-    It is the tokenizer's BOS token, else the token that it puts in front of a text itself, else its EOS token (Qwen).
+    Args:
+        tokenizer: The tokenizer.
+        choice: ``"bos"`` or ``"eos"``; ``"own"``, what the tokenizer itself puts in front of a text; ``"none"``; or
+            ``"auto"``, the first of these that there is: its own, EOS, BOS, none. What suits an LM is
+            `LanguageModel.start_token`.
+
+    Raises:
+        LREError: If the tokenizer does not have the token.
     """
-    if tokenizer.bos_token_id is not None:
-        return cast(int, tokenizer.bos_token_id)
-    plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    whole = list(tokenizer("a", add_special_tokens=True)["input_ids"])
-    if whole[: len(plain)] != plain:
-        return int(whole[0])
-    if tokenizer.eos_token_id is None:
-        name = tokenizer.name_or_path
-        raise LREError(f"the tokenizer {name!r} has neither a BOS nor an EOS token to start prompts with")
-    return cast(int, tokenizer.eos_token_id)
+    named = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    own = _own_start_tokens(tokenizer) if choice in ("auto", "own") else ()
+    if own or choice == "own":
+        return own
+    known = [name for name in ("eos", "bos") if named[name] is not None]
+    if choice not in (*known, "auto", "none"):
+        raise LREError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no {choice.upper()} token to start prompts with: leave "
+            f"start_token out, or give one of {', '.join([*known, 'none'])}"
+        )
+    name = next(iter(known), "none") if choice == "auto" else choice
+    return () if name == "none" else (cast(int, named[name]),)
+
+
+def own_start(tokenizer: PreTrainedTokenizerBase) -> StartToken | None:
+    """Return the name of what a tokenizer itself puts in front of a text; None if that is nothing."""
+    own = _own_start_tokens(tokenizer)
+    named: dict[tuple[Any, ...], StartToken] = {(tokenizer.eos_token_id,): "eos", (tokenizer.bos_token_id,): "bos"}
+    return named.get(own, "own") if own else None
+
+
+def _own_start_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    plain, whole = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (False, True))
+    count = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return tuple(whole[:count])
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token to pad with: the tokenizer's own, else the start token (it is never attended to)."""
-    return start_token(tokenizer) if tokenizer.pad_token_id is None else cast(int, tokenizer.pad_token_id)
+    """Return the token to pad with, which is never attended to: the tokenizer's own, else its EOS, BOS or first one."""
+    known = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
+    return next((cast(int, token) for token in known if token is not None), 0)
 
 
 def load_tokenizer(
@@ -64,12 +93,13 @@ def load_tokenizer(
     """
     path, gguf_file = locate(name_or_path, gguf_file)
     from transformers import AutoTokenizer
+    from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
         if gguf_file is not None:
@@ -88,7 +118,19 @@ def load_tokenizer(
         )
     if gguf_file is not None:
         tokenizer.name_or_path = name_or_path  # else that of its folder, which may have several
+        adds = _adds_bos(str(cached_file(path, gguf_file, revision=options["revision"])))
+        if adds not in (None, own_start(tokenizer) is not None) and tokenizer.bos_token is not None:
+            tokenizer.add_bos_token = adds
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _adds_bos(path: str) -> bool | None:
+    """Return what a GGUF file says of its tokenizer's BOS, which transformers before 5.23 ignores; None if nothing."""
+    name = b"tokenizer.ggml.add_bos_token"
+    key = len(name).to_bytes(8, "little") + name + BOOL.to_bytes(4, "little")
+    with open(path, "rb") as file:
+        _, found, value = file.read(LONGEST_HEADER).partition(key)
+    return bool(value[0]) if found else None
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

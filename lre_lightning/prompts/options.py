@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from typing_extensions import TypedDict
 
 from lre_lightning.errors import LREError, check_choice, check_number
+from lre_lightning.models.tokenizer import StartToken
 from lre_lightning.options import option
 from lre_lightning.relations.relation import SLOT, Relation, check_template
 from lre_lightning.storage.typed import Count, Text, Truth
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lre_lightning.models.language_model import LanguageModel
 
 Sampling: TypeAlias = Literal["random", "balanced"]
 """Ways to draw training samples: each with the same chance, or as evenly as possible over the objects."""
@@ -33,6 +39,7 @@ class Form(TypedDict):
     separator: Text
     chat: Truth
     system: Text | None
+    start_token: StartToken
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class Prompts:
         chat: Whether prompts are conversations in the tokenizer's chat template, for instruction-tuned LMs: the user
             says each line without its object, and the assistant answers with the object.
         system: The system message of conversations.
+        start_token: What each prompt starts with: the ``"bos"`` or ``"eos"`` token; ``"own"``, what the tokenizer puts
+            in front of a text itself; ``"none"``; or ``"auto"``, what suits the LM, see `LanguageModel.start_token`.
         sampling: ``"random"``, or ``"balanced"`` to draw training samples as evenly as possible over the objects.
         train_samples: The training samples by relation, instead of drawing them: n subjects each, or [subject, object]
             where a subject has several objects.
@@ -67,6 +76,7 @@ class Prompts:
     separator: str = option("\n", recorded=True)
     chat: bool = option(False, recorded=True)
     system: str | None = option(None, recorded=True)
+    start_token: StartToken = option("auto", recorded=True)
     sampling: Sampling = option("random", recorded=True)
     train_samples: dict[str, list[TrainSample]] | None = option(None)
     choosing_trials: int = option(0, recorded=True)
@@ -89,6 +99,7 @@ class Prompts:
             raise LREError(f"system must be a text, got {self.system!r}")
         if self.system is not None and not self.chat:
             raise LREError("system is a message of conversations: set chat, or leave system out")
+        check_choice("start_token", self.start_token, get_args(StartToken))
         check_choice("sampling", self.sampling, get_args(Sampling))
         check_number("choosing_trials", self.choosing_trials, 0)
         samples = {} if self.train_samples is None else self.train_samples
@@ -104,7 +115,12 @@ class Prompts:
     @property
     def form(self) -> Form:
         """The options that the form of a prompt depends on, as plain data."""
-        return {"shots": self.shots, "separator": self.separator, "chat": self.chat, "system": self.system}
+        names = ("shots", "separator", "chat", "system", "start_token")
+        return {name: getattr(self, name) for name in names}  # type: ignore[return-value]
+
+    def of(self, lm: LanguageModel) -> Self:
+        """Return the options with the start token that suits an LM, unless they name one."""
+        return replace(self, start_token=lm.start_token) if self.start_token == "auto" else self
 
 
 LINES = Prompts()

@@ -1,11 +1,10 @@
 """Prompts, and the tokens of subject and object in them.
 
 A line is the template with the subject in it, a space and the object; lines are joined by newlines, and the last line
-stops before the object (Hernandez et al., ICLR 2024, section 4 and appendix). Every prompt begins with exactly one
-start token. All positions are token indices that count the start token.
+stops before the object (Hernandez et al., ICLR 2024, section 4 and appendix). A prompt begins with a start token, or
+with none where that suits the LM. All positions are token indices that count the start token.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,14 +12,17 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.tokenizer import check_tokenizer, start_token, token_text
+from lre_lightning.models.tokenizer import StartToken, check_tokenizer, start_tokens, token_text
 from lre_lightning.prompts.chat import Conversation, Question
+from lre_lightning.prompts.mentions import Mention, mentions
 from lre_lightning.prompts.options import LINES, Prompts
 from lre_lightning.prompts.tokenization import Encoding, Span, tokenize
 from lre_lightning.relations.relation import SLOT, Relation, Sample, check_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from lre_lightning.prompts.source import PromptSource
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class Prompt:
         text: The prompt's text; it stops before the object.
         subject: The subject that the last line asks about.
         object: The correct answer.
-        input_ids: The tokens, start token first; after those of the text, the white space that `pass_over_blanks` adds.
+        input_ids: The tokens, start token first, if any; after those of the text, the white space that
+            `pass_over_blanks` adds.
         subject_span: First token and one past the last token of the subject's last mention.
         object_tokens: All tokens of the object, read off the tokenization of the text, a space and the object.
         subject_chars: First character and one past the last character of the subject's last mention in `text`.
+        start: The number of start tokens.
 
     >>> prompt = Prompt("Paris is in", "Paris", "France", (0, 7, 8, 9), (1, 2), (5, 6), (0, 5))
     >>> prompt.subject_position, prompt.last_position, prompt.object_token
@@ -48,6 +52,7 @@ class Prompt:
     subject_span: Span
     object_tokens: tuple[int, ...]
     subject_chars: Span = (0, 0)
+    start: int = 1
 
     @property
     def subject_position(self) -> int:
@@ -125,37 +130,41 @@ def make_prompts(
         template: A template with one ``{}``.
         samples: The samples to ask for.
         context: The samples to show as examples.
-        options: `shots`, `separator`, `chat` and `system` are used.
+        options: Those of `Prompts.form` are used.
     """
     examples = context[: options.shots]
     if not options.chat:
         lines = [f"{fill(template, sample.subject)} {sample.object}{options.separator}" for sample in examples]
-        return make_prompts_after(tokenizer, template, samples, ["".join(lines)] * len(samples))
+        return make_prompts_after(tokenizer, template, samples, ["".join(lines)] * len(samples), options)
     check_tokenizer(tokenizer)
     check_template(template)
     turns = [(fill(template, sample.subject), sample.object) for sample in examples]
     chat = Conversation(tokenizer, turns, options.system)
     questions = [chat.ask(fill(template, sample.subject), sample.object) for sample in samples]
     encodings = tokenize(tokenizer, _texts(questions), controls=True)
-    prompts = []
+    prompts, start = [], start_tokens(tokenizer, options.start_token)
     for sample, asked, encoding, answered in zip(samples, questions, encodings[::2], encodings[1::2], strict=True):
         first = chat.controls.get(encoding[0][0]) if encoding[0] else None
         started = first is not None and asked.text.lstrip().startswith(first)  # a word may become such a token too
-        lead = () if started else (start_token(tokenizer),)
-        prompts.append(_prompt(template, sample, asked, lead, encoding, answered))
+        prompt = _prompt(template, sample, asked, () if started else start, encoding, answered)
+        prompts.append(replace(prompt, start=1) if started else prompt)
     return prompts
 
 
 def make_prompts_after(
-    tokenizer: "PreTrainedTokenizerBase", template: str, samples: Sequence[Sample], heads: Sequence[str]
+    tokenizer: "PreTrainedTokenizerBase",
+    template: str,
+    samples: Sequence[Sample],
+    heads: Sequence[str],
+    options: Prompts = LINES,
 ) -> list[Prompt]:
     """Make one prompt for each sample after a text, which ends in the white space that separates it from the template.
 
-    The errors are those of `make_prompts`.
+    Of the options `start_token` is used; the errors are those of `make_prompts`.
     """
     check_tokenizer(tokenizer)
     check_template(template)
-    lead = (start_token(tokenizer),)
+    lead = start_tokens(tokenizer, options.start_token)
     questions = []
     for head, sample in zip(heads, samples, strict=True):
         text = head + fill(template, sample.subject)
@@ -179,11 +188,7 @@ def _prompt(
     One character may be split over several tokens (byte-level BPE), and a token may hold the space before a word.
     """
     mention = _last_mention(template, sample.subject, asked.text[: asked.end], asked.start)
-    spans = enumerate(encoding[1], len(lead))
-    tokens = [i for i, (start, end) in spans if start < mention[1] and end > mention[0]]
-    if not tokens:
-        subject = asked.text[slice(*mention)]
-        raise LREError(f"the tokenizer leaves nothing of the subject {subject!r} in {asked.text!r}")
+    first, end = mention.tokens(encoding[1])
     ids, length = answered[0], len(encoding[0])
     if len(ids) == length or ids[:length] != encoding[0]:
         # The prompt's last word and the object's first are joined: the first token that reaches into the object counts.
@@ -196,34 +201,46 @@ def _prompt(
         subject=sample.subject,
         object=sample.object,
         input_ids=(*lead, *encoding[0]),
-        subject_span=(tokens[0], tokens[-1] + 1),
+        subject_span=(len(lead) + first, len(lead) + end),
         object_tokens=tuple(ids[length:]),
-        subject_chars=mention,
+        subject_chars=mention.span,
+        start=len(lead),
     )
 
 
-def _last_mention(template: str, subject: str, text: str, line: int) -> Span:
-    """Find the characters of the subject's last mention in a prompt.
+def _last_mention(template: str, subject: str, text: str, line: int) -> Mention:
+    """Find the subject's last mention in a prompt.
 
-    That is the template's slot in the last line, which starts at character `line`, or a later mention as whole words
-    in the template's own text ("cat" is not mentioned in "category"). White space around the subject is not part of a
-    mention: a position on it would say nothing about the subject.
+    That is the template's slot in the last line, which starts at character `line`, or a later mention in the template's
+    own text ("cat" is not mentioned in "category"). White space around the subject is not part of a mention: a position
+    on it would say nothing about the subject.
     """
     name = subject.strip() or subject
     start = line + template.index(SLOT) + subject.index(name)
-    mention = (start, start + len(name))
-    if name not in text[mention[1] :]:  # nearly always: compiling a pattern takes longer than everything else
-        return mention
-    later = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, mention[1])
-    return max([mention, *(match.span() for match in later)])
+    slot = Mention(text, (start, start + len(name)))
+    return [slot, *mentions(text, [name], slot.span[1])][-1]
 
 
-def tokenize_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
-    """Return the tokens of a free text after the start token; a text without a token is an error."""
+def start_text(data: "PromptSource") -> str:
+    """Return in words what the prompts of a datamodule start with."""
+    choice = data.prompts.start_token
+    tokens = "".join(token_text(data.tokenizer, token) for token in start_tokens(data.tokenizer, choice))
+    return f"start token {tokens!r} ({choice})" if tokens else "no start token"
+
+
+def tokenize_text(
+    tokenizer: "PreTrainedTokenizerBase", text: str, start: StartToken = "auto"
+) -> tuple[tuple[int, ...], int]:
+    """Return the tokens of a free text after the start token, if any, and the place of the text's first one.
+
+    Raises:
+        LREError: If the text has no token, or the tokenizer not that start token.
+    """
     ((ids, _),) = tokenize(tokenizer, [text])
     if not ids:
         raise LREError(f"the text {text!r} has no token: give one with a word in it")
-    return (start_token(tokenizer), *ids)
+    lead = start_tokens(tokenizer, start)
+    return (*lead, *ids), len(lead)
 
 
 def first_token_coverage(

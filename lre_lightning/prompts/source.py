@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.prompts.batch import RelationBatch
     from lre_lightning.prompts.options import Prompts
     from lre_lightning.prompts.prompt import FirstTokenCoverage
@@ -39,6 +40,9 @@ class PromptSource(Protocol):
     @property
     def tokenizer(self) -> Any:
         """The tokenizer."""
+
+    def use(self, lm: LanguageModel) -> None:
+        """Make prompts for an LM."""
 
     def trial(self, index: int) -> Trial:
         """Return a trial by its index in `schedule`."""

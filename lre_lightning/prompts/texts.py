@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lre_lightning.errors import LREError
+from lre_lightning.prompts.mentions import mentions
 from lre_lightning.relations.formats import Rows, text_lines
 from lre_lightning.relations.sources import open_source
 from lre_lightning.storage.plain import mapping, shown, text
@@ -19,7 +20,7 @@ class Text:
 
     Attributes:
         text: The text.
-        subject: A part of the text (else an `LREError`), whose last mention is read; None if it is not known.
+        subject: Whom the text is about, mentioned in it (else an `LREError`); None if it is not known.
         relation: The only relation whose LRE is to read it; None for all.
     """
 
@@ -28,8 +29,8 @@ class Text:
     relation: str | None = None
 
     def __post_init__(self) -> None:
-        if self.subject is not None and self.subject not in self.text:
-            raise LREError(f"the text {shown(self.text)} does not contain the subject {self.subject!r}")
+        if self.subject is not None and not mentions(self.text, [self.subject]):
+            raise LREError(f"the text {shown(self.text)} does not mention the subject {self.subject!r}")
 
 
 def read_text_file(source: str | Path, column: str = "text", split: str | None = None) -> Iterator[Text]:

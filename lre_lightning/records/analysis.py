@@ -2,7 +2,9 @@
 
 Trials are averaged per relation before relations are averaged, so that every relation has the same weight (Section 4 of
 the paper). Deviations are over trials for one relation, and over relations for several; 95% intervals are over samples
-and trials for one, and over relations for several (a bootstrap). Only reported trials count.
+and trials for one, and over relations for several (a bootstrap). Only reported trials count, and of them those that
+took no part in the choice of layer and rank (`selection.headline`), unless the relation has no others. What is
+compared, such as the points of a curve, is of the same trials (`same_trials`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +20,7 @@ import numpy as np
 
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.record import CAUSALITY_BASELINES, FAITHFULNESS_BASELINES, GENERIC, MAJORITIES, TrialRecord
+from lre_lightning.records.selection import headline
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.statistics.correlation import pearson, spearman
 from lre_lightning.statistics.estimates import Estimate, Share, estimate, mean_over, over_trials
@@ -215,11 +218,44 @@ def counted(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     return [record for record in records if record.scored and record.reported and record.told_apart]
 
 
+def same_trials(groups: Mapping[K, Iterable[TrialRecord]]) -> dict[K, list[TrialRecord]]:
+    """Return the scored and reported records of groups that are compared, of the same trials of a relation in each.
+
+    They are those that are in most of the groups that have the relation: their number is the first thing to count, that
+    of the trials the second. One that chose layer and rank in a group counts as one that chose in all of them, so that
+    headline scores are of the same trials, too.
+    """
+    found: dict[tuple[str, int], dict[K, TrialRecord]] = {}
+    for name, records in groups.items():
+        for record in counted(records):
+            found.setdefault((record.relation, record.trial), {})[name] = record
+    times = Counter((relation, tuple(having)) for (relation, _), having in found.items())
+    widest: dict[str, tuple[K, ...]] = {}
+    for relation, names in sorted(times, key=lambda place: (len(place[1]), times[place])):
+        widest[relation] = names
+    kept: dict[K, list[TrialRecord]] = {name: [] for name in groups}
+    for (relation, _), having in found.items():
+        if tuple(having) == widest[relation]:
+            chose = any(record.chose for record in having.values())
+            for name, record in having.items():
+                kept[name].append(record if record.chose == chose else replace(record, chose=chose))
+    return kept
+
+
 def scored_in_all(groups: Mapping[K, Sequence[TrialRecord]]) -> dict[K, list[TrialRecord]]:
-    """Return the scored and reported records of the relations that have some in every group."""
-    scored = {name: counted(records) for name, records in groups.items()}
-    shared = set.intersection(*({record.relation for record in records} for records in scored.values()))
-    return {name: [record for record in records if record.relation in shared] for name, records in scored.items()}
+    """Return `same_trials` of the relations that every group has."""
+    same = same_trials(groups)
+    shared = set.intersection(*({record.relation for record in records} for records in same.values()))
+    return {name: [record for record in records if record.relation in shared] for name, records in same.items()}
+
+
+def side_by_side(records: Iterable[TrialRecord], scores: Mapping[K, Callable[[TrialRecord], float]]) -> dict[K, Means]:
+    """Return several scores by relation, all of the same trials: those that have most of the scores."""
+    records = counted(records)
+    same = same_trials(
+        {name: [record for record in records if not math.isnan(score(record))] for name, score in scores.items()}
+    )
+    return {name: per_relation(same[name], score) for name, score in scores.items()}
 
 
 def spreads(
@@ -237,8 +273,11 @@ def spreads(
 
 
 def per_relation(records: Iterable[TrialRecord], score: Score) -> dict[str, Estimate]:
-    """Return mean, deviation and interval over trials by relation; relations without the score are left out."""
-    return spreads((record.relation, score(record)) for record in counted(records))
+    """Return mean, deviation and interval over trials by relation; relations without the score are left out.
+
+    The trials are those of `headline`.
+    """
+    return spreads((record.relation, score(record)) for record in headline(counted(records)))
 
 
 def known(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
@@ -248,14 +287,35 @@ def known(records: Iterable[TrialRecord]) -> dict[str, Estimate]:
 
 def per_category(records: Sequence[TrialRecord], score: Score) -> dict[str, Estimate]:
     """Return mean and deviation over the relations of each category, and over all relations under `ALL`."""
-    kinds, means = categories(records), per_relation(records, score)
-    by_category = ((kinds[relation], mean) for relation, (mean, _) in means.items())
-    return spreads([*by_category, *((ALL, mean) for mean, _ in means.values())], mean_over)
+    return by_category(categories(records), per_relation(records, score))
+
+
+def by_category(kinds: Mapping[str, str], means: Means) -> dict[str, Estimate]:
+    """Return `per_category` of scores by relation, given the relations' categories."""
+    in_kinds = ((kinds[relation], mean) for relation, (mean, _) in means.items())
+    return spreads([*in_kinds, *((ALL, mean) for mean, _ in means.values())], mean_over)
 
 
 def sweep(records: Sequence[TrialRecord], score: Score, axis: str, points: Iterable[Any]) -> Sweep:
-    """Return a score by relation at every point of an axis."""
-    return {point: per_relation(records, partial(score, **{axis: point})) for point in points}
+    """Return a score by relation at every point of an axis, of the same trials at each: those with most points."""
+    return side_by_side(records, {point: partial(score, **{axis: point}) for point in points})
+
+
+def throughout(sweep: Sweep) -> Sweep:
+    """Return a sweep of the relations that have a score at every point that has any: means are over the same ones."""
+    names = set[str]().union(*sweep.values()).intersection(*filter(None, sweep.values()))
+    return {point: {name: means[name] for name in means if name in names} for point, means in sweep.items()}
+
+
+def from_some_point(sweep: Sweep) -> Sweep:
+    """Return `throughout` of the last points, as many as keep most scores; the points before have none.
+
+    It is for checkpoints of a training, of which the first know too little to be scored.
+    """
+    points = list(sweep)
+    parts = [throughout({point: sweep[point] for point in points[start:]}) for start in range(len(points))]
+    best = max(parts, key=lambda part: sum(map(len, part.values())), default={})
+    return {point: best.get(point, {}) for point in points}
 
 
 def by_layer(records: Sequence[TrialRecord], score: Score) -> Sweep:
@@ -283,10 +343,21 @@ def both_scores(records: Sequence[TrialRecord]) -> list[Estimate | None]:
     return list(map(overall, both_by_relation(records).values()))
 
 
-def constant(records: Sequence[TrialRecord], layer: Layer | None = None) -> dict[str, Means]:
-    """Return the scores of `CONSTANT` that were measured, by relation; b is that of a layer, the chosen one if None."""
-    at = {name: partial(score, layer=layer) if name == "b alone" else score for name, score in CONSTANT.items()}
-    return {name: means for name, score in at.items() if (means := per_relation(records, score))}
+def constant(records: Sequence[TrialRecord]) -> dict[str, Means]:
+    """Return the scores of `CONSTANT` that were measured, by relation."""
+    return {name: means for name, score in CONSTANT.items() if (means := per_relation(records, score))}
+
+
+def constant_by_layer(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
+    """Return the scores of `CONSTANT` that were measured, at every layer; b is that of the layer."""
+
+    def at(record: TrialRecord, layer: Layer, name: str) -> float:
+        if name == "b alone":
+            return faithfulness(record, layer, 0.0)
+        return CONSTANT[name](record) if layer in record.layers else math.nan
+
+    sweeps = {name: by_layer(records, partial(at, name=name)) for name in CONSTANT}
+    return {name: sweep for name, sweep in sweeps.items() if any(sweep.values())}
 
 
 def at_identity(records: Iterable[TrialRecord]) -> dict[Layer, set[str]]:
@@ -305,10 +376,15 @@ def says_more(records: Sequence[TrialRecord], layer: Layer) -> tuple[int, int] |
     W is the identity there, so that the LRE says what the LM says, are left out.
     """
     identity = at_identity(records).get(layer, ())
-    others, scores = constant(records, layer), per_relation(records, partial(faithfulness, layer=layer))
+    scores, *others = side_by_side(
+        records,
+        {"LRE": partial(faithfulness, layer=layer)}
+        | CONSTANT
+        | {"b alone": partial(faithfulness, layer=layer, beta=0.0)},
+    ).values()
     more = []
     for name, score in scores.items():
-        answers = [means[name].value for means in others.values() if name in means]
+        answers = [means[name].value for means in others if name in means]
         if answers and score.interval is not None and name not in identity:
             more.append(score.interval.low > max(answers))
     return (sum(more), len(more)) if more else None

@@ -45,19 +45,6 @@ class Records(list[TrialRecord]):
             [row | {"layer": None if row["layer"] is None else str(row["layer"])} for row in rows(self)]
         )
 
-    @classmethod
-    def from_pandas(cls, table: pandas.DataFrame) -> Records:
-        """Rebuild the records of some trials from the table of `to_pandas`: their grids and baselines, for figures.
-
-        Rows may be left out, but only whole trials or methods, and columns added.
-
-        Raises:
-            LREError: If a column is missing, or the rows of a trial do not fill its grid.
-        """
-        from lre_lightning.records.rows import records_of
-
-        return cls(records_of(table.to_dict("records")))
-
     def _repr_html_(self) -> str:
         from lre_lightning.records.summary import summarize
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from lre_lightning.records.analysis import Means, counted, joint
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.selection import headline
 from lre_lightning.statistics.estimates import Estimate, estimate
 from lre_lightning.statistics.intervals import mean_difference, paired_difference, ratio_of_sums
 
@@ -45,9 +46,9 @@ def shared_samples(records: Iterable[TrialRecord], others: Iterable[TrialRecord]
     ``"faithfulness"``, or ``"causality"``, for the samples of which both have an edit. Relations without a shared
     sample are left out.
     """
-    trials = {_draw(record): record for record in counted(others)}
+    trials = {_draw(record): record for record in headline(counted(others))}
     tables: dict[str, list[list[int]]] = {}
-    for record in counted(records):
+    for record in headline(counted(records)):
         paired = trials.get(_draw(record))
         if paired is None:
             continue

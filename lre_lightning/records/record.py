@@ -140,6 +140,7 @@ class TrialRecord:
         template_index: Its index among the relation's own templates; None for a template of the user's.
         first_tokens: Number of distinct first tokens of the distinct objects.
         reported: False for a trial that only served to choose the layer and rank of the others.
+        chose: Whether the trial took part in the choice of its layer and rank, so that its scores look better there.
         faithful_baselines: Faithful predictions out of `known` of each of `FAITHFULNESS_BASELINES`, `[layer]`; empty
             if baselines were not computed.
         faithful_zero_shot: Like `faithful`, with s from a prompt of the subject alone.
@@ -195,6 +196,7 @@ class TrialRecord:
     template_index: int | None = 0
     first_tokens: int | None = None
     reported: bool = True
+    chose: bool = False
     faithful_baselines: ByLayer = field(default_factory=dict)
     faithful_zero_shot: Grid = ()
     zero_shot_baselines: ByLayer = field(default_factory=dict)

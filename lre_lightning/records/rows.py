@@ -1,20 +1,15 @@
-"""The scores of records as rows for a data frame, and back."""
+"""The scores of records as rows for a data frame."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lre_lightning.errors import LREError
-from lre_lightning.grid import place_of
-from lre_lightning.records.record import GENERIC, GRIDS, MAJORITIES, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
+from lre_lightning.records.record import GRIDS, MAJORITIES, MEASURES, WHOLE_OBJECTS, TrialRecord, fraction
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
-_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported")
+_TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported", "chose")
 COMMON = ("model", "backward", *_TRIAL, *_NUMBERS)
-EARLIER = {"identity": None, "backward": "exact"}
-"""What rows of earlier versions lack, and what it was then."""
 PLACE = ("layer", "identity", "beta", "rank", "chosen")
 COLUMNS = (*COMMON, "metric", "method", "prompt", *PLACE, "count", "total", "score")
 MAJORITY = {f"majority of {name}": name for name in MAJORITIES}
@@ -76,57 +71,3 @@ def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
             for point in getattr(record, f"{axis}s") if axis else (None,):
                 score = record.measure(name, layer, point)
                 yield name, "LRE", "few-shot", layer, axis or None, point, None, total, score
-
-
-def records_of(given: Iterable[Mapping[str, Any]]) -> list[TrialRecord]:
-    """Rebuild records from the rows of some trials, which may have other columns too: see `Records.from_pandas`."""
-    trials: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in given:
-        missing = [name for name in COLUMNS if name not in row and name not in EARLIER]
-        if missing:
-            raise LREError(f"the rows lack the column {missing[0]!r}: they must have those of `rows`")
-        known = EARLIER | {name: value if value == value else None for name, value in row.items()}  # NaN is not itself
-        trials.setdefault(tuple(known[name] for name in COMMON), []).append(known)
-    return [_record_of(dict(zip(COMMON, key, strict=True)), group) for key, group in trials.items()]
-
-
-def _record_of(common: dict[str, Any], given: Sequence[Mapping[str, Any]]) -> TrialRecord:
-    grids: dict[tuple[Any, ...], dict[tuple[Any, Any], Mapping[str, Any]]] = {}
-    for row in given:
-        layer = int(row["layer"]) if str(row["layer"]).isdecimal() else row["layer"]
-        point = row["beta"] if row["rank"] is None else int(row["rank"])
-        grids.setdefault((row["metric"], row["method"], row["prompt"]), {})[layer, point] = row
-    known = {name: grids.pop(("faithfulness", method, "few-shot"), {}) for method, name in MAJORITY.items()}
-    faithful, causal = (grids.get((metric, "LRE", "few-shot"), {}) for metric in ("faithfulness", "causality"))
-    layers = sorted({layer for layer, _ in faithful}, key=place_of)
-    betas, ranks = (sorted({point for _, point in grid}) for grid in (faithful, causal))
-
-    def counts(cells: Mapping[Any, Mapping[str, Any]], points: Sequence[Any]) -> list[list[int | None]]:
-        if cells and set(cells) != set(product(layers, points)):
-            raise LREError(f"the rows of {common['relation']!r}, trial {common['trial']}, do not fill a grid")
-        values = [[cells[layer, point]["count"] for point in points] for layer in layers] if cells else []
-        return [[None if count is None else int(count) for count in row] for row in values]
-
-    at = [next((place for place, row in grid.items() if row["chosen"]), (None, None)) for grid in (faithful, causal)]
-    fields: dict[str, Any] = {
-        "layers": layers,
-        "betas": betas,
-        "ranks": ranks,
-        "faithful": counts(faithful, betas),
-        "faithful_zero_shot": counts(grids.get(("faithfulness", "LRE", "zero-shot"), {}), betas),
-        "causal": counts(causal, ranks),
-        "layer": at[0][0],
-        "beta": at[0][1],
-        "rank": at[1][1],
-        "majority": {name: int(cells[None, None]["count"]) for name, cells in known.items() if cells},
-    }
-    identity = {layer: row.get("identity") for (layer, _), row in faithful.items()}
-    if None not in identity.values():
-        fields["identity_layers"] = [layer for layer in layers if identity[layer]]
-    for name in ("faithful_baselines", "zero_shot_baselines", "causal_baselines"):
-        metric, prompt = _SCORES[name]
-        own = {method: cells for (m, method, p), cells in grids.items() if (m, p) == (metric, prompt)}
-        methods = [method for method in own if method not in ("LRE", *GENERIC)]
-        fields[name] = {method: [row for (row,) in counts(own[method], [None])] for method in methods}
-    whole = {name: int(value) for name, value in common.items() if isinstance(value, float)}
-    return TrialRecord.from_plain(common | whole | fields)

@@ -87,6 +87,26 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     return earlier_choice or choose(choosing, criterion, record.beta)
 
 
+def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> bool:
+    """Return whether a trial of a fit takes part in the choice of its layer and rank, by `choose_after`.
+
+    It does not if earlier trials have chosen, or if its grid has one point that can be chosen.
+    """
+    several = len(eligible_layers([record], record.layers)) * len(record.ranks) > 1
+    return several and choice_of_earlier(record.reported, earlier, criterion) is None
+
+
+def headline(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the records that headline scores are of: those of trials that took no part in the choice.
+
+    On the trials that chose a layer and rank, these look better than they are. A relation of which all trials took
+    part, such as one with a single trial, has the scores of those.
+    """
+    records = list(records)
+    others = {record.relation for record in records if not record.chose}
+    return [record for record in records if not record.chose or record.relation not in others]
+
+
 def reselect(
     records: Iterable[TrialRecord], criterion: Criterion = "causality", beta: float | None = None
 ) -> list[TrialRecord]:
@@ -102,8 +122,9 @@ def reselect(
         beta: The beta to report, one of the grid; each record's own if None.
 
     Returns:
-        The scored and reported records, with the new layer, rank and beta. Where trials have different grids, as in a
-        search for the choice alone, those of the widest one choose, and those without the chosen point are left out.
+        The scored and reported records, with the new layer, rank and beta. Where trials have different grids, those of
+        the widest one choose, and the others are left out: they have no scores elsewhere, so that the scores of two
+        choices would be of different trials.
 
     Raises:
         LREError: The records have no point in common, or beta is not on the grid of one.
@@ -114,11 +135,15 @@ def reselect(
             by_relation.setdefault(record.relation, []).append(record)
     chosen = []
     for group in by_relation.values():
-        reported = [record for record in group if record.reported]
+        reported = _on_widest_grid([record for record in group if record.reported])
         at = group[0].beta if beta is None else beta
-        choosing = [record for record in group if not record.reported] or reported
-        layer, rank = choose(_on_widest_grid(choosing), criterion, at)
-        chosen += [at_point(record, layer, rank, at) for record in reported if _has(record, layer, rank)]
+        apart = _on_widest_grid([record for record in group if not record.reported])
+        layer, rank = choose(apart or reported, criterion, at)
+        chosen += [
+            replace(at_point(record, layer, rank, at), chose=not apart and takes_part(record, [], criterion))
+            for record in reported
+            if _has(record, layer, rank)
+        ]
     return chosen
 
 
@@ -158,7 +183,7 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
             continue
         for record in group:
             layer, rank = choose([other for other in group if other is not record], criterion, record.beta)
-            rescored.append(at_point(record, layer, rank, record.beta))
+            rescored.append(replace(at_point(record, layer, rank, record.beta), chose=False))
     return rescored
 
 

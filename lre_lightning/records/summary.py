@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import MAJORITIES, WHOLE_OBJECTS, TrialRecord
+from lre_lightning.records.selection import headline
 from lre_lightning.statistics.estimates import Estimate, over_trials
 from lre_lightning.storage.files import written_whole
 
@@ -21,8 +22,11 @@ BLIND = {"b_alone": "b alone", "majority_of_training": "majority of training", "
 """Columns of the file, and of the table, for the faithfulness of answers that are the same for all subjects."""
 CSV_COLUMNS = [
     *("model", "relation", "category", "trial", "n_shot", "template", "samples", "tested", "known", "range_size"),
-    *("random_guess", *BLIND, "reported", "layer", "beta", "rank", "edited", *SCORES),
+    *("random_guess", *BLIND, "reported", "chose", "layer", "beta", "rank", "edited", *SCORES),
 ]
+
+NOT_KEPT = "no LRE of it was kept: fit it, or choose other relations with --data.relations"
+"""Why a relation of which the LM knows enough is not scored."""
 
 
 def too_few(samples: int, n: int, tested: float, known: float | None = None) -> str:
@@ -66,8 +70,9 @@ def write_csv(records: Iterable[TrialRecord], path: Path, append: bool = False) 
 
 @dataclass(frozen=True)
 class RelationSummary:
-    """A line of the table of results: means over the scored trials of a relation, with deviations and intervals.
+    """A line of the table of results: means over trials of a relation, with deviations and intervals.
 
+    The trials are those of `headline`; `chose` says that they are those that chose the layer and rank themselves.
     `known` and `tested` are means over all trials, `whole_objects` the scores of `WHOLE_OBJECTS` where they were
     measured, `blind` those of `BLIND`, and `identity_layers` those at which W is the identity. The chosen layer, rank
     and beta, and the scores, are None if no trial was scored, which `unscored` gives the reason of; causality is None
@@ -91,6 +96,7 @@ class RelationSummary:
     unscored: str = ""
     blind: Mapping[str, Estimate] = field(default_factory=dict)
     identity_layers: tuple[Layer, ...] = ()
+    chose: bool = False
 
     @property
     def known_of(self) -> str:
@@ -101,7 +107,8 @@ class RelationSummary:
 def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
     """Summarize records by relation, in the order in which the relations first occur.
 
-    Trials that only served to choose layer and rank contribute to `known`, and to nothing else.
+    Trials that took part in the choice of layer and rank contribute to `known`, and to nothing else unless there are
+    no others.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
     for record in records:
@@ -113,7 +120,7 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     first = group[0]
     known = statistics.fmean(record.known for record in group)
     tested = statistics.fmean(record.tested for record in group)
-    reported = [record for record in group if record.reported and record.scored]
+    reported = headline(record for record in group if record.reported and record.scored)
     scores = [record.chosen_scores for record in reported if record.chosen_scores is not None]
     measured = [record for record in reported if record.whole_objects]
     fractions = {name: _mean([record.on_whole_objects(name) for record in measured]) for name in WHOLE_OBJECTS}
@@ -131,6 +138,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     )
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
+        if first.told_apart and any(record.known >= record.n_shot for record in group if record.reported):
+            unscored = NOT_KEPT
         return replace(summary, unscored=unscored)
     chosen = reported[0]
     faithfulness, causality = map(_mean, zip(*scores, strict=True))
@@ -144,6 +153,7 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         faithfulness=faithfulness,
         causality=causality,
         blind=blind,
+        chose=chosen.chose,
         identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ())),
     )
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from lre_lightning.grid import Layer
 from lre_lightning.records import analysis
-from lre_lightning.records.analysis import ALL, GENERIC_METHODS, METHODS, Score
+from lre_lightning.records.analysis import ALL, GENERIC_METHODS, METHODS, K, Means, Score
 from lre_lightning.records.record import GENERIC, TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, STYLES, Style
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, by_relation
@@ -30,16 +31,34 @@ LIKENESS = ("cosine of W and J", "directions read", "directions written")
 
 def baselines(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     """Return the LRE and its baselines by category, by layer and by relation."""
-    if not any(record.faithful_baselines or record.generic_faithful for record in records):
+    measured = [record for record in records if record.faithful_baselines or record.generic_faithful]
+    if not measured:
         return (missing("Baselines", "Baselines were", "--model.fitting.baselines true"),)
-    return _faithfulness(records), _causality(records), _by_relation(records)
+    return _faithfulness(measured), _causality(measured), _by_relation(measured)
 
 
-def _by_category(records: Sequence[TrialRecord], methods: Mapping[str, Score], *labels: str) -> list[Row]:
+def _compared(records: Sequence[TrialRecord], methods: Mapping[K, Score]) -> dict[K, Means]:
+    """Return methods by category and over all relations, all of the same trials and relations.
+
+    Those that were not measured for all relations that the first of them has are left out.
+    """
+    kinds, means = analysis.categories(analysis.counted(records)), analysis.side_by_side(records, methods)
+    most = next(iter(means.values()))
+    return {name: analysis.by_category(kinds, own) for name, own in means.items() if own and own.keys() >= most.keys()}
+
+
+def _methods(metric: str) -> dict[tuple[str, ...], Score]:
+    """Return the methods that tables and figures compare by metric, as rows begin."""
+    if metric == "causality":
+        return {(name,): score for name, score in EVERY[metric].items()}
+    few: dict[tuple[str, ...], Score] = {(name, "few-shot"): score for name, score in EVERY[metric].items()}
+    return few | {(name, "zero-shot"): score for name, score in ZERO_SHOT.items()}
+
+
+def _rows(records: Sequence[TrialRecord], metric: str) -> tuple[Row, ...]:
     """Return a row for every method that was measured, with its means by category and over all relations."""
     columns = [*dict.fromkeys(analysis.categories(analysis.counted(records)).values()), ALL]
-    means = {name: analysis.per_category(records, score) for name, score in methods.items()}
-    return [(name, *labels, *map(scores.get, columns)) for name, scores in means.items() if scores]
+    return tuple((*name, *map(own.get, columns)) for name, own in _compared(records, _methods(metric)).items())
 
 
 def _faithfulness(records: Sequence[TrialRecord]) -> Section:
@@ -48,14 +67,18 @@ def _faithfulness(records: Sequence[TrialRecord]) -> Section:
         "faithfulness_baselines",
         f"Faithfulness of linear approximations of LM decoding by category of relations on {analysis.lm_of(records)}, "
         "with s from few-shot prompts, and from zero-shot prompts that consist of the subject alone. Means and "
-        "standard deviations over relations.",
+        f"standard deviations over relations. {choice_text(records)}",
         ("method", "prompts of s", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        (*_by_category(records, EVERY["faithfulness"], "few-shot"), *_by_category(records, ZERO_SHOT, "zero-shot")),
+        _rows(records, "faithfulness"),
     )
     note = "Light bars: s from zero-shot prompts that consist of the subject alone."
     name = "faithfulness_baselines_zero_shot"
-    zero_shot = picture_of(plot_faithfulness_baselines, records, zero_shot=True, name=name, note=note)
-    return Section("Faithfulness baselines", (picture_of(plot_faithfulness_baselines, records), zero_shot), (table,))
+    own = choice_text(records)
+    pictures = (
+        picture_of(plot_faithfulness_baselines, records, note=own),
+        picture_of(plot_faithfulness_baselines, records, zero_shot=True, name=name, note=f"{note} {own}"),
+    )
+    return Section("Faithfulness baselines", pictures, (table,))
 
 
 def _causality(records: Sequence[TrialRecord]) -> Section:
@@ -64,15 +87,15 @@ def _causality(records: Sequence[TrialRecord]) -> Section:
         "causality_baselines",
         f"LRE causality compared with baselines on {analysis.lm_of(records)}: s is replaced by s' of the target "
         "subject (oracle), the row of the decoder head for o' (unembedding), and o' itself (object). Means and "
-        "standard deviations over relations.",
+        f"standard deviations over relations. {choice_text(records)}",
         ("method", *dict.fromkeys(analysis.categories(analysis.counted(records)).values()), "all"),
-        tuple(_by_category(records, EVERY["causality"])),
+        _rows(records, "causality"),
     )
 
     def best_rank(record: TrialRecord, layer: Layer) -> float:
         return max(analysis.causality(record, layer, rank) for rank in record.ranks)
 
-    pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records),)
+    pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records, note=choice_text(records)),)
     kept = analysis.whole_grids(records, "layers")
     if not kept:
         return Section("Causality baselines", pictures, (by_category,))
@@ -93,13 +116,13 @@ def _by_relation(records: Sequence[TrialRecord]) -> Section:
     measured = {
         f"{metric}: {name}": scores
         for metric, methods in METHODS.items()
-        for name, score in methods.items()
-        if (scores := analysis.per_relation(records, score))
+        for name, scores in analysis.side_by_side(records, methods).items()
+        if scores
     }
     table = by_relation(
         "baselines_by_relation",
         f"LRE faithfulness and causality compared with baselines by relation on {analysis.lm_of(records)}. Means and "
-        "standard deviations over trials.",
+        f"standard deviations over trials. {choice_text(records)}",
         analysis.categories(analysis.counted(records)),
         measured,
     )
@@ -112,8 +135,7 @@ def plot_faithfulness_baselines(records: Sequence[TrialRecord], zero_shot: bool 
     The LRE at its layer and at the embedding, linear regression, translation and identity (the logit lens). Means over
     relations, with 95% intervals where there are five or more.
     """
-    few = EVERY["faithfulness"]
-    kinds = {"few-shot s": few, "zero-shot s": ZERO_SHOT} if zero_shot else {"": few}
+    kinds = {"few-shot": "few-shot s", "zero-shot": "zero-shot s"} if zero_shot else {"few-shot": ""}
     return _plot_by_category(records, "faithfulness", kinds, [LOOKS["faithfulness"], Style("#56B4E9", hatch="////")])
 
 
@@ -123,18 +145,19 @@ def plot_causality_baselines(records: Sequence[TrialRecord]) -> Figure:
     The baselines replace s by s' of the target subject (the oracle), the row of the decoder head for o', and o' itself.
     Means over relations, with 95% intervals where there are five or more.
     """
-    return _plot_by_category(records, "causality", {"": EVERY["causality"]}, [LOOKS["causality"]])
+    return _plot_by_category(records, "causality", {"": ""}, [LOOKS["causality"]])
 
 
 def _plot_by_category(
-    records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, Mapping[str, Score]], looks: Sequence[Style]
+    records: Sequence[TrialRecord], metric: str, kinds: Mapping[str, str], looks: Sequence[Style]
 ) -> Figure:
     """Plot a panel for all relations and per category, a row per method, and in it a bar per kind of prompts."""
+    compared = _compared(records, _methods(metric))
     by_kind = {
-        label: {name: analysis.per_category(records, score) for name, score in methods.items()}
-        for label, methods in kinds.items()
+        label: {name: scores for (name, *own), scores in compared.items() if "".join(own) == kind}
+        for kind, label in kinds.items()
     }
-    methods = [name for name, scores in next(iter(by_kind.values())).items() if scores]
+    methods = list(next(iter(by_kind.values())))
     counts = Counter(analysis.categories(analysis.counted(records)).values())
     titles = {ALL: counts.total(), **counts}
     height = 0.7 + (0.2 + 0.14 * len(kinds)) * len(methods)
@@ -154,9 +177,9 @@ def _plot_by_category(
 
 
 def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
-    """Faithfulness and causality of the LRE and of baselines by relation. Means over trials."""
+    """Faithfulness and causality of the LRE and of baselines by relation. Means over the trials that have them."""
     means = {
-        metric: {LABELS.get(name, name): analysis.per_relation(records, score) for name, score in methods.items()}
+        metric: {LABELS.get(name, name): own for name, own in analysis.side_by_side(records, methods).items()}
         for metric, methods in METHODS.items()
     }
     kinds = analysis.categories(analysis.counted(records))
@@ -166,7 +189,8 @@ def plot_baselines_by_relation(records: Sequence[TrialRecord]) -> Figure:
 def plot_causality_by_layer(records: Sequence[TrialRecord]) -> Figure:
     """Causality of the LRE and of baselines by layer, per relation (fig:causality-baselines-layerwise).
 
-    Means over trials, at the relations' ranks. The first panel is the mean over relations, with the middle half shaded.
+    Means over the trials that were scored at all layers, at the relations' ranks. The first panel is the mean over
+    relations, with the middle half shaded.
     """
     scores = analysis.per_relation(records, analysis.causality)
     names = plotting.best_first(analysis.categories(analysis.counted(records)), scores)
@@ -186,7 +210,8 @@ def generic(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         "generic",
         f"LREs of {analysis.lm_of(compared)} and its Jacobian lens J by layer: J in place of W, without b and with it, "
         "and both mixed, (n W + J) / (n + 1). The cosine of W and J, and how much of the leading directions that W "
-        "reads from s, and writes to o, J shares (mean squared cosine of principal angles); a W of zeros has none.",
+        "reads from s, and writes to o, J shares (mean squared cosine of principal angles); a W of zeros has none. "
+        + choice_text(compared),
         "layer",
         {name: analysis.sweep(compared, score, "layer", layers) for name, score in columns.items()},
     )
@@ -217,7 +242,8 @@ def plot_generic(records: Sequence[TrialRecord]) -> Figure:
     for axes, (title, scores) in zip(figure.subplots(1, 3, sharey=True), _panels().items(), strict=True):
         for name, score in scores.items():
             sweep = analysis.sweep(records, score, "layer", layers)
-            plotting.mean_curve(axes, {layer: means for layer, means in sweep.items() if means}, looks[name], name)
+            steady = analysis.throughout(sweep)
+            plotting.mean_curve(axes, {layer: means for layer, means in steady.items() if means}, looks[name], name)
         plotting.layer_axis(axes, layers, 8)
         axes.set(title=title, xlabel="layer")
         plotting.fraction_axis(axes, "y")

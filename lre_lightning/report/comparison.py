@@ -37,7 +37,8 @@ def paired(models: Sequence[ModelResults]) -> Section:
     ]
     summary = Table(
         "paired",
-        "LMs compared in pairs: the first's score less the other's. By relation: the mean over the relations that both "
+        "LMs compared in pairs, in the trials that both have, without those that chose layer and rank for one of them "
+        "if there are others: the first's score less the other's. By relation: the mean over the relations that both "
         "have a score of, and in how many of them it is higher and lower. By sample: over the test samples that both "
         "know, in the same trials, each of the same weight (means over trials); missing in results of earlier "
         "versions. Intervals (95%, bootstrap over relations) with 0 in them can't tell the LMs apart.",
@@ -63,6 +64,7 @@ def paired(models: Sequence[ModelResults]) -> Section:
 
 def _differences(own: Sequence[TrialRecord], others: Sequence[TrialRecord]) -> Iterator[Row]:
     """Yield for each score its difference over relations, and over the samples that both LMs know."""
+    own, others = analysis.same_trials({0: own, 1: others}).values()
     for name, score in SCORES.items():
         first, second = (analysis.per_relation(records, score) for records in (own, others))
         relations, difference = pairs.difference_by_relation(first, second)
@@ -75,6 +77,7 @@ def _differences(own: Sequence[TrialRecord], others: Sequence[TrialRecord]) -> I
 
 def _differences_by_relation(own: Sequence[TrialRecord], others: Sequence[TrialRecord]) -> Iterator[Row]:
     """Yield each relation that has shared samples, with their number and the difference on them by score."""
+    own, others = analysis.same_trials({0: own, 1: others}).values()
     by_score = [pairs.shared_samples(own, others, name) for name in SCORES]
     for relation in alphabetical({name for shared in by_score for name in shared}):
         cells = [shared.get(relation) for shared in by_score]

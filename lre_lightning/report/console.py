@@ -20,7 +20,8 @@ from lre_lightning.storage.plain import printable
 def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
     """Build the table of results: one row per relation, scores as mean ± standard deviation over trials.
 
-    In brackets are the 95% intervals over samples and trials. A layer at which W is the identity is marked.
+    In brackets are the 95% intervals over samples and trials. A layer at which W is the identity is marked, and one
+    that was chosen on the very trials that are shown.
     Scores on whole objects are columns where a relation has them.
     """
     summaries = list(summaries)
@@ -37,6 +38,8 @@ def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
         chosen = ["-" if value is None else str(value) for value in (summary.layer, summary.rank, summary.beta)]
         if summary.layer in summary.identity_layers:
             chosen[0] += " (W = I)"
+        if summary.chose:
+            chosen[0] += "*"
         both = (summary.faithfulness, summary.causality)
         scores = [cell_text(score) if summary.trials else "not scored" for score in both]
         scores.append(f"{summary.random_guess:.2f}")
@@ -58,6 +61,8 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
     table = results_table(summaries)
     console = wide_console(table)
     console.print(table)
+    if any(summary.chose for summary in summaries):
+        print("* Scores of the trials that chose layer and rank, which look better there than those of others.")
     print_unscored(summaries)
     identity = [layer for summary in summaries for layer in summary.identity_layers]
     for layer in dict.fromkeys(identity):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,6 @@ from lre_lightning.records import analysis
 from lre_lightning.report import plotting
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
-from lre_lightning.scoring.derived import Derivation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +34,11 @@ def matrix(scores: Sequence[CrossScore], metric: str) -> tuple[list[str], NDArra
     return names, np.array(cells, dtype=np.float64)
 
 
-def _means(scores: Iterable[CrossScore], over: str) -> list[Cell]:
-    """Return mean and deviation of both scores over the values of a field, ``"relation"`` or ``"reader"``."""
+def _means(scores: Iterable[CrossScore]) -> list[Cell]:
+    """Return mean and deviation of both scores over relations."""
     scores = list(scores)
-    by_value = (
-        analysis.spreads((getattr(score, over), getattr(score, metric)) for score in scores) for metric in SCORES
-    )
-    return list(map(analysis.overall, by_value))
+    by_relation = (analysis.spreads((score.relation, getattr(score, metric)) for score in scores) for metric in SCORES)
+    return list(map(analysis.overall, by_relation))
 
 
 def matrix_table(scores: Sequence[CrossScore], metric: str) -> Table:
@@ -68,7 +64,7 @@ def controls_table(scores: Sequence[CrossScore]) -> Table:
         return score.reader
 
     def row(kind: str) -> Row:
-        faithful, causal = _means((score for score in scores if kind_of(score) == kind), "relation")
+        faithful, causal = _means(score for score in scores if kind_of(score) == kind)
         return (kind, faithful, None if kind in NO_EDITS else causal)
 
     caption = (
@@ -79,29 +75,6 @@ def controls_table(scores: Sequence[CrossScore]) -> Table:
     )
     kinds = [kind for kind in (OWN, *CONTROLS, SAME, OTHER) if kind != CONTROLS[-1] or any(row(kind)[1:])]
     return Table("controls", caption, ("LRE", *SCORES), tuple(map(row, kinds)))
-
-
-def derived_table(scores: Sequence[CrossScore], derivations: Sequence[Derivation]) -> Table:
-    """Return both scores of LREs that are made of those of other relations; a row per derivation that was scored."""
-    names = dict.fromkeys(score.relation for score in scores)
-
-    def cells(relation: str, labels: Container[str]) -> list[Cell]:
-        return _means((score for score in scores if score.relation == relation and score.reader in labels), "reader")
-
-    rows = []
-    for derivation in derivations:
-        made, own = cells(derivation.relation, [derivation.label]), cells(derivation.relation, [derivation.relation])
-        others = cells(derivation.relation, [control.label for control in derivation.controls(names, derivations)])
-        if any(made):
-            by_score = chain.from_iterable(zip(made, others, own, strict=True))
-            rows.append((derivation.relation, derivation.label, derivation.shared, *by_score))
-    columns = ("relation", "W", "shared", *(f"{score}{kind}" for score in SCORES for kind in ("", ", others", ", own")))
-    caption = (
-        "W made of that of the converse relation, or of two relations one after the other, in place of a relation's "
-        "own, with the number of samples that they share; beside it the same with every other relation instead, means "
-        "and standard deviations over them, and the relation's own LRE."
-    )
-    return Table("derived", caption, columns, tuple(rows))
 
 
 def similar_first(cells: NDArray[np.float64]) -> list[int]:

@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 
 from lre_lightning.records import analysis, choices
-from lre_lightning.records.analysis import FEW_RELATIONS, METHODS, SCORES, Means
+from lre_lightning.records.analysis import FEW_RELATIONS, METHODS, Means, Score
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import reselect
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.tables import Row, Table, cell_text, interval_text
 from lre_lightning.statistics.correlation import pearson, pearson_difference
 from lre_lightning.statistics.intervals import (
@@ -47,11 +48,13 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
     return Table(
         "findings",
         f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Unless the criterion says "
-        "otherwise, values are means over relations at the layers and ranks of the fit; relations are those that meet "
-        "the criterion by themselves. The 95% interval (bootstrap over relations) is of the value where it is compared "
-        "with a fixed number, of a β the range of those that are as good, and otherwise of the difference: a finding "
-        f"holds (yes) or does not (no) only if all of its interval says so, and fewer than {FEW_RELATIONS} relations "
-        "are too few to tell. Beside it, without the relation that changes it most, is what the interval is of.",
+        f"otherwise, values are means over relations at the layers and ranks of the fit. {choice_text(records)} "
+        "What is compared is of the trials that have both: for layers, baselines, and choices after the last trial "
+        "these can be the ones that chose. Relations are those that meet the criterion by themselves. The 95% interval "
+        "(bootstrap over relations) is of the value where it is compared with a fixed number, of a β the range of "
+        "those that are as good, and otherwise of the difference: a finding holds (yes) or does not (no) only if all "
+        f"of its interval says so, and fewer than {FEW_RELATIONS} relations are too few to tell. Beside it, without "
+        "the relation that changes it most, is what the interval is of.",
         FINDING_COLUMNS,
         (
             *_on_agreement(records),
@@ -241,28 +244,36 @@ def _on_beta(records: Sequence[TrialRecord]) -> list[Row]:
 
 
 def _on_baselines(records: Sequence[TrialRecord]) -> list[Row]:
-    faithful, causal = (
-        {name: analysis.per_relation(records, score) for name, score in METHODS[metric].items()} for metric in SCORES
-    )
+    def beside(metric: str, other: str | Score) -> tuple[Means, Means]:
+        """Return the LRE's scores and another method's, of the trials that have both."""
+        methods = METHODS[metric]
+        score = methods[other] if isinstance(other, str) else other
+        own, others = analysis.side_by_side(records, {"own": methods["LRE"], "other": score}).values()
+        return own, others
+
     everywhere, higher = "in every category", "the mean over relations is higher"
-    guess = analysis.per_relation(records, analysis.random_guess)
     edits = {"unembedding": "the unembedding's row of o'", "object": "o'"}
     return [
-        _difference("LRE is better than a random guess", "on all relations", higher, (faithful["LRE"], guess)),
+        _difference(
+            "LRE is better than a random guess",
+            "on all relations",
+            higher,
+            beside("faithfulness", analysis.random_guess),
+        ),
         *(
-            _difference(f"LRE is more faithful than {name}", everywhere, higher, (faithful["LRE"], scores))
-            for name, scores in faithful.items()
+            _difference(f"LRE is more faithful than {name}", everywhere, higher, beside("faithfulness", name))
+            for name in METHODS["faithfulness"]
             if name != "LRE"
         ),
         _difference(
             "LRE edits match the oracle, s' in place of s",
             "closely, across layers",
             f"the means differ by at most {CLOSE}",
-            (causal["LRE"], causal["oracle"]),
+            beside("causality", "oracle"),
             (-CLOSE - 1e-12, CLOSE),
         ),
         *(
-            _difference(f"LRE edits are better than {name}", everywhere, higher, (causal["LRE"], causal[method]))
+            _difference(f"LRE edits are better than {name}", everywhere, higher, beside("causality", method))
             for method, name in edits.items()
         ),
     ]
@@ -280,7 +291,7 @@ def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops
     if unknown and not drops:
         layers = layers[:-1]
     comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
-    at = analysis.sweep(kept, analysis.faithfulness, "layer", layers)
+    at = analysis.throughout(analysis.sweep(kept, analysis.faithfulness, "layer", layers))
     means = {layer: score.value for layer, scores in at.items() if (score := analysis.overall(scores))}
     if len(means) < 2:
         return _row(finding, paper, f"the last layer is {comparison} the peak")

@@ -12,6 +12,7 @@ from lre_lightning.records import analysis
 from lre_lightning.records.record import MEASURES, TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import STYLES
+from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import by_relation
@@ -61,14 +62,16 @@ def measures(records: Sequence[TrialRecord]) -> Section:
         "rank by the LRE and by the LM, on what the LM does not know and on all test samples; and how often the LRE "
         "agrees with the LM on what it does not know."
     )
-    by_measure = {name: analysis.per_relation(measured, partial(measure, name=name)) for name in MEASURES}
+    by_measure = analysis.side_by_side(measured, {name: partial(measure, name=name) for name in MEASURES})
     truth = {name: by_measure.pop(name) for name, (_, over) in MEASURES.items() if over in ("unknown", "tested")}
+    trials = f"Means and standard deviations over trials. {choice_text(measured)}"
     tables = [
-        by_relation(name, f"{text} Means and standard deviations over trials.", analysis.categories(measured), columns)
+        by_relation(name, f"{text} {trials}", analysis.categories(measured), columns)
         for name, text, columns in (("measures", caption, by_measure), ("truth", truth_caption, truth))
     ]
     sweeps = {name: analysis.by_layer(kept, partial(measure, name=name)) for name in MEASURES}
-    by_layer = sweep_table("measures_by_layer", f"Measures beyond the argmax by layer of {lm}.", "layer", sweeps)
+    caption = f"Measures beyond the argmax by layer of {lm}. {choice_text(kept)}"
+    by_layer = sweep_table("measures_by_layer", caption, "layer", sweeps)
     return Section(title, (picture_of(plot_measures, kept),), (*tables, by_layer))
 
 
@@ -83,7 +86,7 @@ def plot_measures(records: Sequence[TrialRecord]) -> Figure:
     panels = [panel for panel in PANELS if any(any(sweeps[name].values()) for name in panel[1])]
     for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:
-            plotting.mean_curve(axes, sweeps[name], looks[name], name)
+            plotting.mean_curve(axes, analysis.throughout(sweeps[name]), looks[name], name)
         plotting.layer_axis(axes, layers, 6)
         axes.set(title=title, xlabel="layer")
         axes.grid(alpha=0.3)

@@ -11,7 +11,7 @@ from lre_lightning.grid import spans
 from lre_lightning.records import analysis, choices
 from lre_lightning.records.analysis import ALL, SCORES, ModelResults
 from lre_lightning.records.record import WHOLE_OBJECTS, TrialRecord
-from lre_lightning.records.selection import Criterion, nested, reselect
+from lre_lightning.records.selection import Criterion, headline, nested, reselect
 from lre_lightning.report import plotting
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relation, rows_of
@@ -31,25 +31,47 @@ MANY_KNOWN = 30
 """Number of known test samples from which the paper plots a relation as a filled dot."""
 
 
+def choice_text(records: Sequence[TrialRecord]) -> str:
+    """Return which trials' scores are shown at the layers and ranks that were chosen: see `selection.headline`."""
+    scored = headline(analysis.counted(records))
+    names, own = analysis.categories(scored), analysis.categories(record for record in scored if record.chose)
+    if not own:
+        return "Scores are those of trials that took no part in the choice of layer and rank."
+    if len(own) == len(names):
+        return "Scores are those of the trials that chose layer and rank, which look better there than those of others."
+    return (
+        "Scores are those of trials that took no part in the choice of layer and rank, and where there is none "
+        f"({plotting.number_of(len(own))}) those of the trials that chose, which look better there."
+    )
+
+
 def relations(records: Sequence[TrialRecord]) -> Section:
     """Return the scores and hyperparameters by relation (table "hparams-gptj")."""
     scored = {record.relation: record for record in analysis.counted(records)}
     axes = {"layer": "layer", "β": "beta", "rank": "rank"}
     constant = analysis.constant(records)
+    choosing = {
+        f"{name} where chosen": means
+        for name, means in analysis.both_by_relation([record for record in records if record.chose]).items()
+        if means
+    }
     columns: dict[str, Mapping[str, Cell]] = {
         "|range|": {record.relation: record.range_size for record in records},
         **{label: {name: getattr(record, axis) for name, record in scored.items()} for label, axis in axes.items()},
         **analysis.both_by_relation(records),
+        **choosing,
         "random guess": {record.relation: record.random_guess for record in records},
         **constant,
     }
     guess, _ = analysis.over_relations(records, analysis.random_guess) or (None, None)
-    means = ("mean of the scored", None, None, None, None, *analysis.both_scores(records), guess)
+    scores = (*analysis.both_scores(records), *map(analysis.overall, choosing.values()))
+    means = ("mean of the scored", None, None, None, None, *scores, guess)
     alike = {record.relation: None for record in records if not record.told_apart}
     table = by_relation(
         "hyperparameters",
         f"LRE performance and hyperparameters by relation on {analysis.lm_of(records)}. Means and standard deviations "
-        "over trials, in the last row over relations. Where scores are missing, the LM knows too few facts."
+        f"over trials, in the last row over relations. {choice_text(records)} Where chosen: those of the trials "
+        "that chose. Where scores are missing, the LM knows too few facts."
         + (" " + CONSTANT_TEXT if constant else "")
         + "".join(f" Those of {name} are missing, as all objects begin with the same token." for name in alike),
         analysis.categories(records),
@@ -82,7 +104,7 @@ def chosen_layers(records: Sequence[TrialRecord]) -> tuple[Table, ...]:
             f"What the choice of layers rests on, on {analysis.lm_of(records)}. Layers as good: those whose causality "
             "at the relation's rank the data can't tell from that of the best (95% interval of the difference). "
             + (NESTED if others else "")
-            + "Means and standard deviations over trials, in the last row over relations.",
+            + f"{choice_text(records)} Means and standard deviations over trials, in the last row over relations.",
             scored,
             columns,
             ("mean", None, None, *map(analysis.overall, scores.values())),
@@ -117,8 +139,9 @@ def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     measured = [record for record in records if record.reported and record.whole_objects]
     if not measured:
         return ()
+    measured = headline(measured)
     known = analysis.spreads((record.relation, record.whole_objects["known"]) for record in measured)
-    columns = analysis.both_by_relation(records)
+    columns = analysis.both_by_relation(measured)
     for name in WHOLE_OBJECTS:
         columns[name] = analysis.spreads((record.relation, record.on_whole_objects(name)) for record in measured)
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: "causality" in name) if columns[name]}
@@ -128,7 +151,8 @@ def whole_objects(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         "number of test samples whose whole object the LM says: first-token faithfulness is faithfulness on those. "
         "Whole-object: every token of the target is said. Closed-set: the most probable of the relation's objects is "
         "right; as the LM with the true subject gives all tokens but the first, b alone and the LRE of another subject "
-        "show how much of it is the LM's. Means and standard deviations over trials, in the last row over relations.",
+        "show how much of it is the LM's. Means and standard deviations over trials, in the last row over relations. "
+        + choice_text(measured),
         known,
         {"known as a whole": known, **columns},
         ("mean", None, *map(analysis.overall, columns.values())),
@@ -190,8 +214,9 @@ def agreement(records: Sequence[TrialRecord]) -> Section:
         "correlations",
         f"Correlation (Pearson's R) of faithfulness and causality over relations on {analysis.lm_of(records)}, and the "
         "number of relations whose causality is above, equal to and below their faithfulness, by what chose layer and "
-        "rank: the fit, as in the rest of the report, or one of the scores, after the last trial. Means and standard "
-        "deviations over relations.",
+        "rank: the fit, as in the rest of the report, or one of the scores, after the last trial, in the trials that "
+        f"were scored on the whole grid. By the fit: {choice_text(records)} Means and standard deviations over "
+        "relations.",
         ("chosen by", "R", "relations", *SCORES, "above", "equal", "below"),
         tuple(map(row, chosen)),
     )
@@ -280,8 +305,8 @@ def plot_underestimation(records: Sequence[TrialRecord]) -> Figure:
 def templates(model: ModelResults) -> Section:
     """Return the scores by prompt template, of the relations with several (table "prompt_template")."""
     rows_of_relation: dict[str, list[Row]] = {}
-    for _, records in sorted(model.by_template.items()):
-        texts = {record.relation: record.template for record in analysis.counted(records)}
+    for _, records in sorted(analysis.same_trials(model.by_template).items()):
+        texts = {record.relation: record.template for record in records}
         for row in rows_of(texts, texts, *analysis.both_by_relation(records).values()):
             rows_of_relation.setdefault(str(row[0]), []).append(row)
     several = [name for name in alphabetical(rows_of_relation) if len(rows_of_relation[name]) > 1]
@@ -290,7 +315,7 @@ def templates(model: ModelResults) -> Section:
     table = Table(
         "templates",
         f"LRE performance by prompt template on {analysis.lm_of(model.main)}, with {{}} in place of the subject. Means "
-        "and standard deviations over trials.",
+        "and standard deviations over trials, the same ones for all templates of a relation.",
         ("relation", "prompt template", *SCORES),
         tuple(row for name in several for row in rows_of_relation[name]),
     )
@@ -302,7 +327,7 @@ def plot_templates(by_template: Mapping[int, Sequence[TrialRecord]]) -> Figure:
 
     Means over trials, for the relations with several templates.
     """
-    groups = dict(sorted(by_template.items()))
+    groups = dict(sorted(analysis.same_trials(by_template).items()))
     scores = {f"template {index}": analysis.both_by_relation(records) for index, records in groups.items()}
     by_metric = {metric: {name: both[metric] for name, both in scores.items()} for metric in SCORES}
     first, *others = by_metric["faithfulness"].values()

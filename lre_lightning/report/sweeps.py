@@ -13,7 +13,7 @@ from lre_lightning.records.analysis import SCORES, ModelResults, Score, Sweep
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import LOOKS, MEAN, STYLES, Style
-from lre_lightning.report.relations import CONSTANT_TEXT
+from lre_lightning.report.relations import CONSTANT_TEXT, choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table
 
@@ -31,7 +31,11 @@ CONSTANT_LOOKS = {
 
 
 def sweep_table(name: str, caption: str, axis: str, sweeps: Mapping[str, Sweep]) -> Table:
-    """Return a table of means over relations, with a row per point of an axis and a column per sweep along it."""
+    """Return a table of means over relations, with a row per point of an axis and a column per sweep along it.
+
+    A column is over the relations that have a score at every point.
+    """
+    sweeps = {label: analysis.throughout(sweep) for label, sweep in sweeps.items()}
     points = next(iter(sweeps.values()))
     count = max(len(means) for sweep in sweeps.values() for means in sweep.values())
     rows = tuple((point, *(analysis.overall(sweep[point]) for sweep in sweeps.values())) for point in points)
@@ -49,11 +53,15 @@ def identity_text(records: Sequence[TrialRecord]) -> str:
 def plot_layer_grid(
     series: Mapping[str, tuple[Sequence[TrialRecord], Score]], names: Sequence[str], ylabel: str
 ) -> Figure:
-    """Plot a score of records by layer for each label: a panel for the mean over relations, and one per relation."""
+    """Plot a score of records by layer for each label: a panel for the mean over relations, and one per relation.
+
+    The mean is over the relations that have the score at every layer.
+    """
     layers = analysis.layers_of([record for records, _ in series.values() for record in records])
     figure, panels = plotting.layer_grid([MEAN, *names], layers, ylabel)
     for look, (label, (records, score)) in zip(STYLES, series.items(), strict=False):
-        plotting.mean_curve(panels[0], analysis.by_layer(analysis.on_most(records, "layers"), score), look, label)
+        means = analysis.by_layer(analysis.on_most(records, "layers"), score)
+        plotting.mean_curve(panels[0], analysis.throughout(means), look, label)
         by_layer = analysis.by_layer(records, score)
         for axes, name in zip(panels[1:], names, strict=True):
             plotting.relation_curve(axes, by_layer, name, look, label)
@@ -67,8 +75,8 @@ def layers(records: Sequence[TrialRecord]) -> Section:
     if len(analysis.layers_of(kept)) < 2:
         return missing("Layers", "Whole grids with other layers were", "several --model.layers")
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
-    caption += identity_text(kept)
-    table = sweep_table("layers", caption, "layer", _by_layer(records) | _without_s(records))
+    caption += f" {choice_text(kept)}{identity_text(kept)}"
+    table = sweep_table("layers", caption, "layer", _by_layer(records) | analysis.constant_by_layer(kept))
     said = [analysis.says_more(kept, layer) for layer in analysis.layers_of(kept)]
     if any(said):
         rows = zip(table.rows, said, strict=True)
@@ -80,7 +88,7 @@ def layers(records: Sequence[TrialRecord]) -> Section:
             columns=(*table.columns, "says more"),
             rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
         )
-    note = identity_text(kept).strip()
+    note = f"{choice_text(kept)}{identity_text(kept)}"
     pictures = tuple(picture_of(plot, records, note=note) for plot in (plot_layers, plot_layers_by_relation))
     return Section("Layers", pictures, (table,))
 
@@ -90,14 +98,6 @@ def _by_layer(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
     return {name: analysis.by_layer(kept, score) for name, score in SCORES.items()}
 
 
-def _without_s(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
-    """Return the scores by layer of answers that are the same for all subjects, as far as they were measured."""
-    kept = analysis.whole_grids(records, "layers")
-    at = {layer: analysis.constant(kept, layer) for layer in analysis.layers_of(kept)}
-    names = [name for name in analysis.CONSTANT if any(name in means for means in at.values())]
-    return {name: {layer: means.get(name, {}) for layer, means in at.items()} for name in names}
-
-
 def _mean_curves(
     sweeps: Mapping[str, Sweep], xlabel: str, without_s: Mapping[str, Sweep] | None = None
 ) -> tuple[Figure, Axes]:
@@ -105,9 +105,10 @@ def _mean_curves(
     figure = plotting.new_figure(8, 4.2)
     axes = figure.subplots()
     for label, sweep in sweeps.items():
-        plotting.mean_curve(axes, sweep, LOOKS[label], label, with_count=True)
+        plotting.mean_curve(axes, analysis.throughout(sweep), LOOKS[label], label, with_count=True)
     for label, sweep in (without_s or {}).items():
-        points = {point: score for point, means in sweep.items() if (score := analysis.overall(means))}
+        means = analysis.throughout(sweep)
+        points = {point: score for point in means if (score := analysis.overall(means[point]))}
         plotting.curve(axes, points, CONSTANT_LOOKS[label], label)
     plotting.fraction_axis(axes, "y")
     axes.set(xlabel=xlabel, ylabel=MEAN)
@@ -121,27 +122,29 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank; grey are answers
     that are the same for all subjects.
     """
-    figure, axes = _mean_curves(_by_layer(records), "layer", _without_s(records))
-    plotting.layer_axis(axes, analysis.whole_grids(records, "layers")[0].layers, 16)
+    kept = analysis.whole_grids(records, "layers")
+    figure, axes = _mean_curves(_by_layer(records), "layer", analysis.constant_by_layer(kept))
+    plotting.layer_axis(axes, kept[0].layers, 16)
     return figure
 
 
 def plot_layers_by_relation(records: Sequence[TrialRecord]) -> Figure:
     """Faithfulness and causality by layer for each relation, most faithful first (fig:sweep).
 
-    Means over trials, with their 95% intervals shaded; the lines are the chosen layer and the random guess.
+    Means over the trials that were scored at all layers, with their 95% intervals shaded; the lines are the chosen
+    layer and the random guess.
     """
     scored = {record.relation: record for record in analysis.counted(records)}
-    names = plotting.best_first(scored, analysis.per_relation(records, analysis.faithfulness))
     sweeps = {name: analysis.by_layer(records, score) for name, score in SCORES.items()}
-    without = {layer: analysis.constant(records, layer) for layer in analysis.layers_of(records)}
+    sweeps_without_s = analysis.constant_by_layer(records)
+    at_choice = {name: sweeps["faithfulness"][record.layer].get(name) for name, record in scored.items()}
+    names = plotting.best_first(scored, {name: score for name, score in at_choice.items() if score})
     figure, panels = plotting.layer_grid(names, analysis.layers_of(records), "mean over trials")
     for axes, name in zip(panels, names, strict=True):
         for label, sweep in sweeps.items():
             plotting.relation_curve(axes, sweep, name, LOOKS[label], label, shade=0.2)
-        for label, look in CONSTANT_LOOKS.items():
-            by_layer = {layer: means.get(label, {}) for layer, means in without.items()}
-            plotting.relation_curve(axes, by_layer, name, look, label)
+        for label, sweep in sweeps_without_s.items():
+            plotting.relation_curve(axes, sweep, name, CONSTANT_LOOKS[label], label)
         record = scored[name]
         assert record.layer is not None  # it was scored
         axes.axvline(place_of(record.layer), color=plotting.GREY, linewidth=1, zorder=1, label="chosen layer")
@@ -161,7 +164,8 @@ def mode_switch(model: ModelResults) -> Section:
     table = sweep_table(
         "mode_switch",
         f"LRE faithfulness by layer of {analysis.lm_of(model.main)} with and without relation-specific text in the "
-        f"prompt.{identity_text(kept['without'])}",
+        f"prompt, of the trials that were measured with both. {choice_text(kept['without'])}"
+        f"{identity_text(kept['without'])}",
         "layer",
         {label: analysis.sweep(kept[label], analysis.faithfulness, "layer", layers) for label in kept},
     )
@@ -191,7 +195,7 @@ def ranks(records: Sequence[TrialRecord]) -> Section:
         return missing("Ranks", "Whole grids with other ranks were", "several --model.ranks")
     caption = (
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
-        "the rank, faithfulness with W truncated to it."
+        "the rank, faithfulness with W truncated to it. " + choice_text(analysis.whole_grids(records, "ranks"))
     )
     table = sweep_table("ranks", caption, "rank", _by_rank(records))
     return Section("Ranks", (picture_of(plot_ranks, records),), (table,))
@@ -233,7 +237,8 @@ def betas(records: Sequence[TrialRecord]) -> Section:
     table = Table(
         "betas",
         f"LRE performance by β on {analysis.lm_of(records)}, and the correlation of faithfulness and causality over "
-        "relations. Means and standard deviations over relations; causality is always computed with β set to 1.",
+        "relations. Means and standard deviations over relations; causality is always computed with β set to 1. "
+        + choice_text(records),
         ("β", *SCORES, "correlation", "best"),
         tuple(map(row, scores)),
         exact=("β",),
@@ -280,7 +285,9 @@ def n_shots(model: ModelResults) -> Section:
     by_n = {n: records for n, records in sorted(model.by_n.items()) if analysis.counted(records)}
     if len(by_n) < 2:
         return missing("Number of examples", "Other n were", "another --data.n_shot")
-    caption = f"LRE performance on {analysis.lm_of(model.main)} by n, over the relations scored at every n."
+    same = analysis.scored_in_all(by_n)
+    caption = f"LRE performance on {analysis.lm_of(model.main)} by n, of the trials that were scored at every n."
+    caption += f" {choice_text(list(itertools.chain(*same.values())))}"
     table = sweep_table("n_shots", caption, "n", _by_n(by_n))
     return Section("Number of examples", (picture_of(plot_n, by_n, name="n_shots"),), (table,))
 
@@ -293,7 +300,7 @@ def _by_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> dict[str, Sweep]:
 def plot_n(by_n: Mapping[int, Sequence[TrialRecord]]) -> Figure:
     """Faithfulness and causality by the number n of training examples (fig:varying_n).
 
-    Means over the relations scored at every n, with the middle half of the relations shaded.
+    Means over the relations scored at every n, in the same trials, with the middle half of the relations shaded.
     """
     figure, axes = _mean_curves(_by_n(by_n), "n")
     axes.set_xticks(list(by_n))

@@ -46,8 +46,9 @@ def series_of(models: Sequence[ModelResults]) -> dict[str, Series]:
 
 def sweeps_of(series: Series) -> dict[str, Sweep]:
     """Return both scores, and the fraction of known samples, by relation at every step."""
+    same = analysis.same_trials({step: model.main for step, model in series.items()})
     scores_at = {
-        step: {**analysis.both_by_relation(model.main), "known": analysis.known(model.main)}
+        step: {**analysis.both_by_relation(same[step]), "known": analysis.known(model.main)}
         for step, model in series.items()
     }
     return {name: {step: scores[name] for step, scores in scores_at.items()} for name in STYLE}
@@ -58,21 +59,22 @@ def training(models: Sequence[ModelResults]) -> tuple[Section, ...]:
     sections = []
     for place, (name, series) in enumerate(series_of(models).items(), 1):
         suffix = f"_{place}" if place > 1 else ""
-        sweeps = sweeps_of(series)
+        scored = sweeps_of(series)
+        sweeps = {name: analysis.from_some_point(sweep) for name, sweep in scored.items()}
         table = Table(
             f"training{suffix}",
-            f"Scores over the training of {analysis.short_name(name)}. Means and standard deviations over the "
-            "relations that were scored at a step; known is the fraction of the test samples that the LM itself "
-            "answers, over all relations.",
+            f"Scores over the training of {analysis.short_name(name)}. Means and standard deviations over relations, "
+            "the same at each step that has them, as are their trials: those that are scored from there on. Known is "
+            "the fraction of the test samples that the LM itself answers, over all relations.",
             ("step", "relations scored", *STYLE, "R"),
             tuple(
                 (
                     step,
-                    len(sweeps["faithfulness"][step]),
+                    len(scored["faithfulness"][step]),
                     *(analysis.overall(sweep[step]) for sweep in sweeps.values()),
-                    analysis.agreement(model.main),
+                    analysis.correlation(sweeps["faithfulness"][step], sweeps["causality"][step]),
                 )
-                for step, model in series.items()
+                for step in series
             ),
         )
         plots = {"training": plot_training, "training_by_relation": plot_training_by_relation}
@@ -84,13 +86,14 @@ def training(models: Sequence[ModelResults]) -> tuple[Section, ...]:
 def plot_training(series: Series) -> Figure:
     """Scores over the steps of a training.
 
-    Means over the relations that were scored at a step, with the middle half of them shaded; known facts are those of
-    all relations.
+    Means over relations, with the middle half of them shaded: of scores over those that are scored from the curve's
+    first step on, of known facts over all.
     """
     figure = plotting.new_figure(8, 4.5)
     axes = figure.subplots()
     for name, sweep in sweeps_of(series).items():
-        plotting.mean_curve(axes, {step: means for step, means in sweep.items() if means}, STYLE[name], name)
+        steady = analysis.from_some_point(sweep)
+        plotting.mean_curve(axes, {step: means for step, means in steady.items() if means}, STYLE[name], name)
     axes.set(xlabel="step")
     plotting.fraction_axis(axes, "y")
     plotting.wide_axis(axes, list(series))

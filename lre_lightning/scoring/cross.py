@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -17,7 +17,6 @@ from lre_lightning.progress import progress
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.relations.relation import Sample
-from lre_lightning.scoring.derived import Derivation, derivations, derived_lres
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions
 from lre_lightning.scoring.states import TrialStates, run_trial
 
@@ -34,8 +33,7 @@ class CrossScore:
 
     Attributes:
         relation: The relation of the test samples.
-        reader: The relation of the LRE; for a control of the relation's own LRE one of `CONTROLS`; for an LRE made of
-            those of other relations its `Derivation.label`.
+        reader: The relation of the LRE, or for a control of the relation's own LRE one of `CONTROLS`.
         known: Number of test samples that the LM knows.
         faithful: Those for which D(LRE(s)) is what the LM says.
         edited: Number of edits.
@@ -73,8 +71,7 @@ def cross_scores(
     """Score every LRE on the test samples of every relation, and the controls of each relation's own LRE.
 
     An LRE reads s, and edits it, at its own layer, with its own beta and rank. The scores of a relation's own LRE are
-    those of the fit. The targets of edits are the fit's too. Where relations are converses of others, or composed of
-    them, their LREs are made of those of the others as well; see `derivations`.
+    those of the fit. The targets of edits are the fit's too.
 
     Args:
         lm: The LM, on the device where it is to run.
@@ -83,14 +80,14 @@ def cross_scores(
         trials: The number of trials, the first ones that have LREs.
         max_known: The number of known samples that a trial scores at most, that of the fit; None for all.
     """
+    data.use(lm)
     numbers = sorted({number for _, number in lres})[:trials]
     keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
     indices = [index for index, key in enumerate(keys) if key in lres and key[1] in numbers]
     if not indices:
         raise LREError("no relation of the data has an LRE: give the relations and the seed of the fit")
     shown = progress(indices, "LREs on other relations")
-    all_derivations = derivations(data.relations)
-    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, all_derivations, max_known)]
+    return [score for index in shown for score in _scores_of_trial(lm, data, index, lres, max_known)]
 
 
 def _scores_of_trial(
@@ -98,7 +95,6 @@ def _scores_of_trial(
     data: PromptSource,
     index: int,
     lres: Mapping[tuple[str, int], LRE],
-    all_derivations: Sequence[Derivation],
     max_known: int | None,
 ) -> Iterator[CrossScore]:
     trial = data.trial(index)
@@ -114,8 +110,7 @@ def _scores_of_trial(
     controls = [(name, lre) for name, lre in zip(CONTROLS, changed, strict=True) if lre is not None]
     layers = sorted({lre.layer for lre in readers.values()}, key=place_of)
     states = run_trial(lm, data, index, layers, max_known)
-    derived = derived_lres(lm, data, trial, readers, all_derivations)
-    for name, lre in chain(readers.items(), controls, derived):
+    for name, lre in chain(readers.items(), controls):
         faithful, causal = counts(states, lre, layers.index(lre.layer))
         yield CrossScore(
             model=lm.label,

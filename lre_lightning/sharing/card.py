@@ -12,6 +12,7 @@ from lre_lightning.prompts.options import BETWEEN_TEMPLATES
 from lre_lightning.records.analysis import counted, short_name
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
+from lre_lightning.relations.subjects import SUBJECTS
 from lre_lightning.report.page import plot
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sections import picture_of
@@ -51,11 +52,16 @@ def write_card(folder: Path, index: Index, records: Sequence[TrialRecord]) -> No
     scored = bool(counted(records))
     if scored:
         write_whole(folder / FIGURE, plot(picture_of(plot_relations, records))[1])
-    write_whole(folder / CARD, card_of(index, figure=scored))
+    chose = {(record.relation, record.trial) for record in records if record.chose}
+    by_itself = sum(any((key[0], trial) in chose for trial in entry.trials) for key, entry in index.entries.items())
+    write_whole(folder / CARD, card_of(index, scored, by_itself))
 
 
-def card_of(index: Index, figure: bool) -> str:
-    """Return the text of a card: metadata in YAML, then Markdown."""
+def card_of(index: Index, figure: bool, by_itself: int = 0) -> str:
+    """Return the text of a card: metadata in YAML, then Markdown.
+
+    Of so many LREs, `by_itself`, the layer and rank were chosen on the very trials that they are scored in.
+    """
     functions: dict[str, Any] = {
         "cell": cell,
         "literal": literal,
@@ -80,7 +86,8 @@ def card_of(index: Index, figure: bool) -> str:
         versions=part_of(made, "versions"),
         data=data_licence(made),
         figure=FIGURE if figure else None,
-        others=[CARD, INDEX, RECORDS, *([FIGURE] if figure else [])],
+        by_itself=by_itself,
+        others=[CARD, INDEX, RECORDS, SUBJECTS, *([FIGURE] if figure else [])],
     )
 
 

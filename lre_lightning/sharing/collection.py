@@ -20,6 +20,7 @@ from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.identity import Identity
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.files import Records, read_records
+from lre_lightning.relations.subjects import SUBJECTS, read_subjects
 from lre_lightning.sharing.index import CARD, INDEX, RECORDS, Index, index_of_run, part_of
 from lre_lightning.sharing.places import Folder, Place, find
 from lre_lightning.training.bank import TrialKey, same_lre
@@ -165,6 +166,12 @@ class LRECollection(Mapping[TrialKey, LRE]):
         """The records of the fit: every count of the LREs as they were before they were made smaller."""
         return read_records(self.place.fetch(RECORDS))
 
+    @cached_property
+    def subjects(self) -> dict[str, list[str]]:
+        """The subjects of the data, by relation; empty if a run's folder does not have them."""
+        subjects = read_subjects(self.place.fetch(SUBJECTS))
+        return {name: subjects[name] for name in first_trials(self) if name in subjects}
+
     @property
     def card(self) -> str:
         """The text of the card, Markdown with metadata; empty for a run's folder."""
@@ -212,7 +219,7 @@ class LRECollection(Mapping[TrialKey, LRE]):
         """
         check_origin(self.index.origin, lm)
         origins = origins_of(self)
-        return [self[name].bind(lm) for name, origin in origins.items() if origin.subject_of(text) is not None]
+        return [self[name].bind(lm) for name, origin in origins.items() if origin.asked_in(text)]
 
     def save(self, folder: str | Path, form: Form | None = None, scorer: Scorer | None = None) -> LRECollection:
         """Write the collection to a folder, with its index, records and card; see `write_collection`."""

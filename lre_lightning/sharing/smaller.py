@@ -33,9 +33,8 @@ class Form:
     """The form in which LREs are kept in a collection.
 
     Attributes:
-        trials: The LREs of a relation: that of its first trial, the mean of W and b over its trials, or all. The first
-            is the default since its scores are those of a draw that nothing was chosen by; the best of several trials
-            would look better than it is.
+        trials: The LREs of a relation: that of its first trial, the mean of W and b over its trials, or all. No trial
+            is chosen by its score, which would look better than it is.
         rank: The rank of W in factors; ``"auto"`` for the smallest power of two from 4 to 256 that loses at most 0.01
             of either score, and W in full where none does; None for W in full.
         dtype: The dtype of singular vectors: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
@@ -85,6 +84,7 @@ class Scorer:
 
     def __init__(self, lm: LanguageModel, data: PromptSource, max_known: int | None = None) -> None:
         self.lm, self.data, self.max_known = lm, data, max_known
+        data.use(lm)
         keys = [(data.relations[relation].name, number) for relation, number in data.schedule]
         self._places = {key: index for index, key in enumerate(keys)}
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lre_lightning.errors import LREError
-from lre_lightning.lre.lre import LRE
+from lre_lightning.lre.lre import LRE, origins_of
 from lre_lightning.progress import progress
 from lre_lightning.records.files import write_records
+from lre_lightning.relations.subjects import SUBJECTS, write_subjects
 from lre_lightning.report.page import versions
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About, write_card
@@ -32,7 +33,7 @@ def write_collection(
     scorer: Scorer | None = None,
     about: About | None = None,
 ) -> LRECollection:
-    """Write a collection to a folder: LREs, index, records and card. The same call resumes one that was stopped.
+    """Write a collection to a folder: LREs, index, records, subjects and card. The same call resumes a stopped one.
 
     Args:
         collection: The LREs, such as those of a run's folder.
@@ -70,6 +71,8 @@ def write_collection(
     old, new = collection.model, index.origin["model"]
     records = [replace(record, model=record.model.replace(old, new, 1)) for record in collection.records]
     write_records(records, folder / RECORDS)
+    subjects: dict[str, Iterable[str]] = {name: dict(one.train) for name, one in origins_of(collection).items()}
+    write_subjects({**subjects, **collection.subjects}, folder)
     write_card(folder, index, records)
     return LRECollection.from_pretrained(folder)
 
@@ -93,7 +96,14 @@ def push(
             for key in collection:
                 collection.path(key)
             figure = [FIGURE] if f"({FIGURE})" in collection.card else []
-            files = [CARD, INDEX, RECORDS, *figure, *(entry.file for entry in collection.index.entries.values())]
+            files = [
+                CARD,
+                INDEX,
+                RECORDS,
+                SUBJECTS,
+                *figure,
+                *(entry.file for entry in collection.index.entries.values()),
+            ]
             for file in files:
                 collection.place.fetch(file)
             return upload(folder, files, name, revision, token, private)

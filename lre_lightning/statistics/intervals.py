@@ -6,10 +6,11 @@ All are 95% intervals unless another level is given. See "Intervals" in docs/met
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist, fmean, variance
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,18 +102,13 @@ def over_trials(fractions: Sequence[float], totals: Sequence[int], level: float 
     return wilson(mean * samples, samples, level)
 
 
-@cache
-def _drawn(count: int, draws: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return `(draws, count)` seeded samples with replacement of the relations' indices."""
-    return np.random.default_rng(seed).integers(count, size=(draws, count))
-
-
 def bootstrap(
     values: npt.ArrayLike, statistic: Statistic, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
 ) -> Interval | None:
     """Return the bias-corrected and accelerated (BCa) bootstrap interval of a statistic over relations (Efron, 1987).
 
-    For few relations it is expanded (`expanded`), without which it is too narrow.
+    It is that of scipy, and the percentile interval where no relation alone changes the statistic. For few relations
+    its level is expanded (`expanded`), without which it is too narrow.
 
     Args:
         values: What is known of each relation, `(relations,)` or `(relations, scores)`: its scores are drawn together.
@@ -125,30 +121,35 @@ def bootstrap(
         The interval. None with fewer than `LEAST` relations, if the statistic is NaN for the values themselves, or for
         more than a tenth of the samples. If it is the same in all samples, the interval is that one value.
     """
+    from scipy import stats
+
     array = np.asarray(values, dtype=np.float64)
     count = len(array)
     if count < LEAST:
         return None
-    with np.errstate(all="ignore"):  # a sample that does not vary has no correlation
-        observed = _statistic_of(array[None], statistic)[0]
-        sampled = _statistic_of(array[_drawn(count, draws, seed)], statistic)
-        left_out = without_each(array, statistic)
-    sampled = sampled[~np.isnan(sampled)]
-    if np.isnan(observed) or len(sampled) < 0.9 * draws:
-        return None
-    if not np.ptp(sampled):
-        return Interval(float(observed), float(observed))
-    below = (np.sum(sampled < observed) + np.sum(sampled <= observed)) / (2 * len(sampled))
-    bias = _NORMAL.inv_cdf(min(max(below, 1 / draws), 1 - 1 / draws))
-    apart = np.nanmean(left_out) - left_out[~np.isnan(left_out)]
-    scale = float((apart**2).sum()) ** 1.5
-    acceleration = float((apart**3).sum()) / (6 * scale) if scale > 0 else 0.0
-    ends = []
-    for point in (-expanded(count, level), expanded(count, level)):
-        place = bias + point
-        ends.append(_NORMAL.cdf(bias + place / (1 - acceleration * place)))
-    low, high = np.quantile(sampled, ends)
-    return Interval(float(low), float(high))
+
+    def of(places: npt.NDArray[np.int64], axis: int = -1) -> Array:
+        """Return the statistic of the relations at some places, `(..., relations)` to `(...)`."""
+        samples = array[places.reshape(-1, places.shape[-1])]
+        return _statistic_of(samples, statistic).reshape(places.shape[:-1])
+
+    relations = (np.arange(count),)
+    options: dict[str, Any] = {"vectorized": True, "confidence_level": 1 - 2 * stats.norm.cdf(-expanded(count, level))}
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # a sample that does not vary has no correlation
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        observed = float(of(relations[0]))
+        found = stats.bootstrap(relations, of, n_resamples=draws, method="percentile", rng=seed, **options)
+        sampled = found.bootstrap_distribution
+        found.bootstrap_distribution = sampled = sampled[~np.isnan(sampled)]
+        if math.isnan(observed) or len(sampled) < 0.9 * draws:
+            return None
+        if not np.ptp(sampled):
+            return Interval(observed, observed)
+        options |= {"n_resamples": 0, "bootstrap_result": found, "batch": 64}
+        ends = stats.bootstrap(relations, of, method="BCa", **options).confidence_interval
+        if math.isnan(ends.low):  # no relation changes the statistic when it is left out, as with medians of ties
+            ends = stats.bootstrap(relations, of, method="percentile", **options).confidence_interval
+    return Interval(float(ends.low), float(ends.high))
 
 
 def expanded(count: int, level: float = LEVEL) -> float:
@@ -157,11 +158,9 @@ def expanded(count: int, level: float = LEVEL) -> float:
     The bootstrap's variance is (n - 1) / n of what it should be, and normal quantiles are too small for few values:
     sqrt(n / (n - 1)) t, with Student's t of n - 1 degrees of freedom, makes up for both (Hesterberg, 2015).
     """
-    z, freedom = _NORMAL.inv_cdf((1 + level) / 2), count - 1
-    # Student's quantile by its Cornish-Fisher expansion (Abramowitz & Stegun 26.7.5), to 0.3% from 4 degrees on.
-    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    return t * math.sqrt(count / freedom)
+    from scipy.special import stdtrit
+
+    return float(stdtrit(count - 1, (1 + level) / 2)) * math.sqrt(count / (count - 1))
 
 
 def value_of(values: npt.ArrayLike, statistic: Statistic) -> float | None:
@@ -180,10 +179,9 @@ def _statistic_of(samples: Array, statistic: Statistic) -> Array:
 def without_each(values: npt.ArrayLike, statistic: Statistic) -> Array:
     """Return a statistic without each relation in turn, `(relations,)`: how much rests on a single one."""
     array = np.asarray(values, dtype=np.float64)
-    places = np.arange(len(array))
-    others = np.array([np.delete(places, place) for place in places], dtype=np.int64)
     with np.errstate(all="ignore"):
-        return _statistic_of(array[others], statistic)
+        others = [_statistic_of(np.delete(array, place, 0)[None], statistic) for place in range(len(array))]
+    return np.array(others, dtype=np.float64).reshape(-1)
 
 
 def mean(samples: Array) -> Array:

@@ -56,6 +56,16 @@ class LREStore(Mapping[TrialKey, LRE]):
         if self.folder is not None and self.writes:
             lre.save(self.folder / file_of(key))
 
+    def set_beta(self, key: TrialKey, beta: float) -> None:
+        """Change beta of an LRE; only a process that writes files needs its file, and writes it again."""
+        if self.writes or isinstance(self._kept[key], LRE):
+            self[key] = replace(self[key], beta=beta)
+        else:
+            self.metadata[key] = {**self.metadata[key], "beta": beta}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept  # without reading a file
+
     def __iter__(self) -> Iterator[TrialKey]:
         return iter(self._kept)
 
@@ -131,7 +141,7 @@ class LREBank(nn.Module):
             if record.scored:
                 self.records[key] = at_point(record, record.layer, record.rank, beta)
             if key in self.lres and self.lres.metadata[key]["beta"] != beta:
-                self.lres[key] = replace(self.lres[key], beta=beta)
+                self.lres.set_beta(key, beta)
 
 
 def file_of(key: TrialKey) -> Path:

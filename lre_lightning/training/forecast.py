@@ -21,6 +21,7 @@ from lre_lightning.lre.operators import Dense, wide_dtype
 from lre_lightning.models.memory import free_memory
 from lre_lightning.models.points import predict_points
 from lre_lightning.prompts.batch import prompts_to_run
+from lre_lightning.prompts.prompt import start_text
 from lre_lightning.prompts.trials import test_prompts, train_prompts
 from lre_lightning.runs.times import duration
 from lre_lightning.training.method import Method, Products, choose_method
@@ -109,6 +110,7 @@ class Forecast:
         weights: Bytes of the LM's weights.
         jacobians: Bytes of the Jacobians of a trial, at all layers together.
         free: Bytes of memory that the LM's device has left; None if unknown.
+        start: What prompts start with.
         more: Options that add work which is not counted.
     """
 
@@ -116,6 +118,7 @@ class Forecast:
     weights: int
     jacobians: int
     free: int | None
+    start: str
     more: tuple[str, ...] = ()
 
     @property
@@ -132,6 +135,7 @@ class Forecast:
             lines.append(
                 f"{relation.relation!r}: trials {relation.trials}, test samples {relation.tested}, {known}, {took}"
             )
+        lines.append(self.start)
         lines += dict.fromkeys(f"W is {r.method.replace('_', '-')}: {r.why}" for r in self.relations if r.why)
         free = "" if self.free is None else f", free {self.free / GIBIBYTE:.1f} GiB"
         lines.append(
@@ -182,6 +186,7 @@ def forecast(run: Run, first: int = 0, stop: int | None = None, begun: FitTrial 
         weights=sum(parameter.nbytes for parameter in lm.parameters()),
         jacobians=layers * lm.hidden_size**2 * together if any(r.method == "dense" for r in relations) else 0,
         free=free_memory(lm.device),
+        start=start_text(run.data),
         more=tuple(name for name in MORE if getattr(run.fitting, name)),
     )
 

@@ -11,7 +11,6 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, Layer, check_betas, check_ranks
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import LensGrid, read_lenses
-from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.backward import check_backward
@@ -89,13 +88,12 @@ class LREModule(FrozenLMModule):
         self.bank = LREBank()
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
-        self.false_alarms: float | None = None  # in prediction; see `Likenesses`
-        self._likenesses: Likenesses | None = None
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._expected: float | None = None
         self._adds = False
         self._kept: frozenset[TrialKey] = frozenset()  # trials of an earlier part of the fit, which are left alone
         self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
+        self._trained = False  # whether the trial has had all its training batches
         self.load_lm(name_or_path)
 
     def take_lm(self) -> None:
@@ -165,6 +163,7 @@ class LREModule(FrozenLMModule):
             LREError: If the options do not fit the data.
         """
         self.fitting.check_data(data)
+        data.use(self.lm)
         data.together = prompts_in_a_sweep(self.lm)
         return forecast(self._run_of(data, Processes(count=devices)))
 
@@ -187,12 +186,12 @@ class LREModule(FrozenLMModule):
     def setup(self, stage: str) -> None:
         """Choose the folder of the LREs, let fit end after the last trial, and find the other processes.
 
-        The datamodule learns how many prompts keep the device busy.
+        The datamodule learns which LM it makes prompts for, and how many prompts keep the device busy.
         """
+        self._data.use(self.find_lm())
         self.find_processes("the relations, or their draws,", self._data.digest)
         if getattr(getattr(self._data, "loader", None), "epoch", "trial") == "all":
             raise LREError("an LREModule needs one trial per epoch: leave loader.epoch out of the datamodule")
-        self.lm.tokenizer = self._data.tokenizer
         self._data.together = prompts_in_a_sweep(self.lm, self.trainer.strategy.root_device)
         self.bank.lres.writes = self.trainer.is_global_zero
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
@@ -211,6 +210,8 @@ class LREModule(FrozenLMModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin a trial, and find out whether the LM knows enough of its test samples."""
+        self._trained = False
+        self._check_batches()
         drawn = self._data.trial(self.current_epoch)
         name, number = drawn.relation.name, drawn.number
         self._trial = None
@@ -224,10 +225,27 @@ class LREModule(FrozenLMModule):
         elif self.lm.shards and self._expected is None:
             self._expected = self.expected  # here, where all who share the LM are, and not where one asks for it
 
+    def _check_batches(self) -> None:
+        """Check that a trial is given all its training prompts, and is scored after them."""
+        trainer: Any = self.trainer
+        served, count = trainer.num_training_batches, len(trainer.train_dataloader)
+        if served < count:
+            raise LREError(
+                f"an LRE is a mean over all training prompts, and the Trainer serves {served} of their {count} "
+                "batches: leave limit_train_batches, overfit_batches and fast_dev_run out, or lower --data.n_shot"
+            )
+        every, at = trainer.check_val_every_n_epoch, trainer.val_check_batch
+        if not trainer.enable_validation or every != 1 or at != served:
+            raise LREError(
+                "a trial is scored in the validation at the end of its epoch: leave limit_val_batches at more than 0, "
+                "check_val_every_n_epoch at 1 and val_check_interval at 1.0"
+            )
+
     def training_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Add the Jacobian and bias of each prompt in the batch."""
         if self._trial is not None:
             self._trial.train(batch)
+        self._trained = batch_idx + 1 == self.trainer.num_training_batches
         self.count_step()
 
     def on_train_end(self) -> None:
@@ -243,6 +261,8 @@ class LREModule(FrozenLMModule):
     def on_validation_start(self) -> None:
         """In fit, make the LREs; alone, forget earlier records, or raise an `LREError` if there is no LRE."""
         if self.trainer.state.fn == "fit":
+            if not self._trained:  # a callback has stopped the fit in the middle of the trial
+                self._trial = None
             if self._trial is not None:
                 self._trial.estimate()
             return
@@ -273,8 +293,9 @@ class LREModule(FrozenLMModule):
         self._trial = None
         for name, score in SCORES.items():  # for the Trainer; loggers get more from `ResultsScalars`
             mean = over_relations(self.records.values(), score)
-            if mean is not None:
-                self.log(name, mean[0], logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
+            if mean is not None or self.trainer.state.fn == "fit":  # callbacks fail without the score they monitor
+                value = 0.0 if mean is None else mean[0]
+                self.log(name, value, logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _keep_lre(self, lre: LRE) -> None:
         """Keep an LRE; the first process writes its file, and the others wait for that."""
@@ -286,7 +307,11 @@ class LREModule(FrozenLMModule):
         share_error(self.trainer, error)
 
     def _keep(self, record: TrialRecord) -> None:
-        self.records[record.relation, record.trial] = record
+        key = record.relation, record.trial
+        fitted = self.bank.records.get(key)
+        if self._rescored is not None and fitted is not None:  # its LRE is scored again, where this trial chose
+            record = replace(record, chose=fitted.chose)
+        self.records[key] = record
 
     # Prediction: the attribute lens of texts.
 
@@ -296,10 +321,6 @@ class LREModule(FrozenLMModule):
             relation.name for relation in self._data.relations
         }:
             raise LREError(NO_LRE)
-        self._likenesses, rate = None, self.false_alarms
-        if rate is not None:
-            self.lm.tokenizer = self._data.tokenizer
-            self._likenesses = Likenesses(self.lm, self.lres, false_alarms=rate)
 
     def predict_step(self, batch: str, batch_idx: int) -> list[LensGrid]:
         """Read a text through the lens of each relation of the data, the Jacobian lens, if any, and the logit lens."""
@@ -311,7 +332,6 @@ class LREModule(FrozenLMModule):
             self.lres,
             names,
             jacobian_lens=self.jacobian_lens,
-            likenesses=self._likenesses,
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -26,7 +26,7 @@ from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import choice_of_earlier, choose_after
+from lre_lightning.records.selection import choice_of_earlier, choose_after, takes_part
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.baselines import example_states, with_baselines
 from lre_lightning.scoring.generations import with_generations
@@ -274,7 +274,8 @@ class FitTrial(TestedTrial):
         answers = Answers()
         record = self._with_grid(record, states, answers)
         layer, rank = self._choose(record)
-        record = with_outcomes(replace(record, layer=layer, rank=rank), states, answers)
+        chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
+        record = with_outcomes(replace(record, layer=layer, rank=rank, chose=chose), states, answers)
         record = with_low_rank(record, states, self._lres[layer])
         if self.run.fitting.baselines or self.run.lens:
             examples = example_states(self.run.lm, self._train_prompts, self.layers)

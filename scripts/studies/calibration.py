@@ -147,8 +147,8 @@ def readings(setting: Setting, trial: Trial, states: TrialStates, layer: Layer) 
     invented, output = asked([made_up(lm.tokenizer, name, relation.name) for name in own])
     foreign, _ = asked(drawn([sample.name for one in others for sample in one.samples], relation.name))
     texts = [f"{fill(one.template, sample.subject)} {sample.object}" for one in others for sample in one.samples]
-    ids = [tokenize_text(lm.tokenizer, text) for text in drawn(texts, relation.name)]
-    tokens = torch.cat([lm.hidden_states(torch.tensor([one]), [layer])[layer][0, 2:] for one in ids])
+    ids = [tokenize_text(lm.tokenizer, text, options.start_token) for text in drawn(texts, relation.name)]
+    tokens = torch.cat([lm.hidden_states(torch.tensor([i]), [layer])[layer][0, first + 1 :] for i, first in ids])
     prompts = (prompt for prompt, known in zip(states.prompts, states.known.tolist(), strict=True) if known)
     in_text, _ = read(SENTENCE, [Sample(prompt.subject, prompt.object) for prompt in prompts])
     train = example_states(lm, train_prompts(trial, lm.tokenizer, options=options), [layer])[0]

@@ -20,6 +20,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.progress import progress
 from lre_lightning.prompts.batch import collate
+from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.report.tables import Table, to_csv
@@ -53,7 +54,8 @@ class Setting:
     @cached_property
     def data(self) -> RelationDataModule:
         """The first trial of each relation."""
-        return RelationDataModule(self.name, source=self.source, trials=1)
+        start_token = self.collection.records[0].prompts["start_token"]
+        return RelationDataModule(self.name, source=self.source, trials=1, prompts=Prompts(start_token=start_token))
 
     @cached_property
     def collection(self) -> LRECollection:

@@ -3,6 +3,7 @@
 import pickle
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -183,3 +184,17 @@ def test_the_best_beta_is_named_and_applied_on_demand_alone_and_its_state_is_sav
 def test_trials_that_only_choose_layer_and_rank_choose_beta_alone(tmp_path):
     given = [record(r.relation, (99, 0, 0), 1, 1) if r.trial else replace(r, reported=False) for r in relations()]
     assert tune(tmp_path, BetaTuning("faithfulness", apply=True), given) == [2.0]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_every_process_saves_the_checkpoint_that_the_first_one_sees(tmp_path, seen):
+    """On another node, without a shared disk, the file is not there; saving it waits for all processes."""
+    checkpoint, saved = ModelCheckpoint(tmp_path), []
+    checkpoint.last_model_path = str(tmp_path / "last.ckpt")
+    if not seen:
+        (tmp_path / "last.ckpt").touch()  # on this node alone
+    answers = iter([None, seen])  # of the first process: no error, and whether it sees the file
+    strategy = SimpleNamespace(broadcast=lambda own: next(answers))
+    trainer = SimpleNamespace(strategy=strategy, checkpoint_callbacks=[checkpoint], save_checkpoint=saved.append)
+    BetaTuning(apply=True)._apply(trainer, SimpleNamespace(set_beta=lambda beta: None), 2.0)
+    assert saved == [checkpoint.last_model_path] * seen

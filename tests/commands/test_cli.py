@@ -79,8 +79,9 @@ def test_fit_writes_results_figures_lres_and_scalars_and_a_checkpoint_after_ever
 def test_a_dry_run_says_what_a_fit_would_do_and_writes_nothing(fit, run, tmp_path, monkeypatch):
     monkeypatch.setattr(FitTrial, "train", None)
     status, output, error = run("fit", *options(fit.root, "--dry_run", "--trainer.default_root_dir=run"))
-    *relations, memory, expected = output.splitlines()
+    *relations, start, memory, expected = output.splitlines()
     assert status == 0, error
+    assert start == "start token '[BOS]' (bos)"
     assert [re.sub("[0-9.]+ s$", "", line) for line in relations] == [
         f"{record.relation!r}: trials 2, test samples {record.tested}, known {record.known}, dense, "
         for record in read_records([fit.root / "run"])
@@ -93,7 +94,7 @@ def test_a_dry_run_says_what_a_fit_would_do_and_writes_nothing(fit, run, tmp_pat
 
 def test_a_fit_says_the_time_that_it_takes_in_its_first_trial(fit):
     begin, expected, *_ = (fit.root / "run" / "fit.log").read_text().splitlines()
-    assert begin.endswith("devices 1 x cpu")
+    assert begin.endswith("devices 1 x cpu, start token '[BOS]' (bos)")
     assert re.search(r" expected: [0-9.]+ s from here on$", expected)
 
 

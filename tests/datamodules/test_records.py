@@ -70,7 +70,7 @@ def test_conversations_are_repeated_from_their_record():
     tokenizer.chat_template = LINES
     data = data_of(tokenizer=tokenizer, chat=True, system="Be brief.", shots=2)
     record = record_of(data)
-    assert record.prompts == {**PLAIN, "shots": 2, "chat": True, "system": "Be brief."}
+    assert record.prompts == {**PLAIN, "shots": 2, "chat": True, "system": "Be brief.", "start_token": "auto"}
     again = RelationDataModule.of_record(record, tokenizer, **AGAIN)
     assert prompts_of(again.val_dataloader()) == prompts_of(data.val_dataloader())
     assert all(prompt.text.startswith("Be brief.\n") for prompt in prompts_of(again.val_dataloader()))
@@ -99,7 +99,7 @@ def test_a_fit_with_several_templates_padded_on_either_side(tmp_path):
     assert record.template == BETWEEN_TEMPLATES.join(CAPITALS.templates)
     assert record.template_index is None
     assert (record.tested, record.n_shot, record.samples) == (3 * 7, 3, 10)
-    assert record.prompts == {**PLAIN, "sampling": "balanced", "template": "all"}
+    assert record.prompts == {**PLAIN, "sampling": "balanced", "template": "all", "start_token": "eos"}
     assert record.train == tuple((sample.subject, sample.object) for sample in data.trial(0).train)
     assert (record.seed, record.digest) == (0, data.relations[0].digest)
     (left, mask), _ = fits

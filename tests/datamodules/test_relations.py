@@ -157,10 +157,10 @@ def test_subjects_alone_follow_the_start_token_and_nothing_else(make):
 
 def test_the_tokenizers_own_padding_token_pads(make):
     tokenizer = tokenizers.byte_level(bos=tokenizers.START)
-    for pad in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+    for pad in (tokenizer.eos_token_id, tokenizer.bos_token_id):
         batches = list(make(tokenizer=tokenizer).val_dataloader())
         assert {token for b in batches for token in b.input_ids[b.attention_mask == 0].tolist()} == {pad}
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.bos_token
 
 
 # Templates.

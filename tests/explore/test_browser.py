@@ -26,10 +26,10 @@ def browser():
 def address(browser, explorer):
     uvicorn = pytest.importorskip("uvicorn")
     listener = listen(0)
-    server = uvicorn.Server(uvicorn.Config(application([explorer]), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(application([explorer], "secret"), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/secret/"
     server.should_exit = True
     thread.join(10)
 

@@ -15,8 +15,11 @@ from lre_lightning.explore.explorer import Change, Explorer, Read
 from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.tokens import visible
+from lre_lightning.lre import operators
 from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS
+from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
+from lre_lightning.training.bank import LREStore
 from tests.explore.conftest import RELATIONS
 from tests.helpers.command import QUIET, lre
 from tests.helpers.hostile import STRINGS
@@ -52,7 +55,8 @@ def test_the_relation_and_the_subjects_are_found_in_the_text(explorer):
     assert found["lens"] == "country capital city"  # which it asks about, though another relation comes first
     assert found["found"] == [["country capital city", "asks"]]
     found = explorer.read(Read(text=TEXT, lens="country capital city"))
-    assert found["found"] == [["country capital city", "mentions"]]
+    assert found["found"] == [["country capital city", "asks"]]  # before its end
+    assert explorer.read(Read(text="from Kenya to Peru"))["found"] == [["country capital city", "mentions"]]
     tokens, marked = found["grid"]["tokens"], found["grid"]["marked"]
     assert found["subjects"] == [*zip(["Peru", "South Korea", "Kenya"], reversed(marked), strict=True)]
     read = ["".join(tokens[: place + 1]).replace("␣", " ").strip() for place in marked]
@@ -133,7 +137,7 @@ def test_an_edit_is_that_of_the_lre(explorer):
 def client(explorer):
     from starlette.testclient import TestClient
 
-    return TestClient(server.application([explorer]), "http://127.0.0.1:8460")
+    return TestClient(server.application([explorer], "secret"), "http://127.0.0.1:8460/secret")
 
 
 def test_the_page_is_served_with_a_strict_policy_and_nothing_from_outside(client):
@@ -217,6 +221,45 @@ def test_other_pages_and_hosts_and_large_requests_are_refused(client):
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
 
 
+@pytest.mark.parametrize("path", ["/", "/explore.js", "/about", "/read", "/secre/read", "/secret2/", "/\u00e9/"])
+def test_without_the_token_nothing_is_answered(client, path):
+    client.base_url = "http://127.0.0.1:8460"
+    for answer in (client.get(path), client.post(path, json={"text": ASKS})):
+        assert (answer.status_code, answer.json()) == (
+            403,
+            {"error": "the address is not the one that lre explore printed"},
+        )
+    assert client.get("/secret/about").status_code == 200
+    assert len({server.new_token() for _ in range(9)}) == 9
+    assert len(server.new_token()) == 32
+
+
+def test_an_lre_is_read_and_factorized_once_and_few_are_kept(explorer, monkeypatch):
+    read, factorized = [], []
+    load, triplets = LRE.load, operators.leading_singular_triplets
+    monkeypatch.setattr(LRE, "load", classmethod(lambda cls, path: read.append(path) or load(path)))
+    monkeypatch.setattr(operators, "leading_singular_triplets", lambda *given: factorized.append(1) or triplets(*given))
+    monkeypatch.setattr("lre_lightning.explore.explorer.MOST_KEPT", 2)
+    names = ["country currency", "country capital city", "person sport"]
+    dense = {key: replace(own, weight=own.operator.dense()) for key, own in explorer._lres.items() if key[0] in names}
+    read.clear()
+    made = Explorer(explorer.lm, explorer._lres, names, {})
+    for _ in range(3):
+        made.read(Read(text=ASKS, lens=names[1]))
+        made.edit(Change(text=ASKS, relation=names[1], target="Peru"))
+    assert len(read) == 1
+    for name in (names[0], names[2], names[1]):
+        made.read(Read(text=ASKS, lens=name))
+    assert len(read) == 4  # the first was given up for the others
+    store = LREStore()
+    for key, own in dense.items():
+        store[key] = own
+    made = Explorer(explorer.lm, store, names, {})
+    for target in ("Peru", "Peru", "Japan"):
+        made.edit(Change(text=ASKS, relation=names[1], target=target))
+    assert factorized == [1]
+
+
 def test_one_request_at_a_time_is_on_the_lm(explorer, client, monkeypatch):
     running, most = [], []
 
@@ -228,7 +271,7 @@ def test_one_request_at_a_time_is_on_the_lm(explorer, client, monkeypatch):
         return {}
 
     monkeypatch.setattr(explorer, "read", slow)
-    with type(client)(server.application([explorer]), "http://127.0.0.1:8460") as together:
+    with type(client)(server.application([explorer], "secret"), "http://127.0.0.1:8460/secret") as together:
         asking = [
             threading.Thread(target=together.post, args=("/read",), kwargs={"json": {"text": "a"}}) for _ in range(4)
         ]
@@ -251,11 +294,11 @@ def test_the_command_serves_what_is_asked_for(explorer, monkeypatch, tmp_path, c
         )
     chosen = "--data.relations=[country capital city, person sport]"
     assert lre(*run, "--model.name_or_path=demo", chosen, "--other=demo") == 0
-    ((explorers, listener),) = served
+    ((explorers, listener, token),) = served
     host, port = listener.getsockname()
     assert host == "127.0.0.1"
     printed = capsys.readouterr().out
-    assert f"demo: 4 lenses\ndemo: 28 lenses\nhttp://127.0.0.1:{port}/" in printed
+    assert f"demo: 4 lenses\ndemo: 28 lenses\nhttp://127.0.0.1:{port}/{token}/ " in printed
     assert explorers[0].lenses == ["country capital city", "person sport", "person sport (concepts)", LOGIT_LENS]
     assert lre(*run[:-1], "--model.name_or_path=demo", f"--port={port}") == 2
     assert f"error: port {port} of this machine cannot be used" in capsys.readouterr().err
@@ -263,7 +306,7 @@ def test_the_command_serves_what_is_asked_for(explorer, monkeypatch, tmp_path, c
 
     write_toy_model(tmp_path / "model")  # an LM without LREs
     assert lre(*run, f"--model.name_or_path={tmp_path / 'model'}") == 0
-    explorers, listener = served[1]
+    explorers, listener, _ = served[1]
     listener.close()
     found = explorers[0].read(Read(text="thing1"))
     assert (explorers[0].lenses, found["lens"], found["edit"]) == ([LOGIT_LENS], LOGIT_LENS, None)

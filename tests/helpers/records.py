@@ -28,6 +28,7 @@ def full_record(trial=0, relation="capital", **changes):
         "template_index": 1,
         "first_tokens": 3,
         "reported": False,
+        "chose": True,
         "faithful_baselines": {"linear regression": (1, 2, 3), "translation": (4, 5, 6), "identity": (7, 8, 9)},
         "faithful_zero_shot": ((9, 8), (7, 6), (5, 4)),
         "zero_shot_baselines": {"linear regression": (3, 2, 1), "translation": (6, 5, 4), "identity": (9, 8, 7)},

@@ -9,16 +9,16 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import (
     LensGrid,
-    mentioned,
+    TextStates,
     print_lenses,
     read_lenses,
-    subject_token,
 )
-from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS
+from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS, LogitLens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -119,16 +119,48 @@ def test_the_subject_is_marked_where_a_text_asks_about_it_or_mentions_a_training
     for name, template, subject in (("asked", "{} w93", "w3"), ("trained", "w9 {}", "w40"), ("neither", "w9 {}", "w9")):
         lre = random_lre(lm, name, 1)
         lres[name, 0] = replace(lre, origin=replace(lre.origin, template=template, train=((subject, "w1"),)))
+
+    class Collection(dict):
+        """LREs that carry more subjects."""
+
+        @property
+        def subjects(self):
+            return {"trained": ["w7"]}
+
+    lres = Collection(lres)
     lenses = read_lenses(lm, words(), TEXT, lres)  # w40 w7 w7 w93
-    assert [(lens.name, lens.token) for lens in lenses] == [
-        ("asked", 2),
-        ("trained", 0),
-        ("neither", None),
-        (LOGIT_LENS, 2),
+    assert [(lens.name, lens.mentions) for lens in lenses] == [
+        ("asked", [("w40 w7 w7", 2)]),
+        ("trained", [("w40", 0), ("w7", 1), ("w7", 2)]),
+        ("neither", []),
+        (LOGIT_LENS, [("w40", 0), ("w7", 1), ("w7", 2)]),
     ]
-    text = "Peruvian Niger is not Nigeria, São"
-    assert mentioned(text, ["Niger", "Nigeria", "Peru", "Sã", ""]) == "Nigeria"
-    assert mentioned(text, ["Peru", "Sã", " ", "ger"]) is None
+    assert lenses[1].places == [0, 1, 2]
+    lenses = read_lenses(lm, words(), "w3 w40 w93 w9", lres)
+    assert [lens.places for lens in lenses] == [[0], [1], [3], [0, 1, 3]]
+
+
+def test_concepts_are_shown_by_their_objects_and_not_decoded():
+    lm, objects = LanguageModel(tiny_model("gpt2")), ("Rome", "Lima", "Oslo")
+    vectors = torch.nn.functional.normalize(torch.randn(3, WIDTH, dtype=torch.float64))
+    concepts = Concepts(objects, vectors, 1, 4, 2, "first", Origin("tiny", lm.identity, "capital"))
+    states = TextStates.of(lm, words(), TEXT)
+    grid = states.grid(concepts, 2, "Oslo")
+    cosines = torch.cosine_similarity(states.hidden[..., None, :], vectors, dim=-1)
+    torch.testing.assert_close(
+        torch.tensor(grid.probabilities, dtype=torch.float64), cosines.topk(2).values, rtol=0, atol=1e-6
+    )
+    assert grid.top[2][3][0] == objects[int(cosines[2, 3].argmax())]
+    torch.testing.assert_close(torch.tensor(grid.pinned.probabilities).double(), cosines[..., 2], rtol=0, atol=1e-6)
+    assert (grid.pinned.ranks[1][0] == 1) == bool(cosines[1, 0].argmax() == 2)
+    assert (grid.name, grid.layer, states.grid(concepts, 9).pinned) == ("capital", 1, None)
+
+
+def test_the_logit_lens_can_be_bound():
+    lm = LanguageModel(tiny_model("gpt2"))
+    assert LogitLens().bind(lm).bound is lm
+    with pytest.raises(LREError, match="the logit lens has no LM to run"):
+        _ = LogitLens().bound
 
 
 def test_chosen_layers_are_rows_of_all_layers_in_the_lms_order():
@@ -237,10 +269,10 @@ def test_a_lens_shows_itself_in_notebooks_and_interpreters():
     assert first.startswith("1</td><td>z 0.10</td><td>w 1.00</td>")
     assert second.startswith("0</td><td>x 0.50</td>")
     assert "<th>&lt;b</th>" in lens._repr_html_()
-    marked = replace(lens, layer=1, token=0)._repr_html_()
+    marked = replace(lens, layer=1, mentions=[("a", 0)])._repr_html_()
     assert "<tr><td>▸1</td><td>z 0.10</td>" in marked
     assert "<th>▸a</th><th>&lt;b</th>" in marked
-    assert repr(replace(lens, layer=1, token=0)).splitlines() == [
+    assert repr(replace(lens, layer=1, mentions=[("a", 0)])).splitlines() == [
         "r: a <b",
         "layer  ▸a      <b",
         "▸1     z 0.10  w 1.00",
@@ -248,13 +280,14 @@ def test_a_lens_shows_itself_in_notebooks_and_interpreters():
     ]
 
 
-@pytest.mark.parametrize("name", fixtures.LOSSLESS)
-def test_the_last_token_of_a_subjects_last_mention(name):
-    tokenizer = fixtures.make(name)
-    text = "Miles Davis, and Miles Davis plays"
-    tokens = [token_text(tokenizer, token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    place = subject_token(tokenizer, text, "Miles Davis")
-    assert "".join(tokens[: place + 1]).strip() == "Miles Davis, and Miles Davis"
+def test_in_peru_and_peruvian_the_subject_is_read_and_not_the_adjective():
+    demo = LanguageModel.from_pretrained("demo")
+    lres = {("capital", 0): random_lre(demo, "capital", 1)}
+    lres["capital", 0] = replace(lres["capital", 0], origin=replace(lres["capital", 0].origin, train=(("Peru", "x"),)))
+    lenses = read_lenses(demo, demo.tokenizer, "Peru is what Peruvians call it, and Peru", lres, top_k=1)
+    for lens in lenses:
+        read = ["".join(lens.tokens[: place + 1]).strip() for place in lens.places]
+        assert read == ["Peru", "Peru is what Peruvians call it, and Peru"]
 
 
 def test_a_lens_is_printed_where_it_is_most_certain_but_not_at_the_first_token(capsys):
@@ -263,11 +296,14 @@ def test_a_lens_is_printed_where_it_is_most_certain_but_not_at_the_first_token(c
     grid = LensGrid("plays", "a b c d", ["a", " b", " c", " d"], [0, 1], top, [[[p] for p in row] for row in likely], 1)
     one = replace(grid, text="a", tokens=["a"], top=[row[:1] for row in top], probabilities=[[[0.9]], [[0.9]]])
     print_lenses([[grid, replace(grid, layer=None)], [replace(one, layer=0)]])
-    print_lenses([[replace(grid, layer=0, token=3), replace(grid, token=2)]], [{"plays": "mentions d"}])
+    both = replace(grid, layer=0, mentions=[("b", 1), ("c d", 3)])
+    quiet = replace(grid, mentions=[("d", 3), ("c", 2)], silent=[[False] * 4, [False, True, True, False]])
+    print_lenses([[both, replace(quiet, name="plays2"), replace(quiet, mentions=[("c", 2)])]], {"plays": 0.456})
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "plays" in line]
     assert rows == [
-        ["plays", "1", "d", "yd", "0.70"],
-        ["plays", "0", "a", "xa", "0.90"],
-        ["plays", "mentions", "d", "0", "d", "xd", "0.20"],
-        ["plays", "mentions", "d", "1", "c", "yc", "0.60"],
+        ["d", "plays", "1", "yd", "0.70"],
+        ["a", "plays", "0", "xa", "0.90"],
+        ["b", "plays", "0", "0.46", "xb", "0.10"],
+        ["c", "d", "plays", "0", "0.46", "xd", "0.20"],
+        ["d", "plays2", "1", "-", "yd", "0.70"],
     ]

@@ -17,7 +17,7 @@ from tests.helpers.page import Page
 from tests.lens.test_plotting import AWKWARD, lens
 
 GRIDS = [
-    replace(lens("plays sport", AWKWARD, words=AWKWARD, layer=1), token=4),
+    replace(lens("plays sport", AWKWARD, words=AWKWARD, layer=1), mentions=[("w", 4)]),
     lens("<b>logit</b> lens", AWKWARD, words=AWKWARD, seed=1),
     lens("plays sport", seed=2),
 ]
@@ -46,8 +46,8 @@ def test_the_page_holds_every_grid(page):
         assert len(set(data["words"])) == len(data["words"])
         assert data["layers"] == [*map(str, grid.layers)]
         assert data["tokens"] == [*map(visible, grid.tokens)]
-        home = [] if grid.token is None else [grid.token], None if grid.layer is None else str(grid.layer)
-        assert (data["marked"], data["layer"], data["pinned"]) == (*home, None)
+        layer = None if grid.layer is None else str(grid.layer)
+        assert (data["marked"], data["layer"], data["pinned"]) == (grid.places, layer, None)
 
 
 def test_nothing_in_a_token_or_title_is_markup(page):
@@ -116,7 +116,7 @@ def test_a_browser_draws_the_grids_and_finds_a_token_in_them(html, browser, tmp_
         grid, table, tip = GRIDS[0], page.get_by_role("grid").first, page.locator(".tip").first
         rows = [row.locator("td").all_text_contents() for row in reversed(table.locator("tbody tr").all())]
         assert rows == [[visible(cell[0]) for cell in row] for row in grid.top]
-        assert table.locator("th.own").all_text_contents() == [str(grid.layer), visible(grid.tokens[grid.token])]
+        assert table.locator("th.own").all_text_contents() == [str(grid.layer), visible(grid.tokens[4])]
         assert table.locator("td.row.column").count() == 1
         steps = table.locator("tbody tr").last.locator("td").evaluate_all("all => all.map((one) => one.className)")
         shares = [float(f"{cell[0]:.3g}") for cell in grid.probabilities[0]]

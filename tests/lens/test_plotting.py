@@ -166,9 +166,9 @@ def test_cells_hold_the_most_likely_tokens_shaded_by_their_probabilities():
     assert (ramp[0, 0], ramp[0, -1], scale.images[0].get_cmap().name) == (0, 1, "magma_r")
 
 
-def test_the_subjects_column_is_framed_too():
-    (axes, _) = plot_lenses([replace(lens(layer=1), token=1)]).axes
-    assert [patch.get_bbox().bounds for patch in axes.patches] == [(0, 2, 3, 1), (1, 0, 1, 4)]
+def test_the_columns_of_all_subjects_are_framed_too():
+    (axes, _) = plot_lenses([replace(lens(layer=1), mentions=[("a", 0), ("c", 2), ("b c", 2)])]).axes
+    assert [patch.get_bbox().bounds for patch in axes.patches] == [(0, 2, 3, 1), (0, 0, 1, 4), (2, 0, 1, 4)]
 
 
 def test_any_token_can_be_read_in_its_cell():

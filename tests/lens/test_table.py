@@ -10,19 +10,23 @@ from datasets import Dataset
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import most_certain_token, read_lenses
+from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.subjects import Subjects
 from lre_lightning.lens.table import AnswerTable, read_answers, write_answers
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.texts import Text, read_text_file
+from lre_lightning.sharing.collection import LRECollection
 from tests.helpers.tiny_models import tiny_model
 from tests.lens.test_lens import random_lre, words
 
 TEXTS = [Text("w40 w7 w7 w93", "w7"), Text("w5"), Text("w9 w12 w30 w31 w32 w33"), Text("w8 w3 w50", relation="second")]
-PLACES = {
-    (TEXTS[0].text, "first"): ("w7", 2),
-    (TEXTS[0].text, "second"): ("w7", 2),
-    (TEXTS[2].text, "first"): ("w12 w30", 2),  # found by the template
-}
+READ = [  # relation, subject, place
+    [("first", "w7", 1), ("second", "w7", 1), ("first", "w7", 2), ("second", "w7", 2)],
+    [("first", None, None), ("second", None, None)],
+    [("second", None, None), ("first", "w12 w30", 2)],  # found by the template
+    [("second", None, None)],
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +46,24 @@ def lres(lm):
 
 def test_rows_are_the_cells_of_lenses_at_the_subject(lm, lres):
     rows = iter(read_answers(lm, lres, TEXTS, top_k=3))
-    for text in TEXTS:
+    for text, read in zip(TEXTS, READ, strict=True):
         grids = read_lenses(lm, lm.tokenizer, text.text, {(lre.origin.relation, 0): lre for lre in lres}, top_k=3)
         ids = torch.tensor([[1, *(int(word[1:]) for word in text.text.split())]])
         logits = lm.model(ids).logits[0, -1].softmax(-1)
-        for grid in [grid for grid in grids[:2] if text.relation in (None, grid.name)]:
-            row, layer = next(rows), grid.layers.index(grid.layer)
-            subject, place = PLACES.get((text.text, grid.name), (None, most_certain_token(grid, layer)))
+        by_name = {grid.name: grid for grid in grids}
+        places = [
+            most_certain_token(by_name[name], by_name[name].layers.index(by_name[name].layer)) for name, *_ in read
+        ]
+        found = sorted(
+            (
+                (place if place is not None else most, name, subject)
+                for (name, subject, place), most in zip(read, places, strict=True)
+            ),
+            key=lambda one: one[0],
+        )
+        for place, name, subject in found:
+            row, grid = next(rows), by_name[name]
+            layer = grid.layers.index(grid.layer)
             assert (row["text"], row["subject"]) == (text.text, subject)
             assert (row["relation"], row["layer"]) == (grid.name, grid.layer)
             assert row["token"] == grid.tokens[place]
@@ -58,6 +73,20 @@ def test_rows_are_the_cells_of_lenses_at_the_subject(lm, lres):
             assert row["lm_answer"] == token_text(lm.tokenizer, int(logits.argmax()))
             assert row["lm_probability"] == pytest.approx(float(logits.max()), abs=2e-6)
     assert next(rows, None) is None
+
+
+def test_in_a_table_too_the_subject_is_read_and_not_the_adjective_and_silent_rows_are_left_out():
+    demo, lres = LanguageModel.from_pretrained("demo"), LRECollection.from_pretrained("demo")
+    capital, name = lres["country capital city"], "country capital city"
+    texts = [Text("Nothing here"), Text("We flew to Peru, as Peruvians do")]
+    subjects = Subjects({name: capital.origin}, {name: ["Peru"]})
+    likenesses = Likenesses(demo, lres, [capital.layer, "emb"])
+    for said in (None, likenesses):
+        (row,) = read_answers(demo, [capital], texts, 1, subjects, said)
+        assert (row["subject"], row["answer_1"]) == ("Peru", "Lima")
+    nowhere = [Text("we saw it, but not what", "but")]
+    assert len(read_answers(demo, [capital], nowhere, 1, subjects)) == 1
+    assert read_answers(demo, [capital], nowhere, 1, subjects, likenesses) == []
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -73,7 +102,7 @@ def test_a_table_that_was_stopped_anywhere_ends_with_the_same_bytes(lm, lres, tm
 
     whole = write("whole", TEXTS).read_bytes()
     rows = list(csv.DictReader(whole.decode().splitlines())) if suffix == ".csv" else whole.splitlines()
-    assert len(rows) == 7
+    assert len(rows) == 9
     with pytest.raises(KeyboardInterrupt):
         write("stopped", killed())
     path = tmp_path / f"stopped{suffix}"
@@ -92,19 +121,19 @@ def test_texts_of_files_and_data_sets(tmp_path):
     rows = [{"text": 'a "b"', "subject": "b", "relation": "r"}, {"text": "c", "subject": None, "relation": None}]
     expected = [Text('a "b"', "b", "r"), Text("c")]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "texts.csv").write_text('text,subject,relation,other\n"a ""b""",b,r,1b\nc,,,2\n')
+    (tmp_path / "texts.csv").write_text('text,subject,relation,other\n"a ""b""",b,r,1 b\nc,,,2\n')
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
     Dataset.from_list(rows).to_parquet(tmp_path / "texts.parquet")
     for name in ("texts.jsonl", "texts.csv", "saved", "texts.parquet"):
         assert list(read_text_file(tmp_path / name)) == expected
-    assert list(read_text_file(tmp_path / "texts.csv", "other")) == [Text("1b", "b", "r"), Text("2")]
+    assert list(read_text_file(tmp_path / "texts.csv", "other")) == [Text("1 b", "b", "r"), Text("2")]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("texts.csv", "prompt\na\n", "has the columns prompt, and no 'text': name the column of texts"),
-        ("texts.csv", "text,subject\nabc,d\n", "the text 'abc' does not contain the subject 'd'"),
+        ("texts.csv", "text,subject\nabc,b\n", "the text 'abc' does not mention the subject 'b'"),
         ("texts.jsonl", '{"text": 3}\n', "line 1: text must be a string, not 3"),
         ("texts.txt", b"\xff\xfe\xfa", "texts.txt, line 1 is not in UTF-8"),
     ],

@@ -224,3 +224,11 @@ def test_an_edit_that_is_not_applied_is_an_error_and_leaves_no_hooks(lm, lre):
     with pytest.raises(ZeroDivisionError), edit.active():
         1 / 0  # noqa: B018
     assert not any(module._forward_hooks for module in lm.modules())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_samples_before_and_after_an_edit_are_drawn_alike_on_a_gpu(lre):
+    there = LanguageModel.from_pretrained("demo").to("cuda")
+    nothing = lre.bind(there).edit_prompt(PROMPT, target="Peru", magnitude=0.0)
+    assert all(before == after for before, after in nothing.continuations(8, samples=4))

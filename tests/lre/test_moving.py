@@ -89,6 +89,24 @@ def test_a_move_to_another_subjects_coordinates_says_its_object_also_under_gener
     assert not same.delta.any()
 
 
+def test_a_move_as_a_hook_changes_each_layer_as_it_does_while_active(demo):
+    lm, _, asked, _ = demo
+    generator = torch.Generator().manual_seed(1)
+    coordinates = Coordinates(NAMES, {layer: torch.randn(3, lm.hidden_size, generator=generator) for layer in (1, 2)})
+    move = move_prompt(lm, asked, coordinates, swap(coordinates, "a", "b"))
+    ids = torch.tensor([asked.input_ids])
+    for layer, hidden in lm.hidden_states(ids, (1, 2)).items():
+        moved = move(hidden, layer)
+        expected = move.at(layer, hidden[0, asked.subject_position])
+        torch.testing.assert_close(moved[0, asked.subject_position], expected)
+        elsewhere = torch.arange(hidden.shape[1]) != asked.subject_position
+        assert torch.equal(moved[:, elsewhere], hidden[:, elsewhere])
+    with pytest.raises(LREError, match="a move differs by layer: name that of the states, one of 1, 2"):
+        move(hidden)
+    alone = move_prompt(lm, asked, some := Coordinates(NAMES, {2: coordinates.directions[2]}), swap(some, "a", "b"))
+    torch.testing.assert_close(alone(hidden), alone(hidden, 2))
+
+
 def test_concepts_and_jacobian_lenses_have_coordinates():
     lm = LanguageModel(tiny_model("llama", torch.float32))
     vectors = torch.nn.functional.normalize(torch.randn(3, WIDTH))

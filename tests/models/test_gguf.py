@@ -14,7 +14,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import estimate
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import check_model
-from lre_lightning.models.tokenizer import load_tokenizer
+from lre_lightning.models.tokenizer import load_tokenizer, own_start, start_tokens
 from lre_lightning.sharing.collection import LRECollection
 
 CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
@@ -38,7 +38,7 @@ def rotated(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, quantized=False):
+def write_gguf(path, quantized=False, adds_bos=None):
     """Write the bundled LM to a GGUF file; weights of blocks as 8-bit numbers, if so."""
     lm = LanguageModel.from_pretrained("demo")
     config, tokenizer = lm.model.config, json.loads((MODEL_DIR / "tokenizer.json").read_text())
@@ -60,6 +60,8 @@ def write_gguf(path, quantized=False):
     writer.add_token_types([3, *[1] * (len(vocabulary) - 1)])
     for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
         add(0)
+    if adds_bos is not None:
+        writer.add_add_bos_token(adds_bos)
     writer.add_chat_template(CHAT)
     for name, tensor in lm.model.state_dict().items():
         layer, _, part = name.removesuffix(".weight").removeprefix("model.layers.").partition(".")
@@ -103,6 +105,16 @@ def test_an_lm_from_a_gguf_file_is_the_lm_that_was_written(file, tmp_path):
     lm.model.save_pretrained(tmp_path)  # a plain model: nothing is left that treats it as quantized
     assert LanguageModel.from_pretrained(str(tmp_path)).identity == demo.identity
     assert lm.double().dtype == torch.float64
+
+
+def test_the_file_says_whether_its_tokenizer_adds_bos(tmp_path, monkeypatch):
+    write_gguf(tmp_path / "adds.gguf", adds_bos=True)
+    assert own_start(load_tokenizer(str(tmp_path / "adds.gguf"))) == "bos"
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_TOKENIZER_MAPPING
+    monkeypatch.delitem(mapping["tokenizer_config"], "ggml.add_bos_token")  # as in earlier versions of transformers
+    assert start_tokens(load_tokenizer(str(tmp_path / "adds.gguf")), "own") == (0,)
+    write_gguf(tmp_path / "not.gguf", adds_bos=False)
+    assert own_start(load_tokenizer(str(tmp_path / "not.gguf"))) is None
 
 
 def test_quantized_weights_are_the_numbers_that_they_stand_for(tmp_path):

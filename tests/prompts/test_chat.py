@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.tokenizer import start_token
+from lre_lightning.models.tokenizer import start_tokens
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt, make_prompts
 from lre_lightning.relations.relation import Sample
@@ -151,7 +151,7 @@ def check(name, prompt, template, system, context):
     messages = conversation(template, context, prompt.subject, system)
     ids, lead = list(prompt.input_ids), 0 if kind.start else 1
     assert ids[lead:] == rendered_ids(tokenizer, messages)
-    assert ids[:lead] == [start_token(tokenizer)][:lead]
+    assert ids[:lead] == [*start_tokens(tokenizer)][:lead]
     # The last message and what comes after it end the conversation.
     said = messages[-1]["content"]
     assert prompt.text.endswith(said + kind.after)

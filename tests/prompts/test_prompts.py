@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.tokenizer import load_tokenizer, start_token
+from lre_lightning.models.tokenizer import load_tokenizer, own_start, start_tokens
 from lre_lightning.prompts.options import Prompts
-from lre_lightning.prompts.prompt import Prompt, first_token_coverage, make_prompt, make_prompts
+from lre_lightning.prompts.prompt import Prompt, first_token_coverage, make_prompt, make_prompts, tokenize_text
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.prompts.trials import Trial, train_prompts
 from lre_lightning.prompts.trials import test_prompts as make_test_prompts
@@ -162,18 +162,50 @@ def test_the_separator_is_between_lines(separator):
 @pytest.mark.parametrize("name", [*tokenizers.LOSSLESS, *tokenizers.OTHERS])
 def test_there_is_exactly_one_start_token_and_no_end_token(name):
     tokenizer = tokenizers.make(name)
-    expected = {"unigram": "</s>", "wordpiece": "[CLS]"}.get(name, tokenizer.bos_token or tokenizer.eos_token)
+    added = "no bos" not in name and any(kind in name for kind in ("sentencepiece", "one piece", "bos"))
+    usual = tokenizer.bos_token if added or tokenizer.eos_token is None else tokenizer.eos_token
+    expected = "[CLS]" if name == "wordpiece" else usual
     prompt = make_prompt(tokenizer, "{} is", Sample("Paris", "in"), [Sample("Rome", "is in")])
     unknown = tokenizer.unk_token_id if tokenizer.bos_token != "<|endoftext|>" else None
     assert tokenizer.convert_ids_to_tokens(prompt.input_ids[0]) == expected
     assert not (set(tokenizer.all_special_ids) - {unknown}) & set(prompt.input_ids[1:])
     assert tokenizer.decode(prompt.input_ids[1:]).split() == prompt.text.split()
+    bare = make_prompt(
+        tokenizer, "{} is", Sample("Paris", "in"), [Sample("Rome", "is in")], Prompts(start_token="none")
+    )
+    first, end = prompt.subject_span
+    assert bare == replace(prompt, input_ids=prompt.input_ids[1:], subject_span=(first - 1, end - 1), start=0)
+    alone = make_prompt(tokenizer, "{}", Sample("Paris", "in"), (), Prompts(start_token="none"))
+    assert alone.subject_span[1] == len(alone.input_ids)
+    assert tokenizer.decode(alone.input_ids).split() == ["Paris"]
+    assert tokenize_text(tokenizer, "Paris", "none") == (alone.input_ids, 0)
 
 
-def test_a_tokenizer_without_a_start_token_is_refused():
+def test_the_start_token_is_the_one_that_is_asked_for():
+    tokenizer = tokenizers.byte_level(bos=tokenizers.START)  # which it does not add itself
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    asked = {"auto": (eos,), "eos": (eos,), "bos": (bos,), "none": (), "own": ()}
+    for choice, expected in asked.items():
+        prompt = make_prompt(tokenizer, "{} is", Sample("Rome", "big"), (), Prompts(start_token=choice))
+        assert prompt.input_ids[: prompt.start] == start_tokens(tokenizer, choice) == expected
+        ids, first = tokenize_text(tokenizer, "Rome is", choice)
+        assert (ids, first) == (prompt.input_ids, len(expected))
+    two = tokenizers.processors.TemplateProcessing(
+        single="<s> <|end|> $A", special_tokens=[("<s>", bos), ("<|end|>", eos)]
+    )
+    tokenizer.backend_tokenizer.post_processor = two  # ChatGLM: two tokens in front
+    assert start_tokens(tokenizer) == start_tokens(tokenizer, "own") == (bos, eos)
+    assert own_start(tokenizer) == "own"
+    assert make_prompt(tokenizer, "{} is", Sample("Rome", "big")).start == 2
+
+
+def test_a_tokenizer_without_special_tokens_starts_prompts_with_none_and_does_not_take_another():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
-    with pytest.raises(LREError, match="neither a BOS nor an EOS"):
-        start_token(tokenizer)
+    assert start_tokens(tokenizer) == ()
+    with pytest.raises(LREError, match=r"has no BOS token to start prompts with: leave start_token out, or .* none"):
+        start_tokens(tokenizer, "bos")
+    with pytest.raises(LREError, match="start_token must be"):
+        Prompts(start_token="sos")
 
 
 def test_text_that_looks_like_a_special_token_is_text():

@@ -5,6 +5,7 @@ the engine's prefixes, caches and batches.
 """
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -233,7 +234,15 @@ def test_the_bundled_lres_answer(lm):
 
 def test_before_any_fit_commands_use_it(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["predict", "Rosa flew to Japan", "--data.relations=[country capital city]", *QUIET]) == 0
+    rosa = "Rosa took a train from Peru to Brazil and then flew to Japan"
+    texts = [rosa, "Miles Davis plays the instrument", "He sat down and waited for a while"]
+    assert main(["predict", *texts, *QUIET]) == 0
     printed = capsys.readouterr().out
-    assert "LREs of 1 relations from the collection 'smollm2'" in printed
-    assert "Tokyo 0.9" in printed
+    assert "LREs of 40 relations of smollm2, that come with the package" in printed
+    rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    said = [(row[0], row[4].split(",")[0]) for row in rows if "country capital city" in row]
+    assert said == [("Peru", "Lima 0.34"), ("Brazil", "São 0.71"), ("Japan", "Tokyo 0.98")]
+    (instrument,) = (row for row in rows if "person plays instrument" in row)
+    assert instrument[0] == "Miles Davis"
+    assert instrument[4].startswith("guitar ")
+    assert printed.count("Nothing to show: no lens is known") == 1

@@ -142,7 +142,7 @@ def test_reselect_takes_the_mean_of_all_trials_if_none_was_set_apart():
         ("mother", 1, 0, 4, 2.0),
     ]
     for before, after in zip([*trials, *other], found, strict=True):
-        assert dataclasses.replace(after, layer=None, rank=None) == before
+        assert dataclasses.replace(after, layer=None, rank=None, chose=False) == before
 
 
 def test_reselect_chooses_on_trials_set_apart_and_returns_the_others():

@@ -44,6 +44,7 @@ def test_a_file_has_one_row_per_relation_and_trial(tmp_path):
         scored, other = reader
     assert reader.fieldnames == CSV_COLUMNS
     common = {"category": "factual", "trial": "0", "samples": "20", "tested": "12", "reported": "True"}
+    common["chose"] = "False"
     place = {"layer": "0", "beta": "2.0", "rank": "4", "edited": "8", "faithfulness": "0.8", "causality": "0.875"}
     prompts = {"model": "demo", "n_shot": "8", "template": "{} is\n"}
     counts = {"relation": "capital", "known": "10", "range_size": "4", "random_guess": "0.25", **BLIND}
@@ -111,6 +112,20 @@ def test_trials_that_only_choose_contribute_to_known_alone():
     assert (capital.trials, capital.known, capital.layer, capital.rank) == (1, 7, 0, 4)
     assert (capital.faithfulness, capital.causality) == ((0.8, None), (7 / 8, None))
     assert summarize([chosen_on])[0].faithfulness is None
+
+
+def test_scores_are_of_trials_that_took_no_part_in_the_choice(capsys):
+    chose = record(0, chose=True, faithful=((0, 0), (0, 10)))
+    (capital,) = summarize([chose, record(1), record(2, faithful=((0, 0), (0, 6)))])
+    assert (capital.trials, capital.chose, capital.faithfulness[0]) == (2, False, 0.7)
+    print_results([capital])
+    assert "*" not in capsys.readouterr().out
+    (alone,) = summarize([chose, unscored_record("capital")])
+    assert (alone.trials, alone.chose, alone.faithfulness[0]) == (1, True, 1)
+    print_results([alone])
+    out = capsys.readouterr().out
+    assert " 0* " in out
+    assert "* Scores of the trials that chose" in out
 
 
 def test_trials_without_an_edit_have_no_causality():

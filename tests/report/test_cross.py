@@ -5,7 +5,6 @@ import pytest
 
 from lre_lightning.report.cross import (
     controls_table,
-    derived_table,
     matrix,
     matrix_table,
     plot_cross,
@@ -13,7 +12,6 @@ from lre_lightning.report.cross import (
 )
 from lre_lightning.report.tables import to_text
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
-from lre_lightning.scoring.derived import Derivation
 from tests.report.artists import check_layout
 
 NAMES = ("capital", "currency", "antonym")
@@ -49,16 +47,6 @@ def test_controls_stand_beside_other_relations():
     assert [row[0] for row in to_text(controls_table(kept))][:4] == ["its own LRE", *CONTROLS[:2], shown[4][0]]
     assert shown[4][1].startswith("0.55")  # capital by currency and back
     assert shown[5][1].startswith("0.07")  # (0 + 0.1 + (0 + 0.2) / 2) / 3
-
-
-def test_lres_of_other_relations_stand_beside_its_own_and_what_others_give():
-    found = [Derivation("capital", ("antonym",), 4), Derivation("antonym", ("capital", "currency"), 3)]
-    labels = {"inverse of antonym": 7, "inverse of currency": 2}
-    made = [CrossScore("toy", "capital", "factual", 0, label, 10, count, 5, 1) for label, count in labels.items()]
-    table = derived_table([*scores(), *made], found)
-    row = ["capital", "inverse of antonym", "4", "0.70", "0.20", "0.80", "0.20", "0.20", "0.80"]
-    assert to_text(table) == [row]  # the product was not scored
-    assert derived_table(scores(), found).rows == ()
 
 
 def test_relations_that_work_for_each_other_are_neighbours():

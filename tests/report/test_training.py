@@ -47,18 +47,22 @@ def test_a_series_is_told_by_its_names(names, expected):
     assert {name: list(series) for name, series in series_of(named(*names)).items()} == expected
 
 
-def test_curves_and_table_have_the_means_at_every_step():
+def test_curves_and_table_have_the_means_of_the_same_relations_at_every_step():
     (section,) = training(checkpoints())
     (table,) = section.tables
     assert [row[:2] for row in table.rows] == [(20, 1), (300, 2)]
     assert [cell[0] for cell in table.rows[0][2:5]] == pytest.approx([0.5, 0.25, (10 / 12 + 3 / 26) / 2])
-    assert [cell[0] for cell in table.rows[1][2:5]] == pytest.approx([0.85, 0.75, 10 / 12])
+    assert [cell[0] for cell in table.rows[1][2:5]] == pytest.approx([0.8, 0.5, 10 / 12])
+    more = checkpoints()[::-1]
+    more[1].main.append(replace(LATE[1], relation="Colour", model=more[1].model))
+    (begun_late,) = training(more)
+    assert begun_late.tables[0].rows[0][:4] == (20, 1, None, None)  # three scores there, two from here on
     (series,) = series_of(checkpoints()).values()
     figure = plot_training(series)
     check_layout(figure)
     assert curves(figure.axes[0]) == {
-        "faithfulness": {20: 0.5, 300: 0.85},
-        "causality": {20: 0.25, 300: 0.75},
+        "faithfulness": {20: 0.5, 300: 0.8},
+        "causality": {20: 0.25, 300: 0.5},
         "known": {20: (10 / 12 + 3 / 26) / 2, 300: 10 / 12},
     }
     panels = plot_training_by_relation(series)

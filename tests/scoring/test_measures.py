@@ -135,7 +135,7 @@ def test_counts_are_those_of_a_fit_without_measures(random_toy, measured, toy_re
 def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
     """A random LM, which knows no fact, in conversations that a loop tokenizes and runs as a whole."""
     lm = LanguageModel(LlamaForCausalLM(toy.toy_model().config).eval())
-    tokenizer = toy.toy_tokenizer()
+    lm.tokenizer = tokenizer = toy.toy_tokenizer()
     tokenizer.chat_template = (
         "{{ bos_token }}{% for one in messages %}{{ ' colour' if one.role == 'assistant' else '' }} {{ one.content }}\n"
         "{% endfor %}{{ ' colour' if add_generation_prompt else '' }}"

@@ -267,3 +267,18 @@ def test_an_index_is_read_as_it_was_written(run, tmp_path):
     Index.of([full], {"a": [1, {"b": None}]}).write(tmp_path)
     assert Index.read(tmp_path / "index.json") == Index.of([full], {"a": [1, {"b": None}]})
     assert json.loads((tmp_path / "index.json").read_text())["lres"][0]["file"] == full.file
+
+
+def test_a_collection_carries_the_subjects_of_its_relations(run, fit, tmp_path):
+    names = {name for name, _ in run}
+    expected = {one.name: [sample.subject for sample in one.samples] for one in fit[1].relations if one.name in names}
+    assert run.subjects == expected
+    saved = run.save(tmp_path / "saved", Form())
+    assert saved.subjects == LRECollection.from_pretrained(tmp_path / "saved").subjects == expected
+    assert saved.select(layer=0).save(tmp_path / "again").subjects == expected
+    for content in (b"{", b"[]", b'{"a": 1}', b'{"a": [1]}', b"\xff"):
+        (tmp_path / "saved" / "subjects.json").write_bytes(content)
+        with pytest.raises(LREError, match=r"subjects\.json' is not a file of subjects: "):
+            _ = LRECollection.from_pretrained(tmp_path / "saved").subjects
+    (tmp_path / "saved" / "subjects.json").unlink()
+    assert LRECollection.from_pretrained(tmp_path / "saved").subjects == {}

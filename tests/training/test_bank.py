@@ -11,6 +11,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.training.bank import LREBank, file_of
 from tests.helpers.identities import SOME
+from tests.helpers.records import unscored_record
 
 
 def lre_of(trial=0):
@@ -76,3 +77,17 @@ def test_a_run_that_resumes_in_another_folder_keeps_both(tmp_path):
     again = reloaded(first, tmp_path, [tmp_path / "b"])
     for trial in (0, 1):
         check_same(again.lres["thing colour", trial], lre_of(trial=trial))
+
+
+def test_beta_is_tuned_where_files_are_on_another_node(tmp_path):
+    """Only the first process reads and writes them."""
+    for writes in (False, True):
+        bank = bank_of(tmp_path / f"{writes}", lre_of())
+        bank.records["thing colour", 0] = unscored_record()
+        bank.lres.writes = writes
+        if not writes:
+            shutil.rmtree(tmp_path / f"{writes}")
+        bank.tune(1.0, 2.5)
+        assert bank.lres.metadata["thing colour", 0]["beta"] == 2.5
+        assert (tmp_path / f"{writes}").exists() == writes
+    assert LRE.load(tmp_path / "True" / file_of(("thing colour", 0))).beta == 2.5
