@@ -54,7 +54,7 @@ def distributions(lm: LanguageModel, hidden: Tensor) -> Iterator[Tensor]:
     for states in flat.split(lm.logit_rows(len(flat))):
         logits = lm.decode(states)
         check_logits(logits, lm.name)
-        yield logits.softmax(-1, dtype=torch.float32)
+        yield logits.float().softmax(-1)
 
 
 def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
