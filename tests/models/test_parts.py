@@ -12,7 +12,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.lre.answers import most_likely
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models import prefix
-from lre_lightning.models.hooks import observe, overridden, replace
+from lre_lightning.models.hooks import observe, replace
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.parts import Parts
 from lre_lightning.models.patching import PromptBatch
@@ -139,7 +139,7 @@ class TokenLM(OwnLM):
 
     def forward(self, input_ids, **options):
         output = super().forward(input_ids, **options)
-        output.logits = output.logits + 0.1 * input_ids[..., None]
+        output.logits = output.logits + 0.02 * input_ids[..., None].to(output.logits)
         return output
 
 
@@ -237,11 +237,13 @@ class SharingBody(OwnBody):
 
 
 class LossyBody(OwnBody):
-    """A second block that keeps nothing of the prefix."""
+    """A second block that loses its values of the prefix."""
 
-    def forward(self, input_ids, **options):
-        with overridden({self.second: lambda stream, _: type(self.second).forward(self.second, stream, None)}):
-            return super().forward(input_ids, **options)
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        if past_key_values is not None:
+            layer = past_key_values.layers[1]
+            layer.values = torch.zeros_like(layer.values)
+        return super().forward(input_ids, past_key_values, use_cache)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
