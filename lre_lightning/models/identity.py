@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError, check_choice
 from lre_lightning.models.parts import context_length, weight_of
+from lre_lightning.models.precision import check_finite, check_logits
 from lre_lightning.storage.plain import text, whole
 from lre_lightning.storage.typed import Checked, Name
 
@@ -88,8 +89,6 @@ class Identity:
 
         numbers = _numbers(lm)
         dtype = str(lm.dtype).removeprefix("torch.")
-        if not numbers.isfinite().all():
-            raise LREError(f"{lm.name} overflows in {dtype}: load it in bfloat16 or float32")
         encoded = base64.b64encode(numbers.numpy().astype("float32").tobytes()).decode()
         return cls(encoded, lm.num_layers, dtype, transformers.__version__, str(torch.__version__))
 
@@ -129,9 +128,14 @@ def _numbers(lm: LanguageModel) -> Tensor:
     layers = ((lm.num_layers - 1) // 2, lm.num_layers - 1)
     with _exact_products(), torch.autocast(lm.device.type, enabled=False):
         states = lm.hidden_states(ids.to(lm.device), layers)
-        logits = lm.decode(states[layers[1]][:, -1])[:, :tokens].to("cpu", torch.float64)
+        logits = lm.decode(states[layers[1]][:, -1])
+    check_logits(logits, lm.name)
+    logits = logits[:, :tokens].to("cpu", torch.float64)
+    logits = logits.masked_fill(logits == -torch.inf, 0)  # of tokens that the LM excludes
     parts = []
-    for hidden in (states[layer].to("cpu", torch.float64) for layer in layers):
+    for layer in layers:
+        check_finite(states[layer], f"the hidden states at layer {layer} of {lm.name} are")
+        hidden = states[layer].to("cpu", torch.float64)
         norms = hidden.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         parts += [norms.log().mean()[None], _projected(hidden / norms / ids.numel() ** 0.5, NUMBERS - 1)]
     return torch.cat([*parts, _projected(logits - logits.mean(-1, keepdim=True), NUMBERS)])

@@ -203,7 +203,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
         check_finite(hidden, f"the hidden states at layer {layer} of {name} are")
     check_logits(logits, name)
     _check_gradients(name, parts)
-    if _sees_later_tokens(name, parts, states[-1]):
+    if _sees_later_tokens(model, parts, states[-1]):
         raise _unsupported(name, "its hidden states depend on later tokens, so it is not a decoder-only LM")
     items = None if isinstance(outputs[-1], Tensor) else len(outputs[-1])
     decoded, rounded = (
@@ -223,13 +223,14 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
 
 
 @torch.inference_mode(False)
-def _sees_later_tokens(name: str, parts: Parts, states: Tensor) -> bool:
+def _sees_later_tokens(model: nn.Module, parts: Parts, states: Tensor) -> bool:
     """Return True if hidden states depend on later tokens.
 
     Their gradients with respect to these are exactly zero in a decoder, in any dtype. What no gradient shows, such as a
     choice among experts, is looked for in `states` `(2, positions, hidden)` of prompts that differ in their last token.
     """
-    ids, roots, last = _longer_probe(parts.embedding), list[Tensor](), list[Tensor]()
+    name, roots, last = type(model).__name__, list[Tensor](), list[Tensor]()
+    ids = _longer_probe(parts.embedding)[:, : context_length(model)]
     offloaded = [module for module in parts.backbone.modules() if is_offloaded(module)]
     with torch.enable_grad(), slim_graph(offloaded), ExitStack() as stack:
         stack.enter_context(replace(parts.embedding, partial(_start_graph, roots)))

@@ -145,6 +145,14 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
     return model.to(dtype)
 
 
+def overflowing_gpt2() -> Any:
+    """Return a model that overflows in float16 on token 60, which is not among those that every LM is checked with."""
+    model = tiny_model("gpt2", torch.float32)
+    model.transformer.wte.weight.data[60] = 65000
+    model.transformer.h[1].mlp.c_proj.bias.data += 1000
+    return model
+
+
 SHARED = [5, 9, 2, 40, 41, 7]
 PROMPTS = [[*SHARED, 11, 12, 13], [*SHARED, 21, 8], [*SHARED, 11, 12, 60, 61, 62]]
 SUBJECTS = [7, 6, 7]

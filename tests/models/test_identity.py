@@ -9,7 +9,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.models.identity import EXACT, Identity
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.identities import ANOTHER, SOME
-from tests.helpers.tiny_models import LAYERS, tiny_model
+from tests.helpers.tiny_models import LAYERS, overflowing_gpt2, tiny_model
 
 
 def identity_of(model, **options) -> Identity:
@@ -135,13 +135,12 @@ def test_a_token_more_and_a_short_context_change_nothing_and_fail_nothing():
     count = len(lm.model.get_input_embeddings().weight)
     lm.model.resize_token_embeddings(count + 1)
     assert lm.identity.fits(BASE)
-    assert identity_of(tiny_model("gpt2", torch.float32, n_positions=64)).blocks == LAYERS
+    assert identity_of(tiny_model("gpt2", torch.float32, n_positions=8)).blocks == LAYERS
 
 
 def test_what_overflows_is_named():
-    lm = LanguageModel(tiny_model("gpt2", torch.float32), name="tiny")
-    lm.model.lm_head.weight.data.fill_(3e38)
-    with pytest.raises(LREError, match="tiny overflows in float32: load it in bfloat16 or float32"):
+    lm = LanguageModel(overflowing_gpt2().half(), name="tiny")
+    with pytest.raises(LREError, match=r"tiny are not finite in float16, which .*: load the LM in bfloat16 or float32"):
         Identity.of(lm)
 
 

@@ -213,6 +213,7 @@ def test_tokens_may_be_excluded_by_minus_infinity(own, dtype):
     shares, tokens = most_likely(lm, lm(PROMPT[None])[0, -1], VOCAB)[::-1]
     assert (shares[tokens >= 90] == 0).all()
     assert shares.sum() == pytest.approx(1)
+    assert lm.identity.fits(lm.identity)
     with pytest.raises(LREError, match="the logits of ExcludingLM are not finite"):
         check_logits(torch.full((2, 9), -torch.inf), lm.name)
 

@@ -12,7 +12,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
 from tests.helpers.identities import SOME
-from tests.helpers.tiny_models import VOCAB, WAYS, WIDTH, batch_of, tiny_model
+from tests.helpers.tiny_models import VOCAB, WAYS, WIDTH, batch_of, overflowing_gpt2, tiny_model
 
 PROMPTS = torch.stack([torch.arange(14) * step % VOCAB for step in (11, 13, 17)])
 POSITION = 9
@@ -75,14 +75,6 @@ def test_a_jacobian_too_large_for_float16_is_refused_with_advice():
     for layers in (None, [0]):
         with pytest.raises(LREError, match=message.format("emb" if layers is None else 0)):
             prompt_jacobian(narrow, PROMPTS[0], POSITION, layers)
-
-
-def overflowing_gpt2():
-    """Overflow on one token, which checks of the LM do not run."""
-    model = tiny_model("gpt2", torch.float32)
-    model.transformer.wte.weight.data[60] = 65000
-    model.transformer.h[1].mlp.c_proj.bias.data += 1000
-    return model
 
 
 @pytest.mark.parametrize("keep", [False, True])
