@@ -185,7 +185,7 @@ def assert_one_error(result, *named):
         ("--trainer.devices=-3", ["devices", "should be an int > 0"]),
         ("--trainer.strategy=fsdp", ["fsdp", "requires a GPU"]),
         ("--trainer.strategy=nonsense", ["invalid strategy name", "nonsense"]),
-        ("--trainer.gradient_clip_val=1", ["nothing is trained here: leave gradient_clip_val 1.0 out"]),
+        ("--trainer.gradient_clip_val=1", ["nothing is trained here: leave gradient_clip_val 1"]),
     ],
 )
 def test_mistakes(run, fitted, option, named):
