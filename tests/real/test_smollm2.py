@@ -206,8 +206,8 @@ def test_cells_of_a_lens_are_products_with_plain_states(lm, fitted):
     text = "Rosa took a train from Peru to Brazil and then flew to Japan"
     lens, logit_lens = read_lenses(lm, lm.tokenizer, text, module.lres, ["capital"])
     (lre,) = module.lres.values()
-    ids = [lm.tokenizer.bos_token_id, *lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
-    states, _ = plain_run(lm.model, ids)
+    start = getattr(lm.tokenizer, f"{lre.origin.form['start_token']}_token_id")
+    states, _ = plain_run(lm.model, [start, *lm.tokenizer(text, add_special_tokens=False)["input_ids"]])
 
     def head(hidden):
         return lm.model.lm_head(lm.model.model.norm(hidden))
