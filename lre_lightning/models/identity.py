@@ -12,7 +12,7 @@ import base64
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -72,7 +72,7 @@ class Identity:
         torch: Version of torch.
     """
 
-    numbers: Annotated[str, Checked(_check_numbers)]
+    numbers: Annotated[str, Checked(_check_numbers)] = field(repr=False)
     blocks: Annotated[int, Checked(whole, least=1)]
     dtype: Annotated[str, Checked(_check_dtype)]
     transformers: Name
