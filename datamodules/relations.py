@@ -19,7 +19,7 @@ from lre_lightning.datamodules.records import arguments_of, check_repeatable
 from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.sentences import check_match
+from lre_lightning.models.sentences import agreed_tokenizer
 from lre_lightning.models.tokenizer import check_tokenizer, load_tokenizer, pad_token
 from lre_lightning.options import options_of
 from lre_lightning.prompts.batch import RelationBatch, collate
@@ -187,11 +187,7 @@ class RelationDataModule(LightningDataModule):
         Raises:
             LREError: The tokenizer that was given is not the LM's, or it has not got the start token.
         """
-        if self._given_tokenizer is None:
-            self.tokenizer = lm.tokenizer
-        else:
-            check_match(lm, self.tokenizer, "--data.tokenizer")
-            lm.tokenizer = self.tokenizer
+        self.tokenizer = agreed_tokenizer(lm, None if self._given_tokenizer is None else self.tokenizer)
         self.prompts = self._given_prompts.of(lm)
         self._batches.clear()
         self._coverage.clear()

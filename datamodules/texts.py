@@ -17,7 +17,7 @@ from lre_lightning.demo import DEMO
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.estimator import digest_of_texts
 from lre_lightning.models.language_model import LanguageModel
-from lre_lightning.models.sentences import check_match
+from lre_lightning.models.sentences import agreed_tokenizer
 from lre_lightning.models.tokenizer import StartToken, load_tokenizer, start_tokens
 from lre_lightning.options import option, options_of
 from lre_lightning.prompts.texts import open_texts
@@ -114,11 +114,7 @@ class TextDataModule(LightningDataModule):
         Raises:
             LREError: The tokenizer that was given is not the LM's, or it has not got the start token.
         """
-        if self._given_tokenizer is None:
-            self.tokenizer = lm.tokenizer
-        else:
-            check_match(lm, self.tokenizer, "--data.tokenizer")
-            lm.tokenizer = self.tokenizer
+        self.tokenizer = agreed_tokenizer(lm, None if self._given_tokenizer is None else self.tokenizer)
         self.start_token = lm.start_token if self.reading.start_token == "auto" else self.reading.start_token
         for made in ("sequences", "digest"):
             vars(self).pop(made, None)

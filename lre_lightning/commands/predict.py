@@ -131,10 +131,9 @@ def show_lenses(
         found = subjects.find(text)
         jlens = line.model.jacobian_lens
         lenses = read_lenses(lm, lm.tokenizer, text.text, lres, [*found], jacobian_lens=jlens, likenesses=likenesses)
-        named = (
-            {"": Found(mentions(text.text, [text.subject]))} if text.subject else {}
-        )  # for lenses without a relation
-        lenses = with_mentions(lenses, lm.tokenizer, found or named)
+        if not found and text.subject:  # for lenses without a relation
+            found = {"": Found(mentions(text.text, [text.subject]))}
+        lenses = with_mentions(lenses, lm.tokenizer, found)
         shown = [lens for lens in lenses if lens.layer is None or subjects.every or readings_of(lens)]
         grids.append(shown)
     print_lenses(grids, scores, subjects.hint(scores) if subjects.by_relation else "")

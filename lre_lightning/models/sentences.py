@@ -94,6 +94,18 @@ def suitable_start(lm: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> Sta
     return next(iter(choices))
 
 
+def agreed_tokenizer(lm: LanguageModel, given: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a datamodule for an LM: the LM's own, or a given one, which the LM has from then on.
+
+    Raises:
+        LREError: If the given one is not the LM's.
+    """
+    if given is not None:
+        check_match(lm, given, "--data.tokenizer")
+        lm.tokenizer = given
+    return lm.tokenizer
+
+
 def check_match(lm: LanguageModel, tokenizer: PreTrainedTokenizerBase, option: str) -> None:
     """Check that a tokenizer is the LM's: its tokens of some sentences are those of the LM's own tokenizer.
 
