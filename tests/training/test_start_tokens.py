@@ -17,6 +17,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.measures import Baselines, Distributions, WholeObjects
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.texts import Text
+from lre_lightning.relations.sources import load_relations
 from tests.helpers import tokenizers_fixtures as tokenizers
 from tests.helpers.toy import write_toy_model, write_toy_relations
 from tests.helpers.trainer import trainer_of
@@ -96,8 +97,9 @@ def test_lenses_read_texts_with_the_start_token_of_the_prompts(lm, lre):
     last = len(lm.tokenizer("Canada")["input_ids"]) - 1
     assert row["token"] == grid.tokens[last]
     assert row["probability_1"] == pytest.approx(float(shares[last].max()), rel=1e-3)
-    other = estimate(lm, "person plays instrument", LAYER, n_shot=2, prompts=Prompts(start_token="none"))
-    made = Likenesses(lm, lres | {("person plays instrument", 0): other}, [LAYER])["country capital city"]
+    (instruments,) = load_relations("person instrument", "demo")
+    other = estimate(lm, instruments, LAYER, n_shot=2, prompts=Prompts(start_token="none"))
+    made = Likenesses(lm, lres | {(instruments.name, 0): other}, [LAYER])["country capital city"]
     assert torch.isfinite(made(hidden[None])).all()
 
 
