@@ -14,9 +14,8 @@ from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset, paired
 from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
-from lre_lightning.report.measured import section_of
 from lre_lightning.report.sections import Chapter, Section, collapsed
-from lre_lightning.report.tables import cell_text
+from lre_lightning.report.tables import by_relation, cell_text
 from lre_lightning.report.training import training
 from lre_lightning.scoring.measure import known_measures
 
@@ -71,6 +70,26 @@ def measured_sections(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         own = known[name].sections(records) if name in known else None
         found += section_of(name, records) if own is None else own
     return tuple(found)
+
+
+def section_of(name: str, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
+    """Return a table of a measure's columns by relation; nothing where it has none."""
+    measured = [record for record in analysis.counted(records) if name in record.measures]
+    labels = dict.fromkeys(
+        label for record in measured for label, tally in record.measures[name].tallies.items() if tally.column
+    )
+    columns = {label: analysis.per_relation(measured, analysis.tally_score(name, label)) for label in labels}
+    if not columns:
+        return ()
+    table = by_relation(
+        name.replace(" ", "_"),
+        f"{name[:1].upper()}{name[1:]} by relation on {analysis.lm_of(measured)}. Means and standard deviations over "
+        "trials, in the last row over relations.",
+        analysis.categories(measured),
+        columns,
+        ("mean", *map(analysis.overall, columns.values())),
+    )
+    return (Section(f"{name[:1].upper()}{name[1:]}", tables=(table,)),)
 
 
 def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:
