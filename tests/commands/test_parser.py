@@ -13,6 +13,10 @@ from lre_lightning.commands.main import COMMANDS
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (
+            ["fit", "--model.measures+=my.Measure"],
+            "--model.measures: my.Measure cannot be imported: No module named 'my'",
+        ),
         (["fitt"], "there is no subcommand fitt: choose from fit, validate, .*; did you mean fit?"),
         ([], "a subcommand is missing: choose from fit, validate, "),
         (["fit", "--model.layer=3"], "there is no option --model.layer; did you mean --model.layers?"),
