@@ -56,8 +56,7 @@ def main(folder: str, source: str = "paper") -> None:
         return [f"--model.fitting.choices={json.dumps(choices)}", f"--data.relations={json.dumps(list(choices))}"]
 
     fit("trials", *chosen(scored), "--data.trials=2", "--data.selection.first_trial=1")
-    bare = ["--data.prompts.template=bare", "--model.betas=[1]", "--model.fitting.grid=choice"]
-    fit("bare", chosen(scored)[1], "--data.trials=1", *bare)
+    fit("bare", chosen(scored)[1], "--data.trials=1", "--data.prompts.template=bare", "--model.betas=[1]")
     for n in (4, 1):
         fit(f"n{n}", *chosen(scored[::2]), "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
     lre("distract", root / "main")

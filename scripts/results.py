@@ -27,11 +27,11 @@ from lre_lightning.records.analysis import (
     counted,
     faithfulness,
     joint,
+    on_most,
     over_relations,
     overall,
     per_relation,
     scored_in_all,
-    whole_grids,
 )
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
@@ -134,7 +134,7 @@ def main() -> None:
         paper = {row["relation"]: row for row in csv.DictReader(file)}
     records = model.main
     first = [record for record in records if "baselines" in record.measures]
-    by_layer, by_rank = (choice_text(whole_grids(records, axis)) for axis in ("layers", "ranks"))
+    by_layer, by_rank = (choice_text(on_most(records, axis)) for axis in ("layers", "ranks"))
     pictures = {
         "Relations": [picture_of(plot_relations, records), picture_of(plot_scatter, records)],
         "Categories": [picture_of(plot_categories, [model])],
@@ -307,7 +307,9 @@ def rules(lms: Mapping[str, tuple[Sequence[TrialRecord], Sequence[TrialRecord]]]
         "W from the LM's own derivatives (*exact*), and from those with the scales of norms and attention weights as "
         "constants (*frozen*, `--model.fitting.backward frozen`, [method](method.md#backward-rules)), on the same "
         "trials. The first trial chose layer, rank and β for each rule, and scores are those of the other two; at the "
-        "best layer, of the first. Means over the relations that have been measured by both, their paired difference "
+        "best layer, of the first, for LMs with counts at all layers by both. SmolLM2 has none: of `frozen.jsonl` only "
+        "the layers and ranks are kept at which all edits were run, and of its other scores none depends on the rest. "
+        "Means over the relations that have been measured by both, their paired difference "
         "and its 95% interval. By the frozen rule the demo's LREs are more faithful at β = 1 than by the exact one at "
         "its best β, and the best β is nearer to 1 on both LMs. Of causality these relations can't tell a difference."
     )
@@ -325,8 +327,9 @@ def _rule_rows(exact: Sequence[TrialRecord], frozen: Sequence[TrialRecord]) -> I
         "faithfulness, β = 1": (later, [partial(faithfulness, beta=1.0)] * 2),
         f"faithfulness, β = {best[0]:g} and {best[1]:g}": (later, [partial(faithfulness, beta=beta) for beta in best]),
         "causality": (later, [causality] * 2),
-        "faithfulness at the best layer, β = 1": (first, [_at_the_best_layer] * 2),
     }
+    if len({record.layers for own in first for record in own}) == 1:
+        scores["faithfulness at the best layer, β = 1"] = first, [_at_the_best_layer] * 2
     for name, (records, score) in scores.items():
         means = [per_relation(own, one) for own, one in zip(records, score, strict=True)]
         names, pairs = joint(*means)
@@ -337,7 +340,7 @@ def _rule_rows(exact: Sequence[TrialRecord], frozen: Sequence[TrialRecord]) -> I
 
 
 def _at_the_best_layer(record: TrialRecord) -> float:
-    layers = [layer for layer in record.layers if layer not in (record.identity_layers or ())]
+    layers = [layer for layer in record.layers if layer not in record.identity_layers]
     return max(faithfulness(record, layer, 1.0) for layer in layers)
 
 

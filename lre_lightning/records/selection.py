@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import PartialGrid, TrialRecord
+from lre_lightning.records.record import Grid, TrialRecord
 
 Criterion = Literal["causality", "faithfulness"]
 
@@ -37,12 +37,11 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     layers = eligible_layers(records, layers)
     faithful = np.mean([_counts(r, r.faithful, layers, [beta], r.betas) / max(r.known, 1) for r in records], axis=0)
     causal = np.mean([_counts(r, r.causal, layers, ranks, r.ranks) / max(r.edited, 1) for r in records], axis=0)
-    measured = ~np.isnan(causal)
-    if not measured.any():
+    if not causal.size:
         raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
     scores = (causal, faithful) if criterion == "causality" else (faithful, causal)
     # Rounded, so that equal fractions are equal whatever the order of summation.
-    merits = [np.where(measured, score, -1).round(12) for score in scores]
+    merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
     layer, rank = np.unravel_index(best, causal.shape)
     return layers[layer], ranks[rank]
@@ -53,14 +52,14 @@ def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> 
 
     There s is o, so that the LRE says what the LM says and the edit puts o' in place of o, whatever the relation is.
     """
-    layers, identity = list(layers), {layer for record in records for layer in record.identity_layers or ()}
+    layers, identity = list(layers), {layer for record in records for layer in record.identity_layers}
     return [layer for layer in layers if layer not in identity] or layers
 
 
 def _counts(
-    record: TrialRecord, counts: PartialGrid, layers: Sequence[Layer], points: Sequence[float], axis: Sequence[float]
+    record: TrialRecord, counts: Grid, layers: Sequence[Layer], points: Sequence[float], axis: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the counts at some layers and points of another axis, `(layers, points)`; NaN where they were left out."""
+    """Return the counts at some layers and points of another axis, `(layers, points)`."""
     table = np.array(counts, dtype=np.float64)
     rows, columns = [record.layers.index(layer) for layer in layers], [axis.index(point) for point in points]
     return table[np.ix_(rows, columns)]
@@ -142,22 +141,15 @@ def reselect(
         chosen += [
             replace(at_point(record, layer, rank, at), chose=not apart and takes_part(record, [], criterion))
             for record in reported
-            if _has(record, layer, rank)
+            if layer in record.layers and rank in record.ranks
         ]
     return chosen
 
 
 def _on_widest_grid(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the records with the most points, of whole grids where there are any."""
-    points = [(record.whole, len(record.layers) * len(record.ranks)) for record in records]
+    """Return the records with the most points."""
+    points = [len(record.layers) * len(record.ranks) for record in records]
     return [record for record, size in zip(records, points, strict=True) if size == max(points)]
-
-
-def _has(record: TrialRecord, layer: Layer, rank: int) -> bool:
-    """Return whether edits were scored at a layer and rank."""
-    if layer not in record.layers or rank not in record.ranks:
-        return False
-    return record.causal[record.layers.index(layer)][record.ranks.index(rank)] is not None
 
 
 def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -> list[TrialRecord]:
@@ -170,7 +162,7 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
         criterion: See `choose`.
 
     Returns:
-        The scored and reported records of relations with several of them, all on one whole grid: a point that was
+        The scored and reported records of relations with several of them, all on one grid: a point that was
         measured because another trial had chosen it says nothing of that trial.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
@@ -179,7 +171,7 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
             by_relation.setdefault(record.relation, []).append(record)
     rescored = []
     for group in by_relation.values():
-        if len(group) == 1 or len({(r.layers, r.ranks, r.whole) for r in group}) > 1 or not group[0].whole:
+        if len(group) == 1 or len({(r.layers, r.ranks) for r in group}) > 1:
             continue
         for record in group:
             layer, rank = choose([other for other in group if other is not record], criterion, record.beta)

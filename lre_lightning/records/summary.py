@@ -184,7 +184,7 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         faithfulness=faithfulness,
         causality=causality,
         chose=chosen.chose,
-        identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ())),
+        identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers)),
     )
 
 

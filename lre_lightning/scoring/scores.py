@@ -18,7 +18,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.points import predict_points
-from lre_lightning.records.record import PartialGrid, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
@@ -64,29 +64,16 @@ def with_grid(
     operators = list(lres.values())
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas)
     edited = causality_predictions(states.edited_runs, operators, states.subject[states.edited], states.change, ranks)
-    counts = states.count_faithful(said), grid_of(states.count_causal(edited))
-    return on_grid(record, states, lres, betas, ranks, *counts), said, edited
-
-
-def on_grid(
-    record: TrialRecord,
-    states: TrialStates,
-    lres: Mapping[Layer, LRE],
-    betas: Sequence[float],
-    ranks: Sequence[int],
-    faithful: Tensor,
-    causal: PartialGrid,
-) -> TrialRecord:
-    """Return the record with a grid and its counts: `faithful`, `(layers, betas)`, and `causal`, `[layer][rank]`."""
-    return replace(
+    record = replace(
         record,
         layers=tuple(lres),
         betas=tuple(betas),
         ranks=tuple(ranks),
-        faithful=grid_of(faithful),
-        causal=causal,
+        faithful=grid_of(states.count_faithful(said)),
+        causal=grid_of(states.count_causal(edited)),
         edited=len(states.all_edited),
     )
+    return record, said, edited
 
 
 def outputs(lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Iterator[Tensor]:

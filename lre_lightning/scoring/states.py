@@ -217,12 +217,9 @@ class TrialStates:
         """Count how often answers for known prompts, int64 `(known, ...)`, are the LM's, over all processes."""
         return self._total(Faithfulness(1, answers.shape[1:], average="none"), answers, self.predicted[self.known])
 
-    def count_causal(self, answers: Tensor, edits: Tensor | slice = slice(None)) -> Tensor:
-        """Count how often answers after edits, int64 `(edits, ...)`, are the first tokens of o', over all processes.
-
-        They are those of all edits, or of some by their indices.
-        """
-        return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted[edits])
+    def count_causal(self, answers: Tensor) -> Tensor:
+        """Count how often answers after edits, int64 `(edits, ...)`, are the first tokens of o', over all processes."""
+        return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted)
 
     def _total(self, metric: Faithfulness | Causality, answers: Tensor, wanted: Tensor) -> Tensor:
         metric.to(answers.device).update(answers, wanted, torch.zeros_like(wanted))

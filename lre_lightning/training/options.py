@@ -47,10 +47,8 @@ class Fitting:
             and what is by chance in these is removed by as many ``data.prompts.choosing_trials``.
         choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
             and edits use that rank, and `ranks` where they are given.
-        grid: ``"whole"`` scores edits at every layer and rank. ``"choice"`` scores what the choice takes, and chooses
-            the same: a relation's first trial leaves points of the grid as soon as they can't be the best, and its
-            other reported trials are estimated and scored at the chosen layer and rank alone. What was left out is None
-            in the records.
+        grid: ``"whole"`` scores every trial on the whole grid. ``"choice"`` does so with the trials that choose, and
+            estimates and scores the others at the chosen layer and rank alone.
         max_known: The number of known test samples that a trial scores at most: its samples are asked in a drawn order
             until the LM knows as many. All are asked if None, which takes long for relations of hundreds of samples.
         method: How W is used: ``"dense"`` computes all elements of W at all layers in one sweep, ``"matrix_free"`` only
