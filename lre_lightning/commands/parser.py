@@ -192,7 +192,7 @@ def wrong_value(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     for path in re.findall(r"[A-Za-z_]\w*(?:\.\w+)+", value) if takes_objects(kind) else ():
         try:
             import_object(path)
-        except Exception as error:  # noqa: BLE001 - a module of the user's may raise anything
+        except Exception as error:
             return f"--{key}: {path} cannot be imported: {first_line(error)}"
     hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", value))
     return f"--{key} takes {expected(kind)}, not {value}{next(filter(None, hints), '')}"

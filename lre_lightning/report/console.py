@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from lre_lightning.records.summary import ESSENTIAL, RelationSummary
+from lre_lightning.records.summary import ALIKE, ESSENTIAL, NOT_KEPT, RelationSummary
 from lre_lightning.report.tables import Table, cell_text, to_text, write_table
 from lre_lightning.statistics.estimates import Estimate, short_text
 from lre_lightning.storage.plain import printable
@@ -21,9 +21,10 @@ from lre_lightning.storage.plain import printable
 def results_table(summaries: Iterable[RelationSummary], width: int | None = None) -> RichTable:
     """Build the table of results: one row per relation, scores with their 95% intervals over samples and trials.
 
-    Beside the essential columns there are as many others as fit `width`, and then, as far as there is room, the standard
-    deviations of scores over trials and the intervals of others: all of them if it is None. A layer at which W is the identity is marked, and one that was
-    chosen on the very trials that are shown. What measures give tables are columns where a relation has them.
+    Beside the essential columns there are as many others as fit `width`; then, as far as there is room, the standard
+    deviations of scores over trials and the intervals of others; all of this if it is None. A layer at which W is the
+    identity is marked, and one that was chosen on the very trials that are shown. What measures give tables are columns
+    where a relation has them.
     """
     summaries = list(summaries)
     more = list(dict.fromkeys(name for summary in summaries for name in summary.columns))
@@ -85,6 +86,13 @@ def wide_console(table: RichTable) -> Console:
 
 def print_results(summaries: Sequence[RelationSummary]) -> None:
     """Print the table of results with the columns that fit the terminal, followed by the relations without scores."""
+    if len(summaries) > 1 and all(summary.unscored not in ("", ALIKE, NOT_KEPT) for summary in summaries):
+        known, tested = (f"{sum(getattr(one, name) for one in summaries):g}" for name in ("known", "tested"))
+        print(
+            f"None of the {len(summaries)} relations is scored: the LM knows {known} of {tested} test prompts, and too "
+            "few of each. Choose another LM, or lower --data.n_shot."
+        )
+        return
     table = results_table(summaries, Console().width)
     wide_console(table).print(table)
     if left_out := [name for name in _names(results_table(summaries)) if name not in _names(table)]:

@@ -314,6 +314,8 @@ class FitTrial(TestedTrial):
                 LOGGER.warning("%s: " + IDENTITY, name, layer)
             elif record.identity_layers:
                 LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
+            if layer == "emb" and self.choice is None and len(self.layers) > 1:
+                LOGGER.info("%s: layer emb is chosen, as no other scores as well; its lens may misread others", name)
         return layer, rank
 
 

@@ -203,3 +203,9 @@ def test_results_show_themselves_as_a_table():
     assert second == ["city", "<b>", "10", "of", "12", "0", "0.80", "[0.49,", "0.94]", "0.88", "[0.53,", "0.98]"]
     assert third[-4:] == ["not", "scored", "not", "scored"]
     assert "<td>city &lt;b&gt;</td><td>10 of 12</td><td>0</td><td>0.80 [0.49, 0.94]</td>" in results._repr_html_()
+
+
+def test_an_lm_that_knows_nothing_gets_one_line(capsys):
+    print_results(summarize([unscored_record("ceo"), unscored_record("mother")]))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("None of the 2 relations is scored: the LM knows 6 of 24 test prompts")
