@@ -63,8 +63,8 @@ def results_table(summaries: Iterable[RelationSummary], width: int | None = None
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:
-    """Return the width of a table of results: of each column, the space after it, and the edges."""
-    return 2 + sum(1 + max(map(cell_len, [name, *cells])) for name, cells in columns.items())
+    """Return the width of a table of results: of each column, the spaces after it, and the edge."""
+    return 1 + sum(2 + max(map(cell_len, [name, *cells])) for name, cells in columns.items())
 
 
 def _short(score: Estimate | None) -> str:

@@ -176,8 +176,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, write, append):
 @pytest.mark.parametrize(
     ("width", "columns", "score"),
     [
-        (76, "relation known layer faithfulness causality", "0.84 [0.50, 0.97]"),
-        (80, "relation known layer rank faithfulness causality", "0.84 [0.50, 0.97]"),
+        (80, "relation known layer faithfulness causality", "0.84 [0.50, 0.97]"),
+        (86, "relation known layer rank faithfulness causality", "0.84 [0.50, 0.97]"),
         (
             200,
             "relation category known layer rank beta faithfulness causality random guess",
@@ -206,6 +206,6 @@ def test_results_show_themselves_as_a_table():
 
 
 def test_an_lm_that_knows_nothing_gets_one_line(capsys):
-    print_results(summarize([unscored_record("ceo"), unscored_record("mother")]))
+    print_results(summarize([replace(unscored_record(name), n_shot=8) for name in ("ceo", "mother")]))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("None of the 2 relations is scored: the LM knows 6 of 24 test prompts")
