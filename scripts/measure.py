@@ -26,6 +26,7 @@ from lre_lightning.records.record import TrialRecord
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 START = "--data.prompts.start_token=bos"
 OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8", START]
+OPTIONS += ["--model.fitting.select_by=causality"]  # as in the paper
 WHOLE = [f"--model.measures+={name}" for name in ("Baselines", "LineIntegrals", "Generations", "WholeObjects")]
 TABLES = (
     "distraction/attribute_lens.csv",

@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import DefaultHelpFormatter
+from jsonargparse._util import import_object
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
@@ -188,8 +189,20 @@ def wrong_value(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the values that an option takes, and the nearest one."""
     key, value = match[1], match[2].strip()
     kind = next((getattr(action, "_typehint", str) for action in parser._actions if action.dest == key), str)
+    for path in re.findall(r"[A-Za-z_]\w*(?:\.\w+)+", value) if takes_objects(kind) else ():
+        try:
+            import_object(path)
+        except Exception as error:
+            return f"--{key}: {path} cannot be imported: {first_line(error)}"
     hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", value))
     return f"--{key} takes {expected(kind)}, not {value}{next(filter(None, hints), '')}"
+
+
+def takes_objects(kind: Any) -> bool:
+    """Return whether a type has values that are named by class paths."""
+    if isinstance(kind, type) and not get_args(kind):
+        return kind.__module__ != "builtins" and not issubclass(kind, Path)
+    return any(map(takes_objects, get_args(kind)))
 
 
 def no_configuration(match: re.Match[str], parser: argparse.ArgumentParser) -> str:

@@ -47,6 +47,8 @@ class TrialRecord:
         edited: Number of known samples for which there was a target with another object.
         identity_layers: Layers of the grid at which s is o, as prompts end with their subjects, so that W is the
             identity (`lre.estimator.identity_layers`). Choices leave them out.
+        read: Right readings of the LRE of each layer at all layers, of some samples, `[layer]`: see
+            `scoring.scores.count_read`. Empty if they did not choose.
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
@@ -80,6 +82,7 @@ class TrialRecord:
     causal: Grid = ()
     edited: int = 0
     identity_layers: tuple[Layer, ...] = ()
+    read: tuple[int, ...] = ()
     layer: Layer | None = None
     beta: float = 1.0
     rank: int | None = None
@@ -238,6 +241,7 @@ def _check(record: TrialRecord) -> None:
     }
     _check_counts("faithful", record.faithful, known, sizes["layer"], sizes["beta"])
     _check_counts("causal", record.causal, record.edited, sizes["layer"], sizes["rank"])
+    _check_counts("read", record.read, known * sizes["layer"], sizes["layer"])
     for layer in record.identity_layers:
         if layer not in record.layers:
             raise LREError(f"identity_layers has {shown(layer)}, which is not on the grid")

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import Grid, TrialRecord
+from lre_lightning.statistics.estimates import Estimate, can_be_equal, over_trials
 
-Criterion = Literal["causality", "faithfulness"]
+Criterion = Literal["lens", "causality", "faithfulness"]
 
 
 def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
@@ -24,7 +25,9 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             for layers at which W is the identity, unless there are no others: `eligible_layers`.
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
-            rank.
+            rank. ``"lens"`` takes, of the layers whose scores the data cannot tell from those at the paper's choice,
+            the one whose LRE reads all layers best (`TrialRecord.read`), or the middle one where that was not counted,
+            and the rank of the best causality there. The embedding is not among them unless it is alone.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
     for record in records:
@@ -39,12 +42,34 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     causal = np.mean([_counts(r, r.causal, layers, ranks, r.ranks) / max(r.edited, 1) for r in records], axis=0)
     if not causal.size:
         raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
-    scores = (causal, faithful) if criterion == "causality" else (faithful, causal)
+    scores = (faithful, causal) if criterion == "faithfulness" else (causal, faithful)
     # Rounded, so that equal fractions are equal whatever the order of summation.
     merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
-    layer, rank = np.unravel_index(best, causal.shape)
-    return layers[layer], ranks[rank]
+    layer, rank = map(int, np.unravel_index(best, causal.shape))
+    if criterion != "lens":
+        return layers[layer], ranks[rank]
+    at_rank = {place: int(causal[place].argmax()) for place in range(len(layers))} | {layer: rank}
+    both = [
+        (
+            over_trials([record.causality(layers[place], ranks[column]) for record in records]),
+            over_trials([record.faithfulness(layers[place], beta) for record in records]),
+        )
+        for place, column in at_rank.items()
+    ]
+    good = [place for place, scores in enumerate(both) if place == layer or all(map(_as_good, scores, both[layer]))]
+    good = [place for place in good if layers[place] != "emb"] or good
+    reading = [record for record in records if record.read]
+    read = {place: sum(one.read[one.layers.index(layers[place])] for one in reading) for place in good}
+    found = max(good, key=lambda place: (read[place], -abs(place - good[len(good) // 2])))
+    return layers[found], ranks[at_rank[found]]
+
+
+def _as_good(score: Estimate, best: Estimate) -> bool:
+    """Return whether the data cannot tell a score from a better one, or it is no worse."""
+    return score.value >= best.value or (
+        score.interval is not None and best.interval is not None and can_be_equal(score, best)
+    )
 
 
 def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> list[Layer]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
 
+READ = 8
+"""Known samples of a trial that the LREs of all layers read at all layers, to choose among those that are as good."""
+
 
 def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
     """Return the record of a trial of `data` before it is scored; the LM knows `known` of the `tested` prompts."""
@@ -124,3 +127,22 @@ def grid_of(counts: Tensor) -> Any:
     """Return counts `(rows, columns)`, or `(rows,)`, as a record holds them."""
     found = counts.tolist()
     return tuple(map(tuple, found)) if counts.ndim == 2 else tuple(found)
+
+
+def count_read(states: TrialStates, lres: Mapping[Layer, LRE]) -> tuple[int, ...]:
+    """Count how often each LRE says what the LM does when it reads s of every layer, not of its own alone.
+
+    It is what `records.selection.choose` compares layers by that score equally. At most `READ` known samples are read.
+    A collective call.
+
+    Returns:
+        The readings, `[layer]`, out of the samples that are read times the layers.
+    """
+    drawn = {*states.draw_known(READ)}
+    rows = [row for row, sample in enumerate(states.samples) if sample in drawn]
+    counts = [0] * len(lres)
+    if rows:
+        lm, subject, predicted = states.runs.lm, states.subject[rows], states.predicted[rows, None]
+        counts = [int((lm.predict(lre(subject.to(lre.bias))) == predicted).sum()) for lre in lres.values()]
+    (total,) = states.processes.sum(torch.tensor(counts))
+    return tuple(total.tolist())

@@ -39,8 +39,9 @@ class Fitting:
     """Options of a fit: the choice of layers and ranks, the form of W, and the folder of LREs.
 
     Attributes:
-        select_by: The score that chooses a relation's layer and rank: ``"causality"``, as in the paper, or
-            ``"faithfulness"``.
+        select_by: How a relation's layer and rank are chosen: by the best ``"causality"``, as in the paper, or the best
+            ``"faithfulness"``; ``"lens"`` takes, of the layers that the data cannot tell from the best one by
+            either score, the one whose LRE reads hidden states of all layers best.
         selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
             rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
             reported too. This removes what is by chance in the draw of examples; trials test most of the same subjects,
@@ -60,7 +61,7 @@ class Fitting:
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
     """
 
-    select_by: Criterion = option("causality")
+    select_by: Criterion = option("lens")
     selection_trials: int = option(0)
     choices: dict[str, Choice] | None = option(None)
     grid: Literal["whole", "choice"] = option("whole")

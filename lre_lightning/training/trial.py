@@ -30,7 +30,7 @@ from lre_lightning.records.selection import choice_of_earlier, choose_after, tak
 from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
-from lre_lightning.scoring.scores import new_record, with_grid
+from lre_lightning.scoring.scores import count_read, new_record, with_grid
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.training.method import Method, choose_method
 
@@ -273,8 +273,11 @@ class FitTrial(TestedTrial):
             return (tested[1] if tested else None), None
         states, record = tested
         record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks())
+        select_by = self.run.fitting.select_by
+        chose = self.choice is None and takes_part(record, self.earlier, select_by)
+        if chose and select_by == "lens" and not self._operators:  # without its elements, W takes too long to apply
+            record = replace(record, read=count_read(states, self._lres))
         layer, rank = self._choose(record)
-        chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
         record = replace(record, layer=layer, rank=rank, chose=chose)
         record = self._measured(record, states, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
@@ -314,6 +317,8 @@ class FitTrial(TestedTrial):
                 LOGGER.warning("%s: " + IDENTITY, name, layer)
             elif record.identity_layers:
                 LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
+            if layer == "emb" and self.choice is None and len(self.layers) > 1:
+                LOGGER.info("%s: layer emb is chosen, as no other scores as well; its lens may misread others", name)
         return layer, rank
 
 

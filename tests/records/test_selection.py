@@ -196,3 +196,20 @@ def test_nested_choices_leave_a_trial_out_of_its_own_choice():
     assert nested([two[0], best_at(0, 8, 1, reported=False)]) == []
     alone = record(1, layers=(0,), ranks=(8,), causal=((8,),), faithful=((10, 10),))
     assert nested([two[0], alone]) == []  # that point is the other trial's own choice
+
+
+def counts(*causal):
+    """A record whose layers, from the embedding up, have so many successful edits of 10, and as faithful answers."""
+    layers, rows = ("emb", *range(len(causal) - 1)), tuple((count,) for count in causal)
+    grid = {"layers": layers, "betas": (1.0,), "ranks": (4,), "layer": 0, "rank": 4, "beta": 1.0}
+    return record(**grid, faithful=rows, causal=rows, known=10, edited=10)
+
+
+def test_the_lens_takes_of_the_layers_that_are_as_good_the_one_that_reads_best_or_the_middle():
+    read = dataclasses.replace(counts(10, 10, 9, 10, 1), read=(9, 1, 2, 3, 40))
+    assert choose([read], "lens", 1.0) == (2, 4)
+    assert choose([read], "causality", 1.0) == ("emb", 4)
+    assert choose([counts(10, 10, 9, 10, 1)], "causality", 1.0) == ("emb", 4)
+    assert choose([counts(10, 10, 9, 10, 1)], "lens", 1.0) == (1, 4)
+    assert choose([counts(10, 1, 2, 1, 9)], "lens", 1.0) == (3, 4)
+    assert choose([counts(10, 1, 2, 1, 0)], "lens", 1.0) == ("emb", 4)  # alone
