@@ -17,6 +17,7 @@ from lre_lightning.lens.grid import grid_of
 from lre_lightning.lens.lens import LensGrid, TextStates, start_of, with_mentions
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
+from lre_lightning.lens.tokens import SIGNS
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
@@ -29,6 +30,8 @@ LONGEST, MOST_TOKENS = 2000, 128
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
 MOST_KEPT = 8
 """Number of LREs that stay in memory."""
+TRIED, SENTENCE = 5, "We read a book about {}, then one about {}, and now one about {}."
+"""Number of relations that are tried for the first text, and the text."""
 CONCEPTS = " (concepts)"
 """What the name of a grid of concepts ends in, after its relation."""
 
@@ -86,6 +89,7 @@ class Explorer:
         subjects: Subjects of relations to find in texts, besides those that LREs were estimated from.
         jacobian_lens: A Jacobian lens to offer.
         concepts: Concepts to offer.
+        scores: The faithfulness of relations, by which the first text is chosen.
 
     Raises:
         LREError: If the Jacobian lens or the concepts were estimated from another LM.
@@ -99,9 +103,10 @@ class Explorer:
         subjects: Mapping[str, Collection[str]],
         jacobian_lens: JacobianLens | None = None,
         concepts: Sequence[Concepts] = (),
+        scores: Mapping[str, float] | None = None,
     ) -> None:
         trials = first_trials(lres)
-        self.lm, self._lres = lm, lres
+        self.lm, self._lres, self._scores = lm, lres, scores
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         origins = origins_of(lres)
@@ -124,8 +129,26 @@ class Explorer:
             "model": self.lm.label,
             "lenses": self.lenses,
             "layers": [*map(str, self.lm.layers)],
-            "example": next(iter(self._subjects.examples()), "The sky is"),
+            **self._example,
         }
+
+    @cached_property
+    def _example(self) -> dict[str, str]:
+        """The first text and its lens: of the most faithful relations, the first that reads its subjects right.
+
+        Where the lens says nothing is found out with it, so that the page has its first answer at once.
+        """
+        for name in self._subjects.asking(self._scores)[:TRIED]:
+            train = self._origins[name].train[:3]
+            text = SENTENCE.format(*(subject for subject, _ in train)) if len(train) == 3 else ""
+            if text and len(tokenize(self.lm.tokenizer, [text])[0][0]) <= MOST_TOKENS:
+                grid = self.read(Read(text=text, lens=name))["grid"]
+                row = grid["layers"].index(grid["layer"])
+                said = [grid["words"][grid["top"][row][place][0]].strip(SIGNS[" "]) for place in grid["marked"]]
+                if len(said) == 3 and all(map(str.startswith, (answer for _, answer in train), said)) and all(said):
+                    self.read(Read(text=text, lens=name, quiet=True))
+                    return {"example": text, "lens": name}
+        return {"example": next(iter(self._subjects.examples(1, self._scores)), "The sky is"), "lens": ""}
 
     def read(self, ask: Read) -> dict[str, Any]:
         """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.
@@ -209,8 +232,11 @@ class Explorer:
         """Return the LM's answers and continuations before and after an edit.
 
         Raises:
-            LREError: If there is no such LRE, the subject is not in the text, or the layer or rank is out of range.
+            LREError: If there is no such LRE, the target is empty, the subject is not in the text, or the layer or rank is
+                out of range.
         """
+        if not ask.target.strip():
+            raise LREError("the target is empty: name the subject to answer for instead")
         text, lre = self._text(ask.text), self._lre(ask.relation)
         lre = replace(lre, rank=ask.rank or lre.rank)
         layers = None if ask.layer is None else [ask.layer]

@@ -42,17 +42,18 @@ def chapters_of(
 def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:
     records = model.main
     own = [record for record in measured if record.model == model.model]
+    several = len({record.relation for record in records}) > 1  # what compares relations says nothing of one
     first = (
-        Section("Findings", tables=(findings(records, model.bare),)),
+        *([Section("Findings", tables=(findings(records, model.bare),))] if several else []),
         relations.relations(records),
     )
     last = (concepts(own),) if own else ()
     if not analysis.counted(records):
         return (*first, *last)
     sections = (
-        *([relations.categories(model)] if any(analysis.categories(records).values()) else ()),
+        *([relations.categories(model)] if several and any(analysis.categories(records).values()) else ()),
         *measured_sections(records),
-        relations.agreement(records),
+        *([relations.agreement(records)] if several else []),
         sweeps.layers(records),
         sweeps.mode_switch(model),
         sweeps.ranks(records),

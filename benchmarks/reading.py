@@ -1,0 +1,67 @@
+"""Reading a sentence by the relations of a collection: what is printed, against every layer and token.
+
+Run with `python -m benchmarks.reading`; it takes SmolLM2 and its bundled LREs. Both ways say the same: the printed
+tokens are equal, and the probabilities up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from benchmarks.common import aimed, table, timed
+from lre_lightning.explore.explorer import Explorer, Read
+from lre_lightning.lens.lens import LensGrid, read_lenses, readings_of, with_mentions
+from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.subjects import Subjects
+from lre_lightning.lre.lre import LRE, origins_of
+from lre_lightning.models.language_model import LanguageModel
+from lre_lightning.prompts.texts import Text
+from lre_lightning.sharing.collection import LRECollection
+
+TEXT = "Rosa took a train from Peru to Brazil and then flew to Japan"
+WANTED, WANTED_ANSWER = 3.0, 0.3
+"""Seconds for what is printed, and for an answer of the explorer."""
+
+
+def printed(
+    lm: LanguageModel, lres: Mapping[tuple[str, int], LRE], subjects: Subjects, whole: bool
+) -> list[tuple[LensGrid, int, int, str]]:
+    """Return what `lre predict` prints of the sentence, from every layer and token or from what is printed alone."""
+    found = subjects.find(Text(TEXT))
+    own = None if whole else [lres[name].layer for name in found]
+    likenesses = Likenesses(lm, lres, own)
+    grids = read_lenses(lm, lm.tokenizer, TEXT, lres, [*found], likenesses=likenesses, own_layers=not whole)
+    return [row for lens in with_mentions(grids, lm.tokenizer, found) for row in readings_of(lens)]
+
+
+def main() -> None:
+    """Print the table."""
+    lm, lres = LanguageModel.from_pretrained("smollm2"), LRECollection.from_pretrained("smollm2")
+    rows = []
+    for what, every in (("the relations of its subjects", False), ("all relations, everywhere", True)):
+        subjects = Subjects(origins_of(lres), lres.subjects, every)
+        seconds, answers = timed(printed, lm, lres, subjects, False)
+        before, right = timed(printed, lm, dict(lres), subjects, True)  # a plain mapping carries no likenesses
+        assert [(lens.name, place, subject) for lens, _, place, subject in answers] == [
+            (lens.name, place, subject) for lens, _, place, subject in right
+        ]
+        for (lens, row, place, _), (other, at, _, _) in zip(answers, right, strict=True):
+            assert lens.top[row][place] == other.top[at][place]
+            found, expected = (torch.tensor(one) for one in (lens.probabilities[row], other.probabilities[at]))
+            torch.testing.assert_close(found[place], expected[place], rtol=1e-4, atol=1e-6)
+        cell = aimed(f"{seconds:.1f}", seconds <= WANTED, f"{WANTED:g}")
+        rows.append([what, len(answers), cell, f"{before:.1f}", f"{before / seconds:.0f}"])
+    header = ["a sentence by", "rows", "seconds, what is printed", "every layer and token", "ratio"]
+    print(table("Reading a sentence (SmolLM2, 40 relations)", header, rows))
+
+    explorer, name = Explorer(lm, lres, [key[0] for key in lres], lres.subjects), "country capital city"
+    asked = [Read(text=f"{TEXT}{end}", lens=name) for end in (".", ", and", " again", "!")]
+    first, *later = (timed(explorer.read, ask)[0] for ask in asked)
+    cell = aimed(f"{max(later):.2f}", max(later) <= WANTED_ANSWER, f"{WANTED_ANSWER:g}")
+    print(table("Answers of the explorer", ["first, seconds", "the slowest of the next"], [[f"{first:.2f}", cell]]))
+
+
+if __name__ == "__main__":
+    main()
