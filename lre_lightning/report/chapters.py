@@ -30,7 +30,9 @@ def chapters_of(
     """
     names, own = analysis.names_of(models), columns(models, given)
     if len(models) == 1:
-        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, dataset(models)), _facts(models[0].main))]
+        main = models[0].main
+        facts = (dataset(models),) if _several(main) else ()
+        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, *facts), _facts(main))]
     chapters = [
         Chapter(name, folder, _sections(model, measured), _facts(model.main))
         for name, folder, model in zip(names, folders_of(names), models, strict=True)
@@ -42,7 +44,7 @@ def chapters_of(
 def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:
     records = model.main
     own = [record for record in measured if record.model == model.model]
-    several = len({record.relation for record in records}) > 1  # what compares relations says nothing of one
+    several = _several(records)
     first = (
         *([Section("Findings", tables=(findings(records, model.bare),))] if several else []),
         relations.relations(records),
@@ -62,6 +64,11 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
         relations.templates(model),
     )
     return collapsed((*first, *sections, *last))
+
+
+def _several(records: Sequence[TrialRecord]) -> bool:
+    """Return whether there are several relations: what compares relations says nothing of one."""
+    return len({record.relation for record in records}) > 1
 
 
 def measured_sections(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
