@@ -223,7 +223,7 @@ def opening(records: Sequence[TrialRecord], found: Table, paper: Mapping[str, Ma
     )
     ordered = sorted(faithful, key=faithful.__getitem__)
     rows = {str(row[0]).removeprefix("LRE is more faithful than "): row for row in found.rows}
-    simpler = ", ".join(f"{name} {float(str(rows[name][3])):.2f}" for name in ("linear regression", "b alone"))
+    own, simpler = (float(str(rows["linear regression"][place])) for place in (2, 3))
     holds, unclear = Counter(str(row[1]) for row in found.rows), "can't tell"
     said = [
         f"For each relation, one linear map of the subject's hidden state gives the LM's own answer for {mean_f:.0%} of the facts that the LM knows, "
@@ -233,7 +233,7 @@ def opening(records: Sequence[TrialRecord], found: Table, paper: Mapping[str, Ma
         f"It depends on the relation: *{ordered[-1]}* is at {faithful[ordered[-1]]:.2f}, and *{ordered[0]}* at "
         f"{faithful[ordered[0]]:.2f}; {sum(value > 0.6 for value in faithful.values())} of {len(faithful)} are above "
         "0.6.",
-        f"Simpler maps do worse: {simpler}.",
+        f"Linear regression over the same examples has {simpler:.2f}, where the map has {own:.2f}.",
         f"Of {len(found.rows)} findings of the paper, {holds['yes']} hold on this LM too, {holds['no']} does not, and "
         f"of {holds[unclear]} these relations can't tell.",
     ]

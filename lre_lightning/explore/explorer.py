@@ -30,7 +30,7 @@ LONGEST, MOST_TOKENS = 2000, 128
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
 MOST_KEPT = 8
 """Number of LREs that stay in memory."""
-TRIED, SENTENCE = 5, "We read a book about {}, then one about {}, and now one about {}."
+TRIED, SENTENCE = 5, "Think of {}, then {} and {}."
 """Number of relations that are tried for the first text, and the text."""
 CONCEPTS = " (concepts)"
 """What the name of a grid of concepts ends in, after its relation."""
