@@ -226,7 +226,8 @@ def opening(records: Sequence[TrialRecord], found: Table, paper: Mapping[str, Ma
     own, simpler = (float(str(rows["linear regression"][place])) for place in (2, 3))
     holds, unclear = Counter(str(row[1]) for row in found.rows), "can't tell"
     said = [
-        f"For each relation, one linear map of the subject's hidden state gives the LM's own answer for {mean_f:.0%} of the facts that the LM knows, "
+        f"For each relation, one linear map of the subject's hidden state gives the LM's own answer for {mean_f:.0%} "
+        "of the facts that the LM knows, "
         f"on average over {len(faithful)} relations; in the paper's GPT-J, which is 44 times as large, it is "
         f"{paper_f:.0%} on the same relations.",
         f"Inverted, the map makes the LM answer for another subject in {mean_c:.0%} of edits (GPT-J: {paper_c:.0%}).",

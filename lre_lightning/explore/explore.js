@@ -250,7 +250,7 @@ async function start() {
   const given = remembered();
   if (!views.length) views.push(makeView());
   compare(given.length > 1);
-  for (const [i, one] of (given.length ? given : [{ text: lms[0].example, lens: lms[0].lens, quiet: "1" }]).entries()) await views[i].restore(one);
+  for (const [i, one] of (given.length ? given : [{ text: lms[0].example, quiet: "1" }]).entries()) await views[i].restore(one);
 }
 
 addEventListener("hashchange", start); // by a link, or by hand; the page's own changes send none

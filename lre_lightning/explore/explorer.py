@@ -28,7 +28,7 @@ from lre_lightning.storage.plain import text as checked_text
 LONGEST, MOST_TOKENS = 2000, 128
 """Bounds on the characters and the tokens of a text."""
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
-MOST_KEPT = 8
+MOST_KEPT = 16
 """Number of LREs that stay in memory."""
 TRIED, SENTENCE = 5, "Think of {}, then {} and {}."
 """Number of relations that are tried for the first text, and the text."""
@@ -114,6 +114,7 @@ class Explorer:
         self._origins = {name: origins[name] for name in self._keys}
         self._subjects = Subjects(self._origins, subjects)
         self._kept: OrderedDict[str, LRE] = OrderedDict()
+        self._read: TextStates | None = None  # the last text, which the next lens or pin is often of
         self._concepts = {concept.origin.relation + CONCEPTS: concept.bind(lm) for concept in reversed(concepts)}
         generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
         self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
@@ -129,26 +130,29 @@ class Explorer:
             "model": self.lm.label,
             "lenses": self.lenses,
             "layers": [*map(str, self.lm.layers)],
-            **self._example,
+            "example": self._example,
         }
 
     @cached_property
-    def _example(self) -> dict[str, str]:
-        """The first text and its lens: of the most faithful relations, the first that reads its subjects right.
+    def _example(self) -> str:
+        """The first text: of the most faithful relations, the first that reads three subjects right in one.
 
         Where the lens says nothing is found out with it, so that the page has its first answer at once.
         """
-        for name in self._subjects.asking(self._scores)[:TRIED]:
+        tried = 0
+        for name in self._subjects.asking(self._scores):
             train = self._origins[name].train[:3]
             text = SENTENCE.format(*(subject for subject, _ in train)) if len(train) == 3 else ""
-            if text and len(tokenize(self.lm.tokenizer, [text])[0][0]) <= MOST_TOKENS:
-                grid = self.read(Read(text=text, lens=name))["grid"]
-                row = grid["layers"].index(grid["layer"])
-                said = [grid["words"][grid["top"][row][place][0]].strip(SIGNS[" "]) for place in grid["marked"]]
-                if len(said) == 3 and all(map(str.startswith, (answer for _, answer in train), said)) and all(said):
-                    self.read(Read(text=text, lens=name, quiet=True))
-                    return {"example": text, "lens": name}
-        return {"example": next(iter(self._subjects.examples(1, self._scores)), "The sky is"), "lens": ""}
+            if next(iter(self._subjects.find(Text(text))), None) != name or tried == TRIED:
+                continue
+            tried += 1
+            grid = self.read(Read(text=text))["grid"]
+            row = grid["layers"].index(grid["layer"])
+            said = [grid["words"][grid["top"][row][place][0]].strip(SIGNS[" "]) for place in grid["marked"]]
+            if len(said) == 3 and all(said) and all(map(str.startswith, (answer for _, answer in train), said)):
+                self.read(Read(text=text, quiet=True))
+                return text
+        return next(iter(self._subjects.examples(1, self._scores)), "The sky is")
 
     def read(self, ask: Read) -> dict[str, Any]:
         """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.
@@ -162,7 +166,9 @@ class Explorer:
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
-        states = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
+        if self._read is None or self._read.text != text:
+            self._read = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
+        states = self._read
         found = {name: relations.get(relation, Found([]))} if relation in self._origins else relations
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
         (lens,) = with_mentions([lens], self.lm.tokenizer, found)
@@ -232,8 +238,8 @@ class Explorer:
         """Return the LM's answers and continuations before and after an edit.
 
         Raises:
-            LREError: If there is no such LRE, the target is empty, the subject is not in the text, or the layer or rank is
-                out of range.
+            LREError: If there is no such LRE, the target is empty, the subject is not in the text, or the layer or rank
+                is out of range.
         """
         if not ask.target.strip():
             raise LREError("the target is empty: name the subject to answer for instead")

@@ -175,7 +175,7 @@ class LRECollection(Mapping[TrialKey, LRE]):
 
     @cached_property
     def likenesses(self) -> dict[str, Likeness]:
-        """What says where lenses say nothing at the layers of their LREs, by relation; empty if no folder carries it."""
+        """What says where lenses say nothing at the layers of their LREs, by relation; empty if not carried."""
         if not isinstance(self.place, Folder):
             return {}
         layers = {name: self.metadata[name, trial]["layer"] for name, trial in first_trials(self).items()}

@@ -39,6 +39,10 @@ def page(browser, address):
     with page_of(browser) as page:
         page.goto(address)
         page.wait_for_selector(".grid")
+        assert page.locator(".grid td.silent").count() > page.locator(".grid td").count() / 2  # but at subjects
+        with page.expect_response("**/read"):
+            page.uncheck("[name=quiet]")
+        page.wait_for_selector(".busy", state="detached")
         yield page
 
 

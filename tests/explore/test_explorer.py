@@ -95,8 +95,8 @@ def test_a_quiet_lens_says_where_it_says_nothing(explorer):
 
 def test_the_first_text_is_one_whose_subjects_the_lens_reads_right_and_is_silent_elsewhere(explorer):
     about = Explorer(explorer.lm, explorer._lres, RELATIONS, {}, scores={RELATIONS[0]: 0.9, RELATIONS[1]: 0.8}).about()
-    read = explorer.read(Read(text=about["example"], lens=about["lens"], quiet=True))
-    grid, answers = read["grid"], dict(explorer._lres[about["lens"]].origin.train)
+    read = explorer.read(Read(text=about["example"], quiet=True))
+    grid, answers = read["grid"], dict(explorer._lres[read["lens"]].origin.train)
     row = grid["layers"].index(grid["layer"])
     subjects = [subject for subject, _ in reversed(read["subjects"])]
     said = [grid["words"][grid["top"][row][place][0]].strip("\u2423") for place in grid["marked"]]
