@@ -8,7 +8,9 @@ What the paper measured on GPT-J is in docs/results/paper.csv (Table "hparams-gp
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -137,7 +139,6 @@ def main() -> None:
     by_layer, by_rank = (choice_text(on_most(records, axis)) for axis in ("layers", "ranks"))
     pictures = {
         "Relations": [picture_of(plot_relations, records), picture_of(plot_scatter, records)],
-        "Categories": [picture_of(plot_categories, [model])],
         "Layers": [picture_of(plotted, records, note=by_layer) for plotted in (plot_layers, plot_layers_by_relation)],
         "Ranks and β": [picture_of(plot_ranks, records, note=by_rank), picture_of(plot_beta, records)],
         "Baselines": [
@@ -153,7 +154,8 @@ def main() -> None:
         pictures["Without relation-specific text"] = [picture_of(plot_mode_switch, records, model.bare)]
     sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
     found = findings(records, model.bare)
-    text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
+    text = [*opening(records, found, paper), shown(picture_of(plot_categories, [model])), head(records)]
+    text += [verdicts(found), "## The paper's findings\n\n" + judged(found), beside(records, paper)]
     text += [f"## The choice of layers\n\n{gained(records)}\n\n{markdown(table)}" for table in chosen_layers(records)]
     for part in WholeObjects.sections(records):
         sections += [f"## {part.title}\n\n" + "\n\n".join(map(markdown, part.tables))]
@@ -190,7 +192,7 @@ def head(records: Sequence[TrialRecord]) -> str:
     left = "" if len(names) == 47 else f" The other {47 - len(names)} have not been measured yet."
     layers, ranks = len(first.layers), ", ".join(map(str, first.ranks))
     trials = len({record.trial for record in records})
-    return f"""# The paper's relations on a real LM
+    return f"""## What was measured
 
 {len(names)} of the paper's 47 relations on SmolLM2-135M-Instruct (`smollm2`: Llama's architecture, 30 layers of width
 576, 4-bit weights dequantized to float32), beside what the paper reports of GPT-J (6 billion parameters).{left}
@@ -205,6 +207,50 @@ def head(records: Sequence[TrialRecord]) -> str:
 
 [Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
 `python -m scripts.measure FOLDER` measures them again in some hours on two cores, and resumes what was stopped."""
+
+
+def opening(records: Sequence[TrialRecord], found: Table, paper: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
+    """Say in five sentences what was found, below the title."""
+    faithful, causal = (
+        {name: one.value for name, one in per_relation(records, score).items()} for score in SCORES.values()
+    )
+    theirs = [
+        [float(paper[name][score]) for name in own if name in paper]
+        for score, own in (("faithfulness", faithful), ("causality", causal))
+    ]
+    (mean_f, mean_c), (paper_f, paper_c) = (
+        [sum(some) / len(some) for some in values] for values in ((faithful.values(), causal.values()), theirs)
+    )
+    ordered = sorted(faithful, key=faithful.__getitem__)
+    rows = {str(row[0]).removeprefix("LRE is more faithful than "): row for row in found.rows}
+    own, simpler = (float(str(rows["linear regression"][place])) for place in (2, 3))
+    holds, unclear = Counter(str(row[1]) for row in found.rows), "can't tell"
+    said = [
+        f"For each relation, one linear map of the subject's hidden state gives the LM's own answer for {mean_f:.0%} "
+        "of the facts that the LM knows, "
+        f"on average over {len(faithful)} relations; in the paper's GPT-J, which is 44 times as large, it is "
+        f"{paper_f:.0%} on the same relations.",
+        f"Inverted, the map makes the LM answer for another subject in {mean_c:.0%} of edits (GPT-J: {paper_c:.0%}).",
+        f"It depends on the relation: *{ordered[-1]}* is at {faithful[ordered[-1]]:.2f}, and *{ordered[0]}* at "
+        f"{faithful[ordered[0]]:.2f}; {sum(value > 0.6 for value in faithful.values())} of {len(faithful)} are above "
+        "0.6.",
+        f"Linear regression over the same examples has {simpler:.2f}, where the map has {own:.2f}.",
+        f"Of {len(found.rows)} findings of the paper, {holds['yes']} hold on this LM too, {holds['no']} does not, and "
+        f"of {holds[unclear]} these relations can't tell.",
+    ]
+    return "# The paper's relations on a real LM", " ".join(said)
+
+
+def judged(table: Table) -> str:
+    """Return the table of findings as two that fit a page: what was found, and how it was judged."""
+    first = ("finding", "holds", "value", "compared with", "95% interval", "relations")
+    parts = (first, ("finding", *(name for name in table.columns if name not in first)))
+    places = [[table.columns.index(name) for name in names] for names in parts]
+    found, how = (
+        replace(table, columns=names, rows=tuple(tuple(row[place] for place in own) for row in table.rows))
+        for names, own in zip(parts, places, strict=True)
+    )
+    return f"{markdown(found)}\n\n{markdown(replace(how, caption='How each was judged, and what the paper has:'))}"
 
 
 def verdicts(table: Table) -> str:

@@ -29,7 +29,9 @@ def chapters_of(
     """
     names, own = analysis.names_of(models), columns(models, given)
     if len(models) == 1:
-        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, dataset(models)), _facts(models[0].main))]
+        main = models[0].main
+        facts = (dataset(models),) if _several(main) else ()
+        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, *facts), _facts(main))]
     chapters = [
         Chapter(name, folder, _sections(model, measured), _facts(model.main))
         for name, folder, model in zip(names, folders_of(names), models, strict=True)
@@ -41,17 +43,18 @@ def chapters_of(
 def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:
     records = model.main
     own = [record for record in measured if record.model == model.model]
+    several = _several(records)
     first = (
-        Section("Findings", tables=(findings(records, model.bare),)),
+        *([Section("Findings", tables=(findings(records, model.bare),))] if several else []),
         relations.relations(records),
     )
     last = (concepts(own),) if own else ()
     if not analysis.counted(records):
         return (*first, *last)
     sections = (
-        *([relations.categories(model)] if any(analysis.categories(records).values()) else ()),
+        *([relations.categories(model)] if several and any(analysis.categories(records).values()) else ()),
         *measured_sections(records),
-        relations.agreement(records),
+        *([relations.agreement(records)] if several else []),
         sweeps.layers(records),
         sweeps.mode_switch(model),
         sweeps.ranks(records),
@@ -60,6 +63,11 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
         relations.templates(model),
     )
     return collapsed((*first, *sections, *last))
+
+
+def _several(records: Sequence[TrialRecord]) -> bool:
+    """Return whether there are several relations: what compares relations says nothing of one."""
+    return len({record.relation for record in records}) > 1
 
 
 def measured_sections(records: Sequence[TrialRecord]) -> tuple[Section, ...]:

@@ -89,7 +89,9 @@ def layers(records: Sequence[TrialRecord]) -> Section:
             rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
         )
     note = f"{choice_text(kept)}{identity_text(kept)}"
-    pictures = tuple(picture_of(plot, records, note=note) for plot in (plot_layers, plot_layers_by_relation))
+    several = len({record.relation for record in kept}) > 1  # the mean over one relation is its own curve
+    plots = (plot_layers, plot_layers_by_relation) if several else (plot_layers_by_relation,)
+    pictures = tuple(picture_of(plot, records, note=note) for plot in plots)
     return Section("Layers", pictures, (table,))
 
 
