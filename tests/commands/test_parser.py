@@ -8,6 +8,7 @@ import pytest
 
 import lre_lightning
 from lre_lightning.commands.main import COMMANDS
+from lre_lightning.commands.outline import SUMMARIES
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,7 @@ def test_broken_yaml_is_named_by_its_file(said, tmp_path):
 def test_the_help_says_in_one_line_what_each_subcommand_does(said):
     assert said("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
     lines = said("--help")[1].splitlines()
+    assert list(SUMMARIES) == list(COMMANDS)
     for name, command in COMMANDS.items():
         assert f"    {name:<20}{type(command).__doc__.splitlines()[0]}" in lines
 
@@ -124,10 +126,23 @@ class Interrupts:
 sys.meta_path.insert(0, Interrupts())
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from lre_lightning.cli import main
-sys.exit(main(["--version"]))
+sys.exit(main(["data"]))
 """
 
 
 def test_ctrl_c_during_the_imports_ends_without_a_traceback():
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
+
+
+OUTLINED = """
+import sys
+from lre_lightning.cli import main
+status = main(sys.argv[1:])
+sys.exit(status if {"torch", "lightning", "transformers", "jsonargparse"}.isdisjoint(sys.modules) else 99)
+"""
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--version", 0), ("fitt", 2)])
+def test_help_version_and_typos_import_no_torch(argument, status):
+    assert subprocess.run([sys.executable, "-c", OUTLINED, argument], capture_output=True).returncode == status
