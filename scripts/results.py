@@ -70,6 +70,14 @@ STUDIES = (
         "readings-of-what-isnt-there",
         ("calibration", "linearity"),
     ),
+    (
+        "How often a fact occurs",
+        "Is what occurs more often more linear (Merullo et al., 2025)? Numbers by fact beside what is known, faithful "
+        "and edited. Of the demo they count the lines of its training texts; of SmolLM2 they are frequencies of words in "
+        "general English, of a few relations.",
+        "fact-by-fact",
+        ("frequency",),
+    ),
     ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
     (
         "Whole objects by templates",
