@@ -73,8 +73,8 @@ STUDIES = (
     (
         "How often a fact occurs",
         "Is what occurs more often more linear (Merullo et al., 2025)? Numbers by fact beside what is known, faithful "
-        "and edited. Of the demo they count the lines of its training texts; of SmolLM2 they are frequencies of words in "
-        "general English, of a few relations.",
+        "and edited. Of the demo they count the lines of its training texts; of SmolLM2 they are frequencies of words "
+        "in general English, of a few relations.",
         "fact-by-fact",
         ("frequency",),
     ),

@@ -126,7 +126,7 @@ def test_rows_are_a_data_frame_and_files(tmp_path):
 
 
 def test_numbers_join_by_fact(tmp_path):
-    """Faithfulness rises with the number in one relation; in the other the number is high, and only the lowest is faithful."""
+    """Faithfulness rises with the number in one relation; in the other numbers are high, and the lowest is faithful."""
     rising = [row(str(n), lre="a" if n > 2 else "b") for n in range(6)]
     flat = [row(str(n), lre="b" if n > 10 else "a") for n in range(10, 15)]
     few = [row("99"), row("98")]
