@@ -185,16 +185,18 @@ def plot_facts(models: Mapping[str, Mapping[Fact, float]], name: str) -> Figure:
     whose facts are drawn together.
     """
     shown = [outcome for outcome in OF_FACTS if outcome != "LM's probability"]
-    figure, panels = plotting.panel_grid(len(models), 2, 9, 3, shared=False)
+    figure, panels = plotting.panel_grid(len(models), min(2, len(models)), 9, 3, shared=False)
     for axes, (lm, values) in zip(panels, models.items(), strict=True):
-        for outcome in shown:
+        for aside, outcome in enumerate(shown):
             pairs = fact_pairs(values, OF_FACTS[outcome])
             if not pairs:
                 continue
             places = fifths([number for _, number, _ in pairs])
             found = {place: _mean_of(pairs, places, place) for place in sorted({*places})}
-            (line,) = axes.plot([*found], [one.value for one in found.values()], marker="o", label=outcome)
-            for place, one in found.items():
+            # Side by side, so that intervals can be told apart.
+            at = [place + 0.12 * (aside - 1) for place in found]
+            (line,) = axes.plot(at, [one.value for one in found.values()], marker="o", label=outcome)
+            for place, one in zip(at, found.values(), strict=True):
                 if one.interval:
                     axes.plot([place] * 2, [one.interval.low, one.interval.high], color=line.get_color(), alpha=0.4)
         plotting.fraction_axis(axes, "y")
