@@ -56,18 +56,18 @@ class Measurement:
     Attributes:
         tallies: Sums over samples by name. A name such as ``"causality: oracle"`` is that of a score and a method.
         rows: Anything else, as rows of plain values.
-        columns: The names of the rows' cells, if they are a table of their own: `Records.to_pandas` has it by the
-            measure's name, and a run's folder as CSV and Parquet.
         layers: The layers of the tallies, if they are not those of the record.
         chosen: Of ``"layer"``, ``"beta"`` and ``"rank"`` those whose chosen value the numbers depend on: they are
             dropped where another one is chosen later.
+        columns: The names of the rows' cells, if they are a table of their own: `Records.to_pandas` has it by the
+            measure's name, and a run's folder as CSV and Parquet.
     """
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     rows: tuple[tuple[Cell, ...], ...] = ()
-    columns: tuple[str, ...] = ()
     layers: tuple[Layer, ...] | None = None
     chosen: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return the measurement as plain data, without what is at its default."""
