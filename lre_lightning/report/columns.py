@@ -133,11 +133,11 @@ def _section(models: Sequence[ModelResults], column: Column, stem: str) -> Secti
         ("LM", "score", "relations", "Pearson's R", "Spearman's R"),
         tuple(rows),
     )
-    pictures, tables = (picture_of(plot_column, models, column, name=stem),), (table,)
+    pictures, tables = [picture_of(plot_column, models, column, name=stem)], [table]
     if any(facts):
-        pictures = (*pictures, picture_of(plot_facts, names_and(models, facts), column.name, name=f"{stem}_facts"))
-        tables = (*tables, _of_facts(names_and(models, facts), column.name, f"{stem}_facts"))
-    return Section(f"By {column.name}", pictures, tables)
+        pictures.append(picture_of(plot_facts, names_and(models, facts), column.name, name=f"{stem}_facts"))
+        tables.append(_of_facts(names_and(models, facts), column.name, f"{stem}_facts"))
+    return Section(f"By {column.name}", tuple(pictures), tuple(tables))
 
 
 def names_and(models: Sequence[ModelResults], facts: Sequence[dict[Fact, float]]) -> dict[str, dict[Fact, float]]:

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -70,7 +71,8 @@ def of_demo() -> list[tuple[object, ...]]:
     recipe = Recipe()
     world = build_world(recipe.seed)
     indices = [f"{epoch}-{row}" for epoch in range(recipe.epochs) for row in range(recipe.steps * recipe.batch_size)]
-    tokenizer = PieceTokenizer(AutoTokenizer.from_pretrained(MODEL))
+    fast: Any = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = PieceTokenizer(fast)
     pairs = [sample for relation in world for sample in relation.samples]
     rows = rows_of(build_library(world), tokenizer, recipe, progress(indices, "Counting"))
     return [(*pair, times) for pair, times in count_lines(rows, pairs).items()]
@@ -78,7 +80,7 @@ def of_demo() -> list[tuple[object, ...]]:
 
 def of_words(source: str) -> list[tuple[object, ...]]:
     """Return subject, object and the lower of their two Zipf frequencies in English, which bounds both."""
-    from wordfreq import zipf_frequency  # type: ignore[import-not-found]
+    from wordfreq import zipf_frequency
 
     facts = dict.fromkeys((s.subject, s.object) for relation in load_relations(source) for s in relation.samples)
     return [(*fact, min(zipf_frequency(name, "en") for name in fact)) for fact in facts]
