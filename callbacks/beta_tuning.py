@@ -102,12 +102,12 @@ class BetaTuning(Callback):
     def choose(self, records: Sequence[TrialRecord]) -> tuple[float | None, str]:
         """Choose beta, from records of one LM, and say why, and which betas the data cannot tell from it.
 
-        There is no choice unless the grid has several betas.
+        There is no choice unless the grid has several betas and, to correlate scores, the records several relations.
         """
         scores = beta_scores(records)
-        if len(scores) < 2:
-            return None, ""
         count, best, doubt = len(categories(counted(records))), None, ""
+        if len(scores) < 2 or (count < 2 and self.criterion == "correlation"):
+            return None, ""
         if self.criterion == "correlation":
             best, doubt = best_beta(scores), "the relations cannot tell which beta agrees best with causality: "
             defined = [score.beta for score in scores if score.correlation is not None]

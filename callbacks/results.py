@@ -18,7 +18,7 @@ from lre_lightning.callbacks.loggers import CARD_WIDTH, log_final, log_image, lo
 from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.grid import Layer, place_of
-from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category, whole_grids
+from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category
 from lre_lightning.records.files import write_records, write_tables
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import csv_columns, summarize, write_csv
@@ -132,9 +132,7 @@ class ResultsFigures(Callback):
         if not counted(records):
             return
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "figures"
-        figures = {"relations": plot_relations(records)}
-        if whole_grids(records, "layers"):
-            figures["layers"] = plot_layers(records)
+        figures = {"relations": plot_relations(records), "layers": plot_layers(records)}
         for name, figure in figures.items():
             with written_whole(folder / f"{name}.png") as part:
                 figure.savefig(part, dpi=120, format="png")

@@ -1,6 +1,5 @@
 """Prompts that bait an LM into a false answer (section 5 of the paper, table "attribute-lens")."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch
 from lre_lightning.prompts.prompt import Prompt, fill, make_prompts, make_prompts_after, pass_over_blanks
 from lre_lightning.prompts.trials import Trial
-from lre_lightning.relations.relation import Sample
+from lre_lightning.relations.relation import Sample, draw_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -205,6 +204,6 @@ def false_objects(trial: Trial, sample: Sample, seed: int) -> list[str]:
     """
     relation = trial.relation
     true = {other.object for other in relation.samples if other.name == sample.name}
-    key = "\x1f".join(["false object", str(seed), relation.name, str(trial.number), sample.subject, sample.object])
+    key = "false object", seed, relation.name, trial.number, sample.subject, sample.object
     others = [candidate for candidate in relation.objects if candidate not in true]
-    return sorted(others, key=lambda candidate: hashlib.sha256(f"{key}\x1f{candidate}".encode()).digest())
+    return sorted(others, key=partial(draw_order, *key))

@@ -249,7 +249,6 @@ class RelationDataModule(LightningDataModule):
         relations = [[r.digest, r.category, self._chosen[r.name][1]] for r in self.relations]
         numbers = [self.n_shot, self.trials, self.selection.first_trial, self.seed]
         prompts = asdict(replace(self._given_prompts, template=0))  # the templates themselves are in `relations`
-        prompts = {name: value for name, value in prompts.items() if name != "choosing_trials" or value}
         return hashlib.sha256(json.dumps([relations, numbers, prompts]).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
+from lre_lightning.commands.outline import answer
 from lre_lightning.openmp import spin_briefly
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 def main(args: ArgsType = None) -> int:
     """Run the command line and return its exit status: see `lre_lightning.commands.main.main`."""
+    if isinstance(args, list | None):
+        status = answer(sys.argv[1:] if args is None else args)
+        if status is not None:
+            return status
     spin_briefly()
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     heeded = default and threading.current_thread() is threading.main_thread()

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from lre_lightning.commands.push import scorer_of
 from lre_lightning.demo import COLLECTIONS
+from lre_lightning.lens.likeness import Likenesses, write_likenesses
+from lre_lightning.lre.lre import first_trials
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.sharing.card import About
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.smaller import Form
@@ -25,6 +28,14 @@ def main(name: str, run: str) -> None:
     form = Form(rank="auto", least=4 if name == "demo" else 64, dtype="float16")
     about = About(license=license_, data_license=data_license, repository=name)
     print(write_collection(LRECollection.from_pretrained(run), folder, form, scorer_of(Path(run)), about))
+    carry_likenesses(name)
+
+
+def carry_likenesses(name: str) -> None:
+    """Write what says where the lenses of a bundled collection say nothing, which takes its LM a minute to find."""
+    lm, lres = LanguageModel.from_pretrained(name), LRECollection.from_pretrained(name)
+    layers = {relation: lres.metadata[relation, trial]["layer"] for relation, trial in first_trials(lres).items()}
+    write_likenesses(Likenesses(lm, dict(lres), [*{*layers.values()}]), layers, COLLECTIONS[name])
 
 
 if __name__ == "__main__":

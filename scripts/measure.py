@@ -26,6 +26,7 @@ from lre_lightning.records.record import TrialRecord
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 START = "--data.prompts.start_token=bos"
 OPTIONS = ["--model.name_or_path=smollm2", "--model.fitting.max_known=60", "--data.n_shot=8", START]
+OPTIONS += ["--model.fitting.select_by=causality"]  # as in the paper
 WHOLE = [f"--model.measures+={name}" for name in ("Baselines", "LineIntegrals", "Generations", "WholeObjects")]
 TABLES = (
     "distraction/attribute_lens.csv",
@@ -56,8 +57,7 @@ def main(folder: str, source: str = "paper") -> None:
         return [f"--model.fitting.choices={json.dumps(choices)}", f"--data.relations={json.dumps(list(choices))}"]
 
     fit("trials", *chosen(scored), "--data.trials=2", "--data.selection.first_trial=1")
-    bare = ["--data.prompts.template=bare", "--model.betas=[1]", "--model.fitting.grid=choice"]
-    fit("bare", chosen(scored)[1], "--data.trials=1", *bare)
+    fit("bare", chosen(scored)[1], "--data.trials=1", "--data.prompts.template=bare", "--model.betas=[1]")
     for n in (4, 1):
         fit(f"n{n}", *chosen(scored[::2]), "--data.trials=1", f"--data.n_shot={n}", "--model.betas=[1]")
     lre("distract", root / "main")

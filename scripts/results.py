@@ -8,7 +8,9 @@ What the paper measured on GPT-J is in docs/results/paper.csv (Table "hparams-gp
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,11 +29,11 @@ from lre_lightning.records.analysis import (
     counted,
     faithfulness,
     joint,
+    on_most,
     over_relations,
     overall,
     per_relation,
     scored_in_all,
-    whole_grids,
 )
 from lre_lightning.records.files import read_records
 from lre_lightning.records.record import TrialRecord
@@ -143,10 +145,9 @@ def main() -> None:
         paper = {row["relation"]: row for row in csv.DictReader(file)}
     records = model.main
     first = [record for record in records if "baselines" in record.measures]
-    by_layer, by_rank = (choice_text(whole_grids(records, axis)) for axis in ("layers", "ranks"))
+    by_layer, by_rank = (choice_text(on_most(records, axis)) for axis in ("layers", "ranks"))
     pictures = {
         "Relations": [picture_of(plot_relations, records), picture_of(plot_scatter, records)],
-        "Categories": [picture_of(plot_categories, [model])],
         "Layers": [picture_of(plotted, records, note=by_layer) for plotted in (plot_layers, plot_layers_by_relation)],
         "Ranks and β": [picture_of(plot_ranks, records, note=by_rank), picture_of(plot_beta, records)],
         "Baselines": [
@@ -162,7 +163,8 @@ def main() -> None:
         pictures["Without relation-specific text"] = [picture_of(plot_mode_switch, records, model.bare)]
     sections = [f"## {title}\n\n" + "\n\n".join(map(shown, some)) for title, some in pictures.items()]
     found = findings(records, model.bare)
-    text = [head(records), verdicts(found), "## The paper's findings\n\n" + markdown(found), beside(records, paper)]
+    text = [*opening(records, found, paper), shown(picture_of(plot_categories, [model])), head(records)]
+    text += [verdicts(found), "## The paper's findings\n\n" + judged(found), beside(records, paper)]
     text += [f"## The choice of layers\n\n{gained(records)}\n\n{markdown(table)}" for table in chosen_layers(records)]
     for part in WholeObjects.sections(records):
         sections += [f"## {part.title}\n\n" + "\n\n".join(map(markdown, part.tables))]
@@ -199,7 +201,7 @@ def head(records: Sequence[TrialRecord]) -> str:
     left = "" if len(names) == 47 else f" The other {47 - len(names)} have not been measured yet."
     layers, ranks = len(first.layers), ", ".join(map(str, first.ranks))
     trials = len({record.trial for record in records})
-    return f"""# The paper's relations on a real LM
+    return f"""## What was measured
 
 {len(names)} of the paper's 47 relations on SmolLM2-135M-Instruct (`smollm2`: Llama's architecture, 30 layers of width
 576, 4-bit weights dequantized to float32), beside what the paper reports of GPT-J (6 billion parameters).{left}
@@ -214,6 +216,50 @@ def head(records: Sequence[TrialRecord]) -> str:
 
 [Method](method.md) defines all of it. `python -m scripts.results` renders this page from the records in `docs/results`.
 `python -m scripts.measure FOLDER` measures them again in some hours on two cores, and resumes what was stopped."""
+
+
+def opening(records: Sequence[TrialRecord], found: Table, paper: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
+    """Say in five sentences what was found, below the title."""
+    faithful, causal = (
+        {name: one.value for name, one in per_relation(records, score).items()} for score in SCORES.values()
+    )
+    theirs = [
+        [float(paper[name][score]) for name in own if name in paper]
+        for score, own in (("faithfulness", faithful), ("causality", causal))
+    ]
+    (mean_f, mean_c), (paper_f, paper_c) = (
+        [sum(some) / len(some) for some in values] for values in ((faithful.values(), causal.values()), theirs)
+    )
+    ordered = sorted(faithful, key=faithful.__getitem__)
+    rows = {str(row[0]).removeprefix("LRE is more faithful than "): row for row in found.rows}
+    own, simpler = (float(str(rows["linear regression"][place])) for place in (2, 3))
+    holds, unclear = Counter(str(row[1]) for row in found.rows), "can't tell"
+    said = [
+        f"For each relation, one linear map of the subject's hidden state gives the LM's own answer for {mean_f:.0%} "
+        "of the facts that the LM knows, "
+        f"on average over {len(faithful)} relations; in the paper's GPT-J, which is 44 times as large, it is "
+        f"{paper_f:.0%} on the same relations.",
+        f"Inverted, the map makes the LM answer for another subject in {mean_c:.0%} of edits (GPT-J: {paper_c:.0%}).",
+        f"It depends on the relation: *{ordered[-1]}* is at {faithful[ordered[-1]]:.2f}, and *{ordered[0]}* at "
+        f"{faithful[ordered[0]]:.2f}; {sum(value > 0.6 for value in faithful.values())} of {len(faithful)} are above "
+        "0.6.",
+        f"Linear regression over the same examples has {simpler:.2f}, where the map has {own:.2f}.",
+        f"Of {len(found.rows)} findings of the paper, {holds['yes']} hold on this LM too, {holds['no']} does not, and "
+        f"of {holds[unclear]} these relations can't tell.",
+    ]
+    return "# The paper's relations on a real LM", " ".join(said)
+
+
+def judged(table: Table) -> str:
+    """Return the table of findings as two that fit a page: what was found, and how it was judged."""
+    first = ("finding", "holds", "value", "compared with", "95% interval", "relations")
+    parts = (first, ("finding", *(name for name in table.columns if name not in first)))
+    places = [[table.columns.index(name) for name in names] for names in parts]
+    found, how = (
+        replace(table, columns=names, rows=tuple(tuple(row[place] for place in own) for row in table.rows))
+        for names, own in zip(parts, places, strict=True)
+    )
+    return f"{markdown(found)}\n\n{markdown(replace(how, caption='How each was judged, and what the paper has:'))}"
 
 
 def verdicts(table: Table) -> str:
@@ -316,7 +362,9 @@ def rules(lms: Mapping[str, tuple[Sequence[TrialRecord], Sequence[TrialRecord]]]
         "W from the LM's own derivatives (*exact*), and from those with the scales of norms and attention weights as "
         "constants (*frozen*, `--model.fitting.backward frozen`, [method](method.md#backward-rules)), on the same "
         "trials. The first trial chose layer, rank and β for each rule, and scores are those of the other two; at the "
-        "best layer, of the first. Means over the relations that have been measured by both, their paired difference "
+        "best layer, of the first, for LMs with counts at all layers by both. SmolLM2 has none: of `frozen.jsonl` only "
+        "the layers and ranks are kept at which all edits were run, and of its other scores none depends on the rest. "
+        "Means over the relations that have been measured by both, their paired difference "
         "and its 95% interval. By the frozen rule the demo's LREs are more faithful at β = 1 than by the exact one at "
         "its best β, and the best β is nearer to 1 on both LMs. Of causality these relations can't tell a difference."
     )
@@ -334,8 +382,9 @@ def _rule_rows(exact: Sequence[TrialRecord], frozen: Sequence[TrialRecord]) -> I
         "faithfulness, β = 1": (later, [partial(faithfulness, beta=1.0)] * 2),
         f"faithfulness, β = {best[0]:g} and {best[1]:g}": (later, [partial(faithfulness, beta=beta) for beta in best]),
         "causality": (later, [causality] * 2),
-        "faithfulness at the best layer, β = 1": (first, [_at_the_best_layer] * 2),
     }
+    if len({record.layers for own in first for record in own}) == 1:
+        scores["faithfulness at the best layer, β = 1"] = first, [_at_the_best_layer] * 2
     for name, (records, score) in scores.items():
         means = [per_relation(own, one) for own, one in zip(records, score, strict=True)]
         names, pairs = joint(*means)
@@ -346,7 +395,7 @@ def _rule_rows(exact: Sequence[TrialRecord], frozen: Sequence[TrialRecord]) -> I
 
 
 def _at_the_best_layer(record: TrialRecord) -> float:
-    layers = [layer for layer in record.layers if layer not in (record.identity_layers or ())]
+    layers = [layer for layer in record.layers if layer not in record.identity_layers]
     return max(faithfulness(record, layer, 1.0) for layer in layers)
 
 

@@ -23,6 +23,7 @@ from lre_lightning.callbacks import RelationProgressBar
 from lre_lightning.callbacks.log import log_to_console
 from lre_lightning.callbacks.loggers import log_text
 from lre_lightning.commands.command import Command
+from lre_lightning.commands.outline import DESCRIPTION, SUMMARIES
 from lre_lightning.commands.parser import Parser, PrintCompletion, ShortHelp, UsageError, named_configs
 from lre_lightning.commands.resuming import SECTIONS, explicit_options
 from lre_lightning.datamodules import RelationDataModule
@@ -108,7 +109,7 @@ class LRECommandLine(LightningCLI):
             parser_class=Parser,
             parser_kwargs={
                 "prog": "lre",
-                "description": "Linear relational embeddings of transformer language models.",
+                "description": DESCRIPTION,
                 "version": lre_lightning.__version__,
             },
         )
@@ -142,7 +143,7 @@ class LRECommandLine(LightningCLI):
                     self._add_arguments(subparser)
                 command.add_arguments(subparser)
             self._subcommand_parsers[name] = subparser
-            added.add_subcommand(name, subparser, help=description.splitlines()[0])
+            added.add_subcommand(name, subparser, help=SUMMARIES[name])
             subparser.prog = f"lre {name} [options]"
             subparser.formatter_class = partial(ShortHelp, unused=command.unused)  # type: ignore[assignment]
 

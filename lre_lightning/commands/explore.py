@@ -84,7 +84,7 @@ class Explore(FromLREs):
         lens = None if options.jlens is None else JacobianLens.load(options.jlens, lm)
         loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
         own = [concepts for concepts in loaded if concepts.origin.identity.fits(lm.identity)]
-        return Explorer(lm, lres, names, self.subjects_of(line), lens, own)
+        return Explorer(lm, lres, names, self.subjects_of(line), lens, own, self.faithfulness_of(line))
 
 
 def explorer_of_collection(source: str, device: torch.device, name_or_path: str | None = None) -> Explorer:
@@ -100,4 +100,5 @@ def explorer_of_collection(source: str, device: torch.device, name_or_path: str 
     loading |= {} if name_or_path is None else {"name_or_path": name_or_path}
     lm = LanguageModel.from_pretrained(**loading).to(device)
     check_origin(lres.index.origin, lm)
-    return Explorer(lm, lres, [*first_trials(lres)], lres.subjects)
+    scores = {entry.key[0]: entry.scores[0] or 0.0 for entry in lres.index.entries.values()}
+    return Explorer(lm, lres, [*first_trials(lres)], lres.subjects, scores=scores)

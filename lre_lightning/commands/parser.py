@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -13,10 +12,12 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import DefaultHelpFormatter
+from jsonargparse._util import import_object
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 import lre_lightning
+from lre_lightning.commands.outline import nearest, no_subcommand
 from lre_lightning.errors import LREError, first_line
 
 CONFIGS = Path(lre_lightning.__file__).parent / "configs"
@@ -188,8 +189,20 @@ def wrong_value(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the values that an option takes, and the nearest one."""
     key, value = match[1], match[2].strip()
     kind = next((getattr(action, "_typehint", str) for action in parser._actions if action.dest == key), str)
+    for path in re.findall(r"[A-Za-z_]\w*(?:\.\w+)+", value) if takes_objects(kind) else ():
+        try:
+            import_object(path)
+        except Exception as error:
+            return f"--{key}: {path} cannot be imported: {first_line(error)}"
     hints = (nearest(word, known_values(kind)) for word in re.findall(r"[\w-]+", value))
     return f"--{key} takes {expected(kind)}, not {value}{next(filter(None, hints), '')}"
+
+
+def takes_objects(kind: Any) -> bool:
+    """Return whether a type has values that are named by class paths."""
+    if isinstance(kind, type) and not get_args(kind):
+        return kind.__module__ != "builtins" and not issubclass(kind, Path)
+    return any(map(takes_objects, get_args(kind)))
 
 
 def no_configuration(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
@@ -198,11 +211,9 @@ def no_configuration(match: re.Match[str], parser: argparse.ArgumentParser) -> s
     return f"there is no configuration {name!r}: give a file or {', '.join(known)}{nearest(name, known)}"
 
 
-def no_subcommand(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
+def unknown_subcommand(match: re.Match[str], parser: argparse.ArgumentParser) -> str:
     """Name the subcommands."""
-    given, known = match[1], [*getattr(parser, "_subcommands_action").choices]  # noqa: B009
-    said = f"there is no subcommand {given}" if given else "a subcommand is missing"
-    return f"{said}: choose from {', '.join(known)}{nearest(given or '', known)}"
+    return no_subcommand(match[1] or "", getattr(parser, "_subcommands_action").choices)  # noqa: B009
 
 
 EXPLANATIONS: dict[str, Callable[[re.Match[str], argparse.ArgumentParser], str]] = {
@@ -210,16 +221,10 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], argparse.ArgumentParser], str]]
     r"does not accept option '(.*)'": unknown_option,
     r'Parser key "config": File does not exist: \'(.*)\'': no_configuration,
     r'Parser key "(.+?)":.*(?:Given|Got) value: (.*)': wrong_value,
-    r"argument subcommand: invalid choice: '(.*?)'": no_subcommand,
-    r'^expected "subcommand"()': no_subcommand,
+    r"argument subcommand: invalid choice: '(.*?)'": unknown_subcommand,
+    r'^expected "subcommand"()': unknown_subcommand,
 }
 """Functions that explain a message of jsonargparse, by a pattern that it matches."""
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the question whether the nearest of the known names is meant; nothing if none is near."""
-    close = get_close_matches(name, known, 1, cutoff)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def known_values(kind: Any) -> list[str]:

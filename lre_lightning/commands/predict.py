@@ -62,6 +62,8 @@ class Predict(FromLREs):
         )
         silence += f"{FALSE_ALARMS} unless --all"
         parser.add_argument("--false_alarms", type=float | None, default=None, help=silence)
+        page = "write every layer and token as well, as pictures, a page and data, to the run's folder predictions/"
+        parser.add_argument("--page", type=bool, default=False, help=page)
         table = "write the answers to this .csv or .jsonl file, or continue it"
         parser.add_argument("--table", type=str | None, default=None, help=table)
         parser.add_argument("--top_k", type=int, default=5, help="number of answers in a row of the table")
@@ -91,7 +93,7 @@ class Predict(FromLREs):
 
     @override
     def run(self, line: LRECommandLine) -> None:
-        """Print the lenses, and write them as pictures, as a page and as data, or write the table."""
+        """Print what lenses say, perhaps with a page of every layer and token, or write the table."""
         if line.options.jlens is not None:
             line.model.jacobian_lens = JacobianLens.load(line.options.jlens, line.model.lm)
         if not line.trainer.is_global_zero:
@@ -123,23 +125,28 @@ def show_lenses(
     rate: float | None,
     scores: Mapping[str, float],
 ) -> None:
-    """Print the lenses of all texts, and write them as pictures, as a page and as data."""
-    likenesses = None if rate is None or not subjects.by_relation else Likenesses(lm, lres, false_alarms=rate)
+    """Print the lenses of all texts; with --page, write every layer and token as pictures, as a page and as data."""
+    page, likenesses, trials = line.options.page, None, first_trials(lres)
+    if rate is not None and subjects.by_relation:
+        own = None if page else [*{lres.metadata[name, trials[name]]["layer"]: None for name in subjects.by_relation}]
+        likenesses = Likenesses(lm, lres, own, rate)
     check_limits(line, likenesses, subjects)
     grids = []
     for text in given_texts(line.options):
         found = subjects.find(text)
         jlens = line.model.jacobian_lens
-        lenses = read_lenses(lm, lm.tokenizer, text.text, lres, [*found], jacobian_lens=jlens, likenesses=likenesses)
+        how = {"jacobian_lens": jlens, "likenesses": likenesses, "own_layers": not page}
+        lenses = read_lenses(lm, lm.tokenizer, text.text, lres, [*found], **how)
         if not found and text.subject:  # for lenses without a relation
             found = {"": Found(mentions(text.text, [text.subject]))}
         lenses = with_mentions(lenses, lm.tokenizer, found)
         shown = [lens for lens in lenses if lens.layer is None or subjects.every or readings_of(lens)]
         grids.append(shown)
     print_lenses(grids, scores, subjects.hint(scores) if subjects.by_relation else "")
-    folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
-    write_lenses(grids, folder)
-    print(f"Every layer and token: {folder / 'lenses.html'}")
+    if page:
+        folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
+        write_lenses(grids, folder)
+        print(f"Every layer and token: {folder / 'lenses.html'}")
 
 
 def write_table(
@@ -166,4 +173,4 @@ def check_limits(line: LRECommandLine, likenesses: Likenesses | None, subjects: 
     """Raise an `LREError` if a share of false alarms that is asked for cannot be kept."""
     if likenesses is not None and line.options.false_alarms is not None:
         for name in subjects.by_relation:
-            _ = likenesses[name]
+            likenesses.check(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,6 +29,7 @@ from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
+from lre_lightning.relations.relation import draw_order
 from lre_lightning.scoring.states import draw_key
 from lre_lightning.storage.files import safe_name
 
@@ -115,7 +115,7 @@ def _draw_targets(train: KnownStates, test: KnownStates, key: str) -> tuple[Know
     tokens = train.first_tokens()
 
     def order(subject: str, target: int) -> bytes:
-        return hashlib.sha256("\x1f".join([key, subject, train.objects[target]]).encode()).digest()
+        return draw_order(key, subject, train.objects[target])
 
     drawn: dict[int, int] = {}
     for row, prompt in enumerate(test.prompts):

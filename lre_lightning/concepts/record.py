@@ -132,11 +132,8 @@ class ConceptRecord:
         return self.model, self.relation, self.origin["trial"]
 
     def repeats(self, other: ConceptRecord) -> bool:
-        """Return whether this record, with the scores of all methods, is of another's samples, prompts, LM and options.
-
-        Those of earlier versions lack methods.
-        """
-        return self._made_from == other._made_from and (bool(self.reason) or set(self.correct) == set(METHODS))
+        """Return whether this record is of another's samples, prompts, LM and options."""
+        return self._made_from == other._made_from
 
     @property
     def _made_from(self) -> str:

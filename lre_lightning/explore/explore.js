@@ -59,11 +59,22 @@ function makeView() {
       if (last()) {
         status.classList.add("error");
         status.textContent = error.message;
+        drop[path]();
       }
     } finally {
       if (last()) root.classList.remove("busy");
     }
   }
+
+  // What an error leaves of the answer before: nothing.
+  const drop = {
+    read() {
+      shown.replaceChildren();
+      drawn = null;
+      edit.hidden = true;
+    },
+    edit: () => find(".answers", edit).replaceChildren(),
+  };
 
   function forget() {
     edited = null;
@@ -239,7 +250,7 @@ async function start() {
   const given = remembered();
   if (!views.length) views.push(makeView());
   compare(given.length > 1);
-  for (const [i, one] of (given.length ? given : [{ text: lms[0].example }]).entries()) await views[i].restore(one);
+  for (const [i, one] of (given.length ? given : [{ text: lms[0].example, quiet: "1" }]).entries()) await views[i].restore(one);
 }
 
 addEventListener("hashchange", start); // by a link, or by hand; the page's own changes send none

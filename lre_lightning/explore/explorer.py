@@ -17,6 +17,7 @@ from lre_lightning.lens.grid import grid_of
 from lre_lightning.lens.lens import LensGrid, TextStates, start_of, with_mentions
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
+from lre_lightning.lens.tokens import SIGNS
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
@@ -27,8 +28,10 @@ from lre_lightning.storage.plain import text as checked_text
 LONGEST, MOST_TOKENS = 2000, 128
 """Bounds on the characters and the tokens of a text."""
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
-MOST_KEPT = 8
+MOST_KEPT = 16
 """Number of LREs that stay in memory."""
+TRIED, SENTENCE = 10, "Think of {}, then {} and {}."
+"""Number of relations that are tried for the first text, and the text."""
 CONCEPTS = " (concepts)"
 """What the name of a grid of concepts ends in, after its relation."""
 
@@ -86,6 +89,7 @@ class Explorer:
         subjects: Subjects of relations to find in texts, besides those that LREs were estimated from.
         jacobian_lens: A Jacobian lens to offer.
         concepts: Concepts to offer.
+        scores: The faithfulness of relations, by which the first text is chosen.
 
     Raises:
         LREError: If the Jacobian lens or the concepts were estimated from another LM.
@@ -99,9 +103,10 @@ class Explorer:
         subjects: Mapping[str, Collection[str]],
         jacobian_lens: JacobianLens | None = None,
         concepts: Sequence[Concepts] = (),
+        scores: Mapping[str, float] | None = None,
     ) -> None:
         trials = first_trials(lres)
-        self.lm, self._lres = lm, lres
+        self.lm, self._lres, self._scores = lm, lres, scores
         self._keys = {name: (name, trials[name]) for name in relations if name in trials}
         self._metadata = {name: lres.metadata[key] for name, key in self._keys.items()}
         origins = origins_of(lres)
@@ -109,6 +114,7 @@ class Explorer:
         self._origins = {name: origins[name] for name in self._keys}
         self._subjects = Subjects(self._origins, subjects)
         self._kept: OrderedDict[str, LRE] = OrderedDict()
+        self._read: TextStates | None = None  # the last text, which the next lens or pin is often of
         self._concepts = {concept.origin.relation + CONCEPTS: concept.bind(lm) for concept in reversed(concepts)}
         generic = [LogitLens()] if jacobian_lens is None else [jacobian_lens.bind(lm), LogitLens()]
         self._generic: dict[str, Lens] = {lens.name: lens for lens in generic}
@@ -124,8 +130,30 @@ class Explorer:
             "model": self.lm.label,
             "lenses": self.lenses,
             "layers": [*map(str, self.lm.layers)],
-            "example": next(iter(self._subjects.examples()), "The sky is"),
+            "example": self._example,
         }
+
+    @cached_property
+    def _example(self) -> str:
+        """The first text: of the most faithful relations, the first that reads two of three subjects right.
+
+        Where the lens says nothing is found out with it, so that the page has its first answer at once.
+        """
+        tried = 0
+        for name in self._subjects.asking(self._scores):
+            train = self._origins[name].train[:3]
+            text = SENTENCE.format(*(subject for subject, _ in train)) if len(train) == 3 else ""
+            if next(iter(self._subjects.find(Text(text))), None) != name or tried == TRIED:
+                continue
+            tried += 1
+            grid = self.read(Read(text=text))["grid"]
+            row = grid["layers"].index(grid["layer"])
+            said = [grid["words"][grid["top"][row][place][0]].strip(SIGNS[" "]) for place in grid["marked"]]
+            right = [word and answer.startswith(word) for (_, answer), word in zip(train, said, strict=False)]
+            if len(said) == 3 and sum(map(bool, right)) >= 2:
+                self.read(Read(text=text, quiet=True))
+                return text
+        return next(iter(self._subjects.examples(1, self._scores)), "The sky is")
 
     def read(self, ask: Read) -> dict[str, Any]:
         """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.
@@ -139,7 +167,9 @@ class Explorer:
         if name not in self.lenses:
             raise LREError(f"there is no lens {name!r}: there are those of {', '.join(self.lenses[:5])}, \u2026")
         relation = name.removesuffix(CONCEPTS)
-        states = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
+        if self._read is None or self._read.text != text:
+            self._read = TextStates.of(self.lm, self.lm.tokenizer, text, start_token=self._start)
+        states = self._read
         found = {name: relations.get(relation, Found([]))} if relation in self._origins else relations
         lens, unit = self._lens(states, name, ask), "cosine" if name in self._concepts else "probability"
         (lens,) = with_mentions([lens], self.lm.tokenizer, found)
@@ -209,8 +239,11 @@ class Explorer:
         """Return the LM's answers and continuations before and after an edit.
 
         Raises:
-            LREError: If there is no such LRE, the subject is not in the text, or the layer or rank is out of range.
+            LREError: If there is no such LRE, the target is empty, the subject is not in the text, or the layer or rank
+                is out of range.
         """
+        if not ask.target.strip():
+            raise LREError("the target is empty: name the subject to answer for instead")
         text, lre = self._text(ask.text), self._lre(ask.relation)
         lre = replace(lre, rank=ask.rank or lre.rank)
         layers = None if ask.layer is None else [ask.layer]

@@ -6,10 +6,10 @@ the hidden state at the subject's last mention, shows what the LM's next-token d
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -26,6 +26,7 @@ from lre_lightning.models.patching import PromptBatch
 from lre_lightning.progress import progress
 from lre_lightning.prompts.source import PromptSource
 from lre_lightning.prompts.trials import Trial
+from lre_lightning.relations.relation import draw_order
 from lre_lightning.scoring.states import knows
 
 LM, LENS, OTHER_LENS, GENERIC_LENS = "LM", "attribute lens", "lens of another relation", "Jacobian lens"
@@ -136,8 +137,7 @@ def _count_trial(
     trial = data.trial(index)
     relation = trial.relation
     others = [name for name, number in lres if number == trial.number and name != relation.name]
-    seed = f"{data.seed}\x1f{relation.name}\x1f{trial.number}\x1f"
-    other = min(others, key=lambda name: hashlib.sha256((seed + name).encode()).digest(), default=None)
+    other = min(others, key=partial(draw_order, data.seed, relation.name, trial.number), default=None)
     lenses = {LENS: lres[relation.name, trial.number]} | ({OTHER_LENS: lres[other, trial.number]} if other else {})
     _check_lenses(lm, trial, lenses)
     own = lenses[LENS] if beta is None else replace(lenses[LENS], beta=beta)

@@ -145,6 +145,7 @@ def read_lenses(
     layers: Sequence[Layer] | None = None,
     jacobian_lens: JacobianLens | None = None,
     likenesses: Likenesses | None = None,
+    own_layers: bool = False,
 ) -> list[LensGrid]:
     """Read a text through the lens of each relation, the Jacobian lens, if there is one, and the logit lens.
 
@@ -164,6 +165,7 @@ def read_lenses(
         jacobian_lens: The Jacobian lens, shown at those of the layers that it has.
         likenesses: What says, at the same layers, where the lenses of relations say nothing. They speak everywhere if
             it is None or cannot tell.
+        own_layers: Whether to read the lens of each relation at the layer of its LRE alone, and no logit lens.
 
     Returns:
         One grid per relation, then the Jacobian lens and the logit lens.
@@ -178,14 +180,19 @@ def read_lenses(
     first = {name: lres[name, trials[name]] for name in names[:1]}
     start = start_of(lm, tokenizer, (lre.origin for lre in first.values()), jacobian_lens)
     states = TextStates.of(lm, tokenizer, text, layers, start)
-    if likenesses is not None and likenesses.layers != states.layers:
+    if likenesses is not None and not own_layers and likenesses.layers != states.layers:
         raise LREError(f"likenesses are of the layers {likenesses.layers}, and the text is read at {states.layers}")
     grids, origins = [], {}
     for name in names:
         lre = first.get(name) or lres[name, trials[name]]
         origins[name] = lre.origin
-        grids.append(states.grid(lre, top_k, likeness=None if likenesses is None else likenesses.get(name)))
-    generic = [jacobian_lens, LogitLens()] if jacobian_lens is not None else [LogitLens()]
+        if own_layers:
+            likeness = likenesses and likenesses.own(name, lre.layer)
+            grids.append(states.at(lre.layer).grid(lre, top_k, likeness=likeness))
+        else:
+            grids.append(states.grid(lre, top_k, likeness=likenesses and likenesses.get(name)))
+    generic: list[Lens] = [] if jacobian_lens is None else [jacobian_lens]
+    generic += [] if own_layers else [LogitLens()]
     grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]
     found = Subjects(origins, getattr(lres, "subjects", {}), every=True).find(Text(text))
     return with_mentions(grids, tokenizer, found)
@@ -240,6 +247,10 @@ class TextStates:
     def tokens(self) -> list[str]:
         """The tokens, as `token_text` shows them."""
         return [token_text(self.tokenizer, token) for token in self.ids.tolist()]
+
+    def at(self, layer: Layer) -> Self:
+        """Return those of one layer."""
+        return replace(self, layers=(layer,), hidden=self.hidden[self.layers.index(layer), None])
 
     @torch.no_grad()
     def grid(self, lens: Lens, top_k: int, pin: int | str | None = None, likeness: Likeness | None = None) -> LensGrid:

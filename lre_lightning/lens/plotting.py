@@ -24,6 +24,7 @@ from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import COLOURS, inks_of, step_of, title_of
 from lre_lightning.lens.lens import NOTHING, LensGrid
 from lre_lightning.lens.tokens import escape, sentence, visible
+from lre_lightning.pictures import Picture
 
 PLAIN_FONT = "DejaVu Sans"  # comes with matplotlib
 UNFIT_FONTS = re.compile(r"Last ?Resort|cm[a-z]+\d+$|STIX(NonUnicode|Size)")  # with boxes, or with other characters
@@ -62,7 +63,7 @@ def plot_lenses(lenses: Sequence[LensGrid]) -> Figure:
     high = TITLE + ROW * (1 + max(len(lens.layers) for lens in lenses)) + MARGIN
     width = LABELS + wide + MARGIN
     height = HEAD + len(lenses) * high + FOOT
-    figure = Figure(figsize=(width / 72, height / 72), dpi=min(DPI, LONGEST_SIDE * 72 / max(width, height)))
+    figure = Picture(figsize=(width / 72, height / 72), dpi=min(DPI, LONGEST_SIDE * 72 / max(width, height)))
 
     def axes_at(left: float, top: float, wide: float, high: float) -> Axes:
         return figure.add_axes((left / width, 1 - (top + high) / height, wide / width, high / height))

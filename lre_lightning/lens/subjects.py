@@ -78,14 +78,16 @@ class Subjects:
         return found_in | {name: one for name, one in rest.items() if name not in found_in} if keeps_rest else found_in
 
     def examples(self, count: int = 1, scores: Mapping[str, float] | None = None) -> list[str]:
-        """Return texts that ask about relations, each with a subject that its LRE was estimated from.
-
-        Factual relations come first, and among them those with the highest scores.
-        """
-        asking = [name for name, origin in self._origins.items() if SLOT in origin.template and origin.train]
-        asking.sort(key=lambda name: (self._origins[name].category != "factual", -(scores or {}).get(name, 0.0)))
-        origins = [self._origins[name] for name in asking[:count]]
+        """Return texts that ask about relations, as `asking` orders them, each with a training subject."""
+        origins = [self._origins[name] for name in self.asking(scores)[:count]]
         return [fill(origin.first_template, origin.train[0][0]) for origin in origins]
+
+    def asking(self, scores: Mapping[str, float] | None = None) -> list[str]:
+        """Return the relations that can be asked about: factual ones first, and those with high scores."""
+        asking = [name for name, origin in self._origins.items() if SLOT in origin.template and origin.train]
+        return sorted(
+            asking, key=lambda name: (self._origins[name].category != "factual", -(scores or {}).get(name, 0.0))
+        )
 
     def hint(self, scores: Mapping[str, float] | None = None) -> str:
         """Return a line that says what can be asked, for a text of which nothing is said."""

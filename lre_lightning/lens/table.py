@@ -80,8 +80,8 @@ def read_answers(
                 continue
             states = torch.stack([hidden[lre.layer][row, place] for row, place in at])
             silent = torch.zeros(len(at), dtype=torch.bool)
-            if likenesses is not None and (likeness := likenesses.get(name)) is not None:
-                silent = likeness.at(likenesses.layers.index(lre.layer)).silent(states[None])[0]
+            if likenesses is not None and (likeness := likenesses.own(name, lre.layer)) is not None:
+                silent = likeness.silent(states[None])[0]
             decoded = iter(zip(_decoded(lm, lre(states), top_k), silent.tolist(), strict=True))
             for row, subject, asked, places in wanted:
                 spoken = [(place, best) for place in places for best, quiet in [next(decoded)] if asked or not quiet]

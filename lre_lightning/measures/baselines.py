@@ -208,9 +208,7 @@ def causality_section(records: Sequence[TrialRecord]) -> Section:
         return max(analysis.causality(record, layer, rank) for rank in record.ranks)
 
     pictures: tuple[Picture, ...] = (picture_of(plot_causality_baselines, records, note=choice_text(records)),)
-    kept = analysis.whole_grids(records, "layers")
-    if not kept:
-        return Section("Causality baselines", pictures, (by_category,))
+    kept = analysis.on_most(records, "layers")
     columns = {"LRE": analysis.causality, "LRE, best rank": best_rank, **METHODS["causality"]}
     by_layer = sweep_table(
         "causality_by_layer",

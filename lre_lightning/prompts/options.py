@@ -108,9 +108,8 @@ class Prompts:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The options that the record of a trial keeps, as plain data; none that earlier versions lack, if unused."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
-        return {name: value for name, value in kept.items() if name != "choosing_trials" or value}
+        """The options that the record of a trial keeps, as plain data."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
 
     @property
     def form(self) -> Form:

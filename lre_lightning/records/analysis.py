@@ -345,7 +345,7 @@ def at_identity(records: Iterable[TrialRecord]) -> dict[Layer, set[str]]:
     """Return by layer the relations at which W is the identity there, as s is o: choices leave such layers out."""
     relations: dict[Layer, set[str]] = {}
     for record in counted(records):
-        for layer in record.identity_layers or ():
+        for layer in record.identity_layers:
             relations.setdefault(layer, set()).add(record.relation)
     return relations
 
@@ -385,11 +385,6 @@ def on_most(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) ->
     grids = Counter(getattr(record, axis) for record in scored)
     most = max(grids, key=lambda grid: len(grid) * grids[grid], default=())
     return [record for record in scored if getattr(record, axis) == most]
-
-
-def whole_grids(records: Iterable[TrialRecord], axis: Literal["layers", "ranks"]) -> list[TrialRecord]:
-    """Return `on_most` of the records whose edits were scored everywhere, not only as far as the choice took."""
-    return on_most((record for record in records if record.whole), axis)
 
 
 def agreement(records: Sequence[TrialRecord]) -> Estimate | None:

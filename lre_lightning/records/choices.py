@@ -16,10 +16,10 @@ from lre_lightning.records.analysis import (
     counted,
     faithfulness,
     joint,
+    on_most,
     overall,
     per_relation,
     sweep,
-    whole_grids,
 )
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.statistics.correlation import pearson_difference
@@ -32,10 +32,10 @@ BetaCriterion = Literal["correlation", "faithfulness"]
 def as_good_layers(records: Iterable[TrialRecord]) -> dict[str, list[Layer]]:
     """Return by relation the layers whose causality the data can't tell from that of the best layer, at its rank.
 
-    Those where the difference may be 0: see `can_be_equal`. Relations without whole grids are left out, and layers that
-    a choice leaves out, as W is the identity there.
+    Those where the difference may be 0: see `can_be_equal`. Relations on other grids than most are left out, and layers
+    that a choice leaves out, as W is the identity there.
     """
-    kept = whole_grids(records, "layers")
+    kept = on_most(records, "layers")
     identity = at_identity(kept)
     scores: dict[str, dict[Layer, Estimate]] = {}
     for layer, means in by_layer(kept, causality).items():

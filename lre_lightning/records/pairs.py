@@ -70,7 +70,8 @@ def shared_samples(records: Iterable[TrialRecord], others: Iterable[TrialRecord]
 
 def _draw(record: TrialRecord) -> tuple[object, ...]:
     """Return what the test prompts of a trial are made of; their places then name the same samples."""
-    return record.relation, record.trial, record.digest, record.train, record.template, repr(record.prompts)
+    prompts = sorted(record.prompts.items())
+    return record.relation, record.trial, record.digest, record.train, record.template, repr(prompts)
 
 
 def difference_by_relation(first: Means, second: Means) -> tuple[list[str], Estimate | None]:

@@ -25,7 +25,6 @@ MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
 
 Grid = tuple[tuple[int, ...], ...]
-PartialGrid = tuple[tuple[int | None, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,17 @@ class TrialRecord:
         betas: Betas of the grid.
         ranks: Ranks of the grid.
         faithful: Faithful predictions out of `known`, `[layer][beta]`.
-        causal: Successful edits out of `edited`, `[layer][rank]`; None at a point that a search for the choice alone
-            left out.
+        causal: Successful edits out of `edited`, `[layer][rank]`.
         edited: Number of known samples for which there was a target with another object.
         identity_layers: Layers of the grid at which s is o, as prompts end with their subjects, so that W is the
-            identity (`prompts.prompt.identity_layers`). Choices leave them out. None in records of earlier versions.
+            identity (`lre.estimator.identity_layers`). Choices leave them out.
+        read: Right readings of the LRE of each layer at all layers, of some samples, `[layer]`: see
+            `scoring.scores.count_read`. Empty if they did not choose.
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
         model: Name or folder of the LM, followed by @ and its revision if one was asked for.
-        backward: The rule of the backward pass that W was read off, ``"exact"`` in records of earlier versions.
+        backward: The rule of the backward pass that W was read off.
         n_shot: Number n of training examples.
         template: The prompt template; for prompts from several templates, all of them joined by `BETWEEN_TEMPLATES`.
         template_index: Its index among the relation's own templates; None for a template of the user's.
@@ -79,9 +79,10 @@ class TrialRecord:
     betas: tuple[float, ...] = ()
     ranks: tuple[int, ...] = ()
     faithful: Grid = ()
-    causal: PartialGrid = ()
+    causal: Grid = ()
     edited: int = 0
-    identity_layers: tuple[Layer, ...] | None = None
+    identity_layers: tuple[Layer, ...] = ()
+    read: tuple[int, ...] = ()
     layer: Layer | None = None
     beta: float = 1.0
     rank: int | None = None
@@ -116,11 +117,6 @@ class TrialRecord:
         return bool(self.layers)
 
     @property
-    def whole(self) -> bool:
-        """False if a search for the choice alone left points of its grid out."""
-        return all(None not in row for row in self.causal)
-
-    @property
     def told_apart(self) -> bool:
         """False if all objects of the relation begin with the same token, so that scores by first token say nothing."""
         return self.first_tokens != 1
@@ -143,7 +139,7 @@ class TrialRecord:
             if not counts or value not in axis:
                 return float("nan")
             counts = counts[axis.index(value)]
-        return float("nan") if counts is None else Share(counts, total)
+        return Share(counts, total)
 
     def measured(self, measure: str, name: str, **point: Any) -> float:
         """Return the mean of a measure's tally at a point; NaN where it was not measured, a `Share` of counts.
@@ -245,7 +241,8 @@ def _check(record: TrialRecord) -> None:
     }
     _check_counts("faithful", record.faithful, known, sizes["layer"], sizes["beta"])
     _check_counts("causal", record.causal, record.edited, sizes["layer"], sizes["rank"])
-    for layer in record.identity_layers or ():
+    _check_counts("read", record.read, known * sizes["layer"], sizes["layer"])
+    for layer in record.identity_layers:
         if layer not in record.layers:
             raise LREError(f"identity_layers has {shown(layer)}, which is not on the grid")
     for name, found in record.measures.items():
@@ -276,6 +273,6 @@ def _check_counts(name: str, counts: Sequence[Any], most: int, *shape: int) -> N
         return
     if (len(shape) > 1 and any(len(row) != shape[1] for row in counts)) or len(counts) != shape[0]:
         raise LREError(f"{name} must have {' x '.join(map(str, shape))} counts")
-    found = [count for count in np.array(counts, dtype=object).flat if count is not None]
-    if found and not 0 <= min(found) <= max(found) <= most:
-        raise LREError(f"{name} has counts of {min(found)} to {max(found)}, and they must be 0 to {most}")
+    found = np.array(counts)
+    if found.size and not 0 <= found.min() <= found.max() <= most:
+        raise LREError(f"{name} has counts of {found.min()} to {found.max()}, and they must be 0 to {most}")

@@ -56,7 +56,7 @@ def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:
         layer = point.get("layer")
         place = {
             "layer": layer,
-            "identity": None if record.identity_layers is None or layer is None else layer in record.identity_layers,
+            "identity": None if layer is None else layer in record.identity_layers,
             "beta": point.get("beta"),
             "rank": point.get("rank"),
             "chosen": all(getattr(record, axis) == value for axis, value in point.items()),

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.records.record import PartialGrid, TrialRecord
+from lre_lightning.records.record import Grid, TrialRecord
+from lre_lightning.statistics.estimates import Estimate, can_be_equal, over_trials
 
-Criterion = Literal["causality", "faithfulness"]
+Criterion = Literal["lens", "causality", "faithfulness"]
 
 
 def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
@@ -24,7 +25,9 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             for layers at which W is the identity, unless there are no others: `eligible_layers`.
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
-            rank.
+            rank. ``"lens"`` takes, of the layers whose scores the data cannot tell from those at the paper's choice,
+            the one whose LRE reads all layers best (`TrialRecord.read`), or the middle one where that was not counted,
+            and the rank of the best causality there. The embedding is not among them unless it is alone.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
     for record in records:
@@ -37,15 +40,36 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     layers = eligible_layers(records, layers)
     faithful = np.mean([_counts(r, r.faithful, layers, [beta], r.betas) / max(r.known, 1) for r in records], axis=0)
     causal = np.mean([_counts(r, r.causal, layers, ranks, r.ranks) / max(r.edited, 1) for r in records], axis=0)
-    measured = ~np.isnan(causal)
-    if not measured.any():
+    if not causal.size:
         raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
-    scores = (causal, faithful) if criterion == "causality" else (faithful, causal)
+    scores = (faithful, causal) if criterion == "faithfulness" else (causal, faithful)
     # Rounded, so that equal fractions are equal whatever the order of summation.
-    merits = [np.where(measured, score, -1).round(12) for score in scores]
+    merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
-    layer, rank = np.unravel_index(best, causal.shape)
-    return layers[layer], ranks[rank]
+    layer, rank = map(int, np.unravel_index(best, causal.shape))
+    if criterion != "lens":
+        return layers[layer], ranks[rank]
+    at_rank = {place: int(causal[place].argmax()) for place in range(len(layers))} | {layer: rank}
+    both = [
+        (
+            over_trials([record.causality(layers[place], ranks[column]) for record in records]),
+            over_trials([record.faithfulness(layers[place], beta) for record in records]),
+        )
+        for place, column in at_rank.items()
+    ]
+    good = [place for place, scores in enumerate(both) if place == layer or all(map(_as_good, scores, both[layer]))]
+    good = [place for place in good if layers[place] != "emb"] or good
+    reading = [record for record in records if record.read]
+    read = {place: sum(one.read[one.layers.index(layers[place])] for one in reading) for place in good}
+    found = max(good, key=lambda place: (read[place], -abs(place - good[len(good) // 2])))
+    return layers[found], ranks[at_rank[found]]
+
+
+def _as_good(score: Estimate, best: Estimate) -> bool:
+    """Return whether the data cannot tell a score from a better one, or it is no worse."""
+    return score.value >= best.value or (
+        score.interval is not None and best.interval is not None and can_be_equal(score, best)
+    )
 
 
 def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> list[Layer]:
@@ -53,14 +77,14 @@ def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> 
 
     There s is o, so that the LRE says what the LM says and the edit puts o' in place of o, whatever the relation is.
     """
-    layers, identity = list(layers), {layer for record in records for layer in record.identity_layers or ()}
+    layers, identity = list(layers), {layer for record in records for layer in record.identity_layers}
     return [layer for layer in layers if layer not in identity] or layers
 
 
 def _counts(
-    record: TrialRecord, counts: PartialGrid, layers: Sequence[Layer], points: Sequence[float], axis: Sequence[float]
+    record: TrialRecord, counts: Grid, layers: Sequence[Layer], points: Sequence[float], axis: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the counts at some layers and points of another axis, `(layers, points)`; NaN where they were left out."""
+    """Return the counts at some layers and points of another axis, `(layers, points)`."""
     table = np.array(counts, dtype=np.float64)
     rows, columns = [record.layers.index(layer) for layer in layers], [axis.index(point) for point in points]
     return table[np.ix_(rows, columns)]
@@ -142,22 +166,15 @@ def reselect(
         chosen += [
             replace(at_point(record, layer, rank, at), chose=not apart and takes_part(record, [], criterion))
             for record in reported
-            if _has(record, layer, rank)
+            if layer in record.layers and rank in record.ranks
         ]
     return chosen
 
 
 def _on_widest_grid(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the records with the most points, of whole grids where there are any."""
-    points = [(record.whole, len(record.layers) * len(record.ranks)) for record in records]
+    """Return the records with the most points."""
+    points = [len(record.layers) * len(record.ranks) for record in records]
     return [record for record, size in zip(records, points, strict=True) if size == max(points)]
-
-
-def _has(record: TrialRecord, layer: Layer, rank: int) -> bool:
-    """Return whether edits were scored at a layer and rank."""
-    if layer not in record.layers or rank not in record.ranks:
-        return False
-    return record.causal[record.layers.index(layer)][record.ranks.index(rank)] is not None
 
 
 def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -> list[TrialRecord]:
@@ -170,7 +187,7 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
         criterion: See `choose`.
 
     Returns:
-        The scored and reported records of relations with several of them, all on one whole grid: a point that was
+        The scored and reported records of relations with several of them, all on one grid: a point that was
         measured because another trial had chosen it says nothing of that trial.
     """
     by_relation: dict[str, list[TrialRecord]] = {}
@@ -179,7 +196,7 @@ def nested(records: Iterable[TrialRecord], criterion: Criterion = "causality") -
             by_relation.setdefault(record.relation, []).append(record)
     rescored = []
     for group in by_relation.values():
-        if len(group) == 1 or len({(r.layers, r.ranks, r.whole) for r in group}) > 1 or not group[0].whole:
+        if len(group) == 1 or len({(r.layers, r.ranks) for r in group}) > 1:
             continue
         for record in group:
             layer, rank = choose([other for other in group if other is not record], criterion, record.beta)

@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lre_lightning.grid import Layer
+from lre_lightning.html import html_table
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import headline
-from lre_lightning.statistics.estimates import Estimate, over_trials
+from lre_lightning.statistics.estimates import Estimate, over_trials, short_text
 from lre_lightning.storage.files import written_whole
 
 ALIKE = "all of its objects begin with the same token"
 
 SCORES = ("faithfulness", "causality")
+ESSENTIAL = ("relation", "known", "layer", *SCORES)
+"""The columns of every table of results, however narrow."""
 B_ALONE = "b alone"
 """The faithfulness of b without W, an answer that is the same for all subjects."""
 CSV_COLUMNS = [
@@ -107,6 +110,30 @@ class RelationSummary:
         """How many of the test prompts the LM knows, such as ``"48 of 48"``."""
         return " of ".join(f"{count:.1f}".removesuffix(".0") for count in (self.known, self.tested))
 
+    @property
+    def layer_text(self) -> str:
+        """The layer, marked if W is the identity there, and by a star if the trials themselves chose it."""
+        identity = " (W = I)" if self.layer in self.identity_layers else ""
+        return "-" if self.layer is None else f"{self.layer}{identity}{'*' if self.chose else ''}"
+
+    @property
+    def essential(self) -> tuple[str, ...]:
+        """The cells of `ESSENTIAL`."""
+        scores = ("-" if one is None else short_text(one) for one in (self.faithfulness, self.causality))
+        return self.relation, self.known_of, self.layer_text, *(scores if self.trials else ["not scored"] * 2)
+
+
+class Results(tuple[RelationSummary, ...]):
+    """Summaries of relations that show themselves as a table, in notebooks and in a terminal."""
+
+    def __repr__(self) -> str:
+        rows = [ESSENTIAL, *(summary.essential for summary in self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        return html_table([summary.essential for summary in self], ESSENTIAL)
+
 
 def summarize(records: Iterable[TrialRecord]) -> list[RelationSummary]:
     """Summarize records by relation, in the order in which the relations first occur.
@@ -157,7 +184,7 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
         faithfulness=faithfulness,
         causality=causality,
         chose=chosen.chose,
-        identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers or ())),
+        identity_layers=tuple(dict.fromkeys(layer for record in reported for layer in record.identity_layers)),
     )
 
 

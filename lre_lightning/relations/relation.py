@@ -117,6 +117,11 @@ def sha256(parts: Sequence[object]) -> "hashlib._Hash":
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode("ascii"))
 
 
+def draw_order(*parts: object) -> bytes:
+    """Return what orders a draw: a digest of the texts of what it depends on, which nothing else changes."""
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+
+
 def check_template(template: object, what: str = "template") -> str:
     """Check that a template, called `what` in errors, has exactly one slot for the subject and no other brace.
 

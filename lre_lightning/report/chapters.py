@@ -14,9 +14,8 @@ from lre_lightning.report.columns import Column, columns
 from lre_lightning.report.comparison import comparison, dataset, paired
 from lre_lightning.report.concepts import concepts
 from lre_lightning.report.findings import findings
-from lre_lightning.report.measured import section_of
 from lre_lightning.report.sections import Chapter, Section, collapsed
-from lre_lightning.report.tables import cell_text
+from lre_lightning.report.tables import by_relation, cell_text
 from lre_lightning.report.training import training
 from lre_lightning.scoring.measure import known_measures
 
@@ -30,7 +29,9 @@ def chapters_of(
     """
     names, own = analysis.names_of(models), columns(models, given)
     if len(models) == 1:
-        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, dataset(models)), _facts(models[0].main))]
+        main = models[0].main
+        facts = (dataset(models),) if _several(main) else ()
+        return [Chapter(names[0], "", (*_sections(models[0], measured), *own, *facts), _facts(main))]
     chapters = [
         Chapter(name, folder, _sections(model, measured), _facts(model.main))
         for name, folder, model in zip(names, folders_of(names), models, strict=True)
@@ -42,17 +43,18 @@ def chapters_of(
 def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[Section, ...]:
     records = model.main
     own = [record for record in measured if record.model == model.model]
+    several = _several(records)
     first = (
-        Section("Findings", tables=(findings(records, model.bare),)),
+        *([Section("Findings", tables=(findings(records, model.bare),))] if several else []),
         relations.relations(records),
     )
     last = (concepts(own),) if own else ()
     if not analysis.counted(records):
         return (*first, *last)
     sections = (
-        *([relations.categories(model)] if any(analysis.categories(records).values()) else ()),
+        *([relations.categories(model)] if several and any(analysis.categories(records).values()) else ()),
         *measured_sections(records),
-        relations.agreement(records),
+        *([relations.agreement(records)] if several else []),
         sweeps.layers(records),
         sweeps.mode_switch(model),
         sweeps.ranks(records),
@@ -63,6 +65,11 @@ def _sections(model: ModelResults, measured: Sequence[ConceptRecord]) -> tuple[S
     return collapsed((*first, *sections, *last))
 
 
+def _several(records: Sequence[TrialRecord]) -> bool:
+    """Return whether there are several relations: what compares relations says nothing of one."""
+    return len({record.relation for record in records}) > 1
+
+
 def measured_sections(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
     """Return the sections of all measures: of those that were imported their own, else a table of their columns."""
     found: list[Section] = []
@@ -71,6 +78,26 @@ def measured_sections(records: Sequence[TrialRecord]) -> tuple[Section, ...]:
         own = known[name].sections(records) if name in known else None
         found += section_of(name, records) if own is None else own
     return tuple(found)
+
+
+def section_of(name: str, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
+    """Return a table of a measure's columns by relation; nothing where it has none."""
+    measured = [record for record in analysis.counted(records) if name in record.measures]
+    labels = dict.fromkeys(
+        label for record in measured for label, tally in record.measures[name].tallies.items() if tally.column
+    )
+    columns = {label: analysis.per_relation(measured, analysis.tally_score(name, label)) for label in labels}
+    if not columns:
+        return ()
+    table = by_relation(
+        name.replace(" ", "_"),
+        f"{name[:1].upper()}{name[1:]} by relation on {analysis.lm_of(measured)}. Means and standard deviations over "
+        "trials, in the last row over relations.",
+        analysis.categories(measured),
+        columns,
+        ("mean", *map(analysis.overall, columns.values())),
+    )
+    return (Section(f"{name[:1].upper()}{name[1:]}", tables=(table,)),)
 
 
 def _facts(records: Sequence[TrialRecord]) -> tuple[tuple[str, str], ...]:

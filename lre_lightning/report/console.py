@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from lre_lightning.records.summary import RelationSummary
+from lre_lightning.records.summary import ALIKE, ESSENTIAL, NOT_KEPT, RelationSummary
 from lre_lightning.report.tables import Table, cell_text, to_text, write_table
+from lre_lightning.statistics.estimates import Estimate, short_text
 from lre_lightning.storage.plain import printable
 
 
-def results_table(summaries: Iterable[RelationSummary]) -> RichTable:
-    """Build the table of results: one row per relation, scores as mean ± standard deviation over trials.
+def results_table(summaries: Iterable[RelationSummary], width: int | None = None) -> RichTable:
+    """Build the table of results: one row per relation, scores with their 95% intervals over samples and trials.
 
-    In brackets are the 95% intervals over samples and trials. A layer at which W is the identity is marked, and one
-    that was chosen on the very trials that are shown. What measures give tables are columns where a relation has them.
+    Beside the essential columns there are as many others as fit `width`; then, as far as there is room, the standard
+    deviations of scores over trials and the intervals of others; all of this if it is None. A layer at which W is the
+    identity is marked, and one that was chosen on the very trials that are shown. What measures give tables are columns
+    where a relation has them.
     """
     summaries = list(summaries)
     more = list(dict.fromkeys(name for summary in summaries for name in summary.columns))
-    names = ("known", "layer", "rank", "beta", "faithfulness", "causality", "random guess", *more)
-    title = "Linear relational embeddings"
-    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("relation", "category"):
-        table.add_column(name, no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for summary in summaries:
-        chosen = ["-" if value is None else str(value) for value in (summary.layer, summary.rank, summary.beta)]
-        if summary.layer in summary.identity_layers:
-            chosen[0] += " (W = I)"
-        if summary.chose:
-            chosen[0] += "*"
-        both = (summary.faithfulness, summary.causality)
-        scores = [cell_text(score) if summary.trials else "not scored" for score in both]
-        scores.append(f"{summary.random_guess:.2f}")
-        scores += [cell_text(summary.columns[name].value if name in summary.columns else None) for name in more]
-        table.add_row(summary.relation, summary.category, summary.known_of, *chosen, *scores)
+    columns = {
+        "relation": [summary.relation for summary in summaries],
+        "category": [summary.category for summary in summaries],
+        "known": [summary.known_of for summary in summaries],
+        "layer": [summary.layer_text for summary in summaries],
+        "rank": ["-" if summary.rank is None else str(summary.rank) for summary in summaries],
+        "beta": ["-" if summary.beta is None else str(summary.beta) for summary in summaries],
+        "faithfulness": [_score_text(summary, summary.faithfulness) for summary in summaries],
+        "causality": [_score_text(summary, summary.causality) for summary in summaries],
+        "random guess": [f"{summary.random_guess:.2f}" for summary in summaries],
+        **{name: [_short(summary.columns.get(name)) for summary in summaries] for name in more},
+    }
+    detailed = {
+        "faithfulness": [_score_text(summary, summary.faithfulness, True) for summary in summaries],
+        "causality": [_score_text(summary, summary.causality, True) for summary in summaries],
+        **{name: [cell_text(summary.columns.get(name)) for summary in summaries] for name in more},
+    }
+    shown = {name: columns[name] for name in ESSENTIAL}
+    for name in ("rank", "category", "random guess", *more, "beta"):
+        wider = {other: columns[other] for other in columns if other in shown or other == name}
+        shown = wider if width is None or _width(wider) <= width else shown
+    for name in [name for name in detailed if name in shown and len(shown) == len(columns)]:
+        wider = shown | {name: detailed[name]}
+        shown = wider if width is None or _width(wider) <= width else shown
+    table = RichTable(
+        title="Linear relational embeddings", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("relation", "category") else "right", no_wrap=True)
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _width(columns: Mapping[str, Sequence[str]]) -> int:
+    """Return the width of a table of results: of each column, the spaces after it, and the edge."""
+    return 1 + sum(2 + max(map(cell_len, [name, *cells])) for name, cells in columns.items())
+
+
+def _short(score: Estimate | None) -> str:
+    return cell_text(None if score is None else score.value)
+
+
+def _score_text(summary: RelationSummary, score: Estimate | None, deviation: bool = False) -> str:
+    if not summary.trials:
+        return "not scored"
+    return cell_text(score) if score is None or deviation else short_text(score)
 
 
 def wide_console(table: RichTable) -> Console:
@@ -53,10 +85,18 @@ def wide_console(table: RichTable) -> Console:
 
 
 def print_results(summaries: Sequence[RelationSummary]) -> None:
-    """Print the table of results, never cut to the terminal's width, followed by the relations without scores."""
-    table = results_table(summaries)
-    console = wide_console(table)
-    console.print(table)
+    """Print the table of results with the columns that fit the terminal, followed by the relations without scores."""
+    if len(summaries) > 1 and all(summary.unscored not in ("", ALIKE, NOT_KEPT) for summary in summaries):
+        known, tested = (f"{sum(getattr(one, name) for one in summaries):g}" for name in ("known", "tested"))
+        print(
+            f"None of the {len(summaries)} relations is scored: the LM knows {known} of {tested} test prompts, and too "
+            "few of each. Choose another LM, or lower --data.n_shot."
+        )
+        return
+    table = results_table(summaries, Console().width)
+    wide_console(table).print(table)
+    if left_out := [name for name in _names(results_table(summaries)) if name not in _names(table)]:
+        print(f"Not shown, for want of room: {', '.join(left_out)}.")
     if any(summary.chose for summary in summaries):
         print("* Scores of the trials that chose layer and rank, which look better there than those of others.")
     print_unscored(summaries)
@@ -65,6 +105,10 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
         count = f"{identity.count(layer)} of {len(summaries)} relations"
         print(f"W is the identity at layer {layer} of {count}, whose prompts end with the subject: s is o there.")
         print("Choices leave such layers out: the LRE says what the LM says, whatever the relation is.")
+
+
+def _names(table: RichTable) -> list[str]:
+    return [str(column.header) for column in table.columns]
 
 
 def print_unscored(summaries: Sequence[RelationSummary]) -> None:

@@ -282,14 +282,11 @@ def _on_baselines(records: Sequence[TrialRecord]) -> list[Row]:
 def _late_layers(records: Sequence[TrialRecord], finding: str, paper: str, drops: bool) -> Row:
     """Return whether faithfulness at the last layer is well below its peak.
 
-    Layers at which s is o itself are left out. Records of earlier versions do not name them: without relation-specific
-    text, which is where it doesn't drop, they are taken to have the LM's last layer, at which it is.
+    Layers at which s is o itself are left out.
     """
     kept = analysis.on_most(records, "layers")
-    identity, unknown = analysis.at_identity(kept), any(record.identity_layers is None for record in kept)
+    identity = analysis.at_identity(kept)
     layers = [layer for layer in analysis.layers_of(kept) if layer not in identity]
-    if unknown and not drops:
-        layers = layers[:-1]
     comparison = f"at least {DROP} below" if drops else f"less than {DROP} below"
     at = analysis.throughout(analysis.sweep(kept, analysis.faithfulness, "layer", layers))
     means = {layer: score.value for layer, scores in at.items() if (score := analysis.overall(scores))}

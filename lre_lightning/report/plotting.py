@@ -94,10 +94,11 @@ def best_first(relations: Iterable[str], scores: Means) -> list[str]:
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches, whose parts are kept from overlapping."""
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
+    from lre_lightning.pictures import Picture
+
+    return Picture(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
 
 
 def panel_grid(count: int, columns: int, width: float, height: float, shared: bool = True) -> tuple[Figure, list[Axes]]:

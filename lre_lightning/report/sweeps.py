@@ -71,9 +71,9 @@ def plot_layer_grid(
 
 def layers(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by layer (figure "sweep")."""
-    kept = analysis.whole_grids(records, "layers")
+    kept = analysis.on_most(records, "layers")
     if len(analysis.layers_of(kept)) < 2:
-        return missing("Layers", "Whole grids with other layers were", "several --model.layers")
+        return missing("Layers", "Other layers were", "several --model.layers")
     caption = f"LRE performance by layer of {analysis.lm_of(records)}, with the relations' ranks."
     caption += f" {choice_text(kept)}{identity_text(kept)}"
     table = sweep_table("layers", caption, "layer", _by_layer(records) | analysis.constant_by_layer(kept))
@@ -89,12 +89,14 @@ def layers(records: Sequence[TrialRecord]) -> Section:
             rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
         )
     note = f"{choice_text(kept)}{identity_text(kept)}"
-    pictures = tuple(picture_of(plot, records, note=note) for plot in (plot_layers, plot_layers_by_relation))
+    several = len({record.relation for record in kept}) > 1  # the mean over one relation is its own curve
+    plots = (plot_layers, plot_layers_by_relation) if several else (plot_layers_by_relation,)
+    pictures = tuple(picture_of(plot, records, note=note) for plot in plots)
     return Section("Layers", pictures, (table,))
 
 
 def _by_layer(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
-    kept = analysis.whole_grids(records, "layers")
+    kept = analysis.on_most(records, "layers")
     return {name: analysis.by_layer(kept, score) for name, score in SCORES.items()}
 
 
@@ -122,7 +124,7 @@ def plot_layers(records: Sequence[TrialRecord]) -> Figure:
     Means over relations, with the middle half of the relations shaded, at each relation's β and rank; grey are answers
     that are the same for all subjects.
     """
-    kept = analysis.whole_grids(records, "layers")
+    kept = analysis.on_most(records, "layers")
     figure, axes = _mean_curves(_by_layer(records), "layer", analysis.constant_by_layer(kept))
     plotting.layer_axis(axes, kept[0].layers, 16)
     return figure
@@ -191,18 +193,18 @@ def plot_mode_switch(main: Sequence[TrialRecord], bare: Sequence[TrialRecord]) -
 
 def ranks(records: Sequence[TrialRecord]) -> Section:
     """Return the scores by rank (figure "rank-sweep")."""
-    if len({rank for record in analysis.whole_grids(records, "ranks") for rank in record.ranks}) < 2:
-        return missing("Ranks", "Whole grids with other ranks were", "several --model.ranks")
+    if len({rank for record in analysis.on_most(records, "ranks") for rank in record.ranks}) < 2:
+        return missing("Ranks", "Other ranks were", "several --model.ranks")
     caption = (
         f"LRE performance by rank on {analysis.lm_of(records)}, at the relations' layers: causality with W inverted at "
-        "the rank, faithfulness with W truncated to it. " + choice_text(analysis.whole_grids(records, "ranks"))
+        "the rank, faithfulness with W truncated to it. " + choice_text(analysis.on_most(records, "ranks"))
     )
     table = sweep_table("ranks", caption, "rank", _by_rank(records))
     return Section("Ranks", (picture_of(plot_ranks, records),), (table,))
 
 
 def _by_rank(records: Sequence[TrialRecord]) -> dict[str, Sweep]:
-    kept = analysis.whole_grids(records, "ranks")
+    kept = analysis.on_most(records, "ranks")
     scores: dict[str, Score] = {
         "faithfulness": analysis.tally_score("low rank", "faithfulness"),
         "causality": analysis.causality,

@@ -18,12 +18,15 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.points import predict_points
-from lre_lightning.records.record import PartialGrid, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
+
+READ = 8
+"""Known samples of a trial that the LREs of all layers read at all layers, to choose among those that are as good."""
 
 
 def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
@@ -64,29 +67,16 @@ def with_grid(
     operators = list(lres.values())
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas)
     edited = causality_predictions(states.edited_runs, operators, states.subject[states.edited], states.change, ranks)
-    counts = states.count_faithful(said), grid_of(states.count_causal(edited))
-    return on_grid(record, states, lres, betas, ranks, *counts), said, edited
-
-
-def on_grid(
-    record: TrialRecord,
-    states: TrialStates,
-    lres: Mapping[Layer, LRE],
-    betas: Sequence[float],
-    ranks: Sequence[int],
-    faithful: Tensor,
-    causal: PartialGrid,
-) -> TrialRecord:
-    """Return the record with a grid and its counts: `faithful`, `(layers, betas)`, and `causal`, `[layer][rank]`."""
-    return replace(
+    record = replace(
         record,
         layers=tuple(lres),
         betas=tuple(betas),
         ranks=tuple(ranks),
-        faithful=grid_of(faithful),
-        causal=causal,
+        faithful=grid_of(states.count_faithful(said)),
+        causal=grid_of(states.count_causal(edited)),
         edited=len(states.all_edited),
     )
+    return record, said, edited
 
 
 def outputs(lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Iterator[Tensor]:
@@ -137,3 +127,22 @@ def grid_of(counts: Tensor) -> Any:
     """Return counts `(rows, columns)`, or `(rows,)`, as a record holds them."""
     found = counts.tolist()
     return tuple(map(tuple, found)) if counts.ndim == 2 else tuple(found)
+
+
+def count_read(states: TrialStates, lres: Mapping[Layer, LRE]) -> tuple[int, ...]:
+    """Count how often each LRE says what the LM does when it reads s of every layer, not of its own alone.
+
+    It is what `records.selection.choose` compares layers by that score equally. At most `READ` known samples are read.
+    A collective call.
+
+    Returns:
+        The readings, `[layer]`, out of the samples that are read times the layers.
+    """
+    drawn = {*states.draw_known(READ)}
+    rows = [row for row, sample in enumerate(states.samples) if sample in drawn]
+    counts = [0] * len(lres)
+    if rows:
+        lm, subject, predicted = states.runs.lm, states.subject[rows], states.predicted[rows, None]
+        counts = [int((lm.predict(lre(subject.to(lre.bias))) == predicted).sum()) for lre in lres.values()]
+    (total,) = states.processes.sum(torch.tensor(counts))
+    return tuple(total.tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.relations.relation import draw_order
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
 if TYPE_CHECKING:
@@ -205,9 +205,13 @@ class TrialStates:
         """Draw at most `count` of the samples that are edited, over all processes."""
         return self._in_drawn_order(self.all_edited)[:count]
 
+    def draw_known(self, count: int) -> list[int]:
+        """Draw at most `count` of the known samples, over all processes."""
+        return self._in_drawn_order((self.tokens >= 0).nonzero().flatten().tolist())[:count]
+
     def _in_drawn_order(self, samples: Iterable[int]) -> list[int]:
         asked, key = self.trial.test_asked, draw_key(self.trial)
-        return sorted(samples, key=lambda sample: hashlib.sha256(f"{key}\x1f{asked[sample].subject}".encode()).digest())
+        return sorted(samples, key=lambda sample: draw_order(key, asked[sample].subject))
 
     def target_subjects(self, index: int) -> Tensor:
         """Return s' at the layer of that index in `subject`, `(edits, hidden)`; a collective call."""
@@ -217,12 +221,9 @@ class TrialStates:
         """Count how often answers for known prompts, int64 `(known, ...)`, are the LM's, over all processes."""
         return self._total(Faithfulness(1, answers.shape[1:], average="none"), answers, self.predicted[self.known])
 
-    def count_causal(self, answers: Tensor, edits: Tensor | slice = slice(None)) -> Tensor:
-        """Count how often answers after edits, int64 `(edits, ...)`, are the first tokens of o', over all processes.
-
-        They are those of all edits, or of some by their indices.
-        """
-        return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted[edits])
+    def count_causal(self, answers: Tensor) -> Tensor:
+        """Count how often answers after edits, int64 `(edits, ...)`, are the first tokens of o', over all processes."""
+        return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted)
 
     def _total(self, metric: Faithfulness | Causality, answers: Tensor, wanted: Tensor) -> Tensor:
         metric.to(answers.device).update(answers, wanted, torch.zeros_like(wanted))
@@ -276,7 +277,7 @@ def draw_targets(
     def draw(source: int) -> int | None:
         def order(target: int) -> tuple[bytes, int]:
             parts = (key, samples[source].subject, samples[target].subject, samples[target].object)
-            return hashlib.sha256("\x1f".join(parts).encode()).digest(), (target - source) % templates
+            return draw_order(*parts), (target - source) % templates
 
         return min((i for i in candidates if tokens[i] != tokens[source]), key=order, default=None)
 

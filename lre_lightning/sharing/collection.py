@@ -15,6 +15,7 @@ from lre_lightning.demo import COLLECTIONS
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
+from lre_lightning.lens.likeness import LIKENESSES, Likeness, read_likenesses
 from lre_lightning.lre.lre import LRE, first_trials, origins_of
 from lre_lightning.lre.origin import check_origin
 from lre_lightning.models.identity import Identity
@@ -171,6 +172,14 @@ class LRECollection(Mapping[TrialKey, LRE]):
         """The subjects of the data, by relation; empty if a run's folder does not have them."""
         subjects = read_subjects(self.place.fetch(SUBJECTS))
         return {name: subjects[name] for name in first_trials(self) if name in subjects}
+
+    @cached_property
+    def likenesses(self) -> dict[str, Likeness]:
+        """What says where lenses say nothing at the layers of their LREs, by relation; empty if not carried."""
+        if not isinstance(self.place, Folder):
+            return {}
+        layers = {name: self.metadata[name, trial]["layer"] for name, trial in first_trials(self).items()}
+        return read_likenesses(self.place.fetch(LIKENESSES), origins_of(self), layers)
 
     @property
     def card(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE, origins_of
@@ -19,11 +19,13 @@ from lre_lightning.relations.subjects import SUBJECTS, write_subjects
 from lre_lightning.report.page import versions
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About, write_card
-from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.index import CARD, FIGURE, INDEX, RECORDS, Entry, Index, digest_of_file, part_of
 from lre_lightning.sharing.places import Folder, upload
 from lre_lightning.sharing.smaller import Form, Scorer, kept_form, mean_lre, smaller
 from lre_lightning.storage.files import check_writable
+
+if TYPE_CHECKING:
+    from lre_lightning.sharing.collection import LRECollection
 
 
 def write_collection(
@@ -74,7 +76,7 @@ def write_collection(
     subjects: dict[str, Iterable[str]] = {name: dict(one.train) for name, one in origins_of(collection).items()}
     write_subjects({**subjects, **collection.subjects}, folder)
     write_card(folder, index, records)
-    return LRECollection.from_pretrained(folder)
+    return collection.from_pretrained(folder)
 
 
 def _write(folder: Path, lre: LRE, entry: Entry) -> Entry:

@@ -53,6 +53,13 @@ class Estimate(tuple[float, float | None]):
         return self[1]
 
 
+def short_text(estimate: Estimate) -> str:
+    """Return an estimate with its interval, or its deviation if it has none, such as ``"0.84 [0.50, 0.97]"``."""
+    if estimate.interval is not None:
+        return f"{estimate.value:.2f} [{estimate.interval.low:.2f}, {estimate.interval.high:.2f}]"
+    return f"{estimate.value:.2f}" + ("" if estimate.deviation is None else f" ± {estimate.deviation:.2f}")
+
+
 def spread(values: Sequence[float], interval: Interval | None = None) -> Estimate:
     """Return the mean and standard deviation of at least one value, with the given interval."""
     deviation = statistics.stdev(values) if len(values) > 1 else None

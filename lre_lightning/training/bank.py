@@ -89,6 +89,19 @@ class LREStore(Mapping[TrialKey, LRE]):
             if isinstance(kept, LRE):
                 kept.check_model(lm)
 
+    def refuse_others(self, lm: LanguageModel) -> None:
+        """Refuse a folder that holds the LREs of another LM, which a fit would replace."""
+        path = next(iter(sorted(self.folder.glob("*/trial*.safetensors"))), None) if self.folder else None
+        if path is None:
+            return
+        try:
+            check_origin(LRE.read_metadata(path)["origin"], lm)
+        except LREError as error:
+            raise LREError(
+                f"{str(self.folder)!r} already holds LREs of another LM, which the fit would replace: give the Trainer "
+                f"another default_root_dir or the module another fitting.lre_dir, or remove them ({error})"
+            ) from error
+
     def fill(self, entries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
         """Replace the LREs by those of `plain`; their files are searched in `folders`, then where they were written."""
         self._kept, self.metadata = {}, {}

@@ -39,9 +39,6 @@ ASKED = 24
 LONG = 0.25
 """Seconds after which work is measured once and not twice."""
 
-SEARCHED = 0.5
-"""Share of the edits on a grid that a search for the choice alone runs, about."""
-
 GIBIBYTE = 2**30
 
 T = TypeVar("T")
@@ -196,8 +193,6 @@ def _seconds(trial: FitTrial, asked: list[Prompt], known: float, pace: Work, tri
     if fitting.grid == "whole" or trial.choice is not None:
         return work.seconds(pace)
     first = min(max(1, fitting.selection_trials), trials)
-    share = SEARCHED if fitting.selection_trials <= 1 else 1.0
-    work = replace(work, patched=share * work.patched, decoded=share * work.decoded)
     choice: Choice = {"layer": trial.layers[len(trial.layers) // 2], "rank": trial.ranks()[-1]}
     run = replace(trial.run, fitting=replace(fitting, choices={trial.trial.relation.name: choice}))
     later = work_of(FitTrial(run, trial.trial), asked, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from lre_lightning.models.loading import Loading
 from lre_lightning.options import declared, options_of
 from lre_lightning.records.analysis import SCORES, over_relations
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.summary import Results, summarize
 from lre_lightning.runs.checkpoints import read_hyperparameters
-from lre_lightning.runs.processes import Processes, share_error
+from lre_lightning.runs.processes import Processes, on_rank_zero, share_error
 from lre_lightning.scoring.measure import Measure, layers_for, measures_of
-from lre_lightning.training.bank import LREBank, TrialKey
+from lre_lightning.training.bank import LREBank, TrialKey, file_of
 from lre_lightning.training.forecast import Forecast, forecast
 from lre_lightning.training.options import Fitting
 from lre_lightning.training.trial import FitTrial, Run, SavedTrials
@@ -30,6 +32,8 @@ from lre_lightning.training.trial import FitTrial, Run, SavedTrials
 if TYPE_CHECKING:
     from lre_lightning.prompts.batch import RelationBatch
     from lre_lightning.prompts.source import PromptSource
+
+LOGGER = logging.getLogger("lre_lightning")
 
 NO_LRE = "there is no LRE to look through: fit first, or give a checkpoint (--ckpt_path last)"
 
@@ -120,6 +124,11 @@ class LREModule(FrozenLMModule):
     def records(self) -> dict[TrialKey, TrialRecord]:
         """The records by relation and trial: those of the last validation alone, else those of fit."""
         return self.bank.records if self._rescored is None else self._rescored
+
+    @property
+    def results(self) -> Results:
+        """The scores of each relation, over its trials: a table as the last line of a notebook's cell."""
+        return Results(summarize(self.records.values()))
 
     @property
     def lres(self) -> Mapping[TrialKey, LRE]:
@@ -215,6 +224,7 @@ class LREModule(FrozenLMModule):
         """Forget the records of an earlier validation, and the time that an earlier fit was to take."""
         self._rescored = self._expected = None
         self._kept = frozenset(self.bank.records if self._adds or self.trainer.ckpt_path else ())
+        on_rank_zero(self.trainer, lambda: self.bank.lres.refuse_others(self.lm))
         self._adds = False
 
     def on_train_epoch_start(self) -> None:
@@ -275,11 +285,29 @@ class LREModule(FrozenLMModule):
             if self._trial is not None:
                 self._trial.estimate()
             return
+        self._say_what_is_missing()
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
         begun_with, tuned = self.bank.tuned or (None, self.beta)
         run = replace(self._run, beta=tuned if begun_with == self.beta else self.beta)
         self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres)
+
+    def _say_what_is_missing(self) -> None:
+        """Warn of trials that the fit has not come to, or whose LREs it has kept since its last checkpoint."""
+        data = self._data
+        keys = [(data.relations[index].name, trial) for index, trial in data.schedule]
+        begun = {name for name, _ in self.bank.records}
+        missing = [key for key in keys if key[0] in begun and key not in self.bank.records]
+        missing += [key for key in keys if key[0] not in begun]
+        if missing and self.trainer.is_global_zero:
+            name, trial = missing[0]
+            on_disk = sum((self.bank.lres.folder or Path()).joinpath(file_of(key)).is_file() for key in missing)
+            LOGGER.warning(
+                "the fit has not finished %d of %d trials, such as trial %d of %r: scores are of the others%s; "
+                "resume the fit first (lre fit --ckpt_path last)",
+                *(len(missing), len(keys), trial, name),
+                f", and {on_disk} LREs on disk are newer than the checkpoint" if on_disk else "",
+            )
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Run the test prompts of a batch; alone, score the trials before the one that it belongs to as well."""

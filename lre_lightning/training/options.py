@@ -39,18 +39,17 @@ class Fitting:
     """Options of a fit: the choice of layers and ranks, the form of W, and the folder of LREs.
 
     Attributes:
-        select_by: The score that chooses a relation's layer and rank: ``"causality"``, as in the paper, or
-            ``"faithfulness"``.
+        select_by: How a relation's layer and rank are chosen: by the best ``"causality"``, as in the paper, or the best
+            ``"faithfulness"``; ``"lens"`` takes, of the layers that the data cannot tell from the best one by
+            either score, the one whose LRE reads hidden states of all layers best.
         selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
             rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
             reported too. This removes what is by chance in the draw of examples; trials test most of the same subjects,
             and what is by chance in these is removed by as many ``data.prompts.choosing_trials``.
         choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
             and edits use that rank, and `ranks` where they are given.
-        grid: ``"whole"`` scores edits at every layer and rank. ``"choice"`` scores what the choice takes, and chooses
-            the same: a relation's first trial leaves points of the grid as soon as they can't be the best, and its
-            other reported trials are estimated and scored at the chosen layer and rank alone. What was left out is None
-            in the records.
+        grid: ``"whole"`` scores every trial on the whole grid. ``"choice"`` does so with the trials that choose, and
+            estimates and scores the others at the chosen layer and rank alone.
         max_known: The number of known test samples that a trial scores at most: its samples are asked in a drawn order
             until the LM knows as many. All are asked if None, which takes long for relations of hundreds of samples.
         method: How W is used: ``"dense"`` computes all elements of W at all layers in one sweep, ``"matrix_free"`` only
@@ -62,7 +61,7 @@ class Fitting:
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
     """
 
-    select_by: Criterion = option("causality")
+    select_by: Criterion = option("lens")
     selection_trials: int = option(0)
     choices: dict[str, Choice] | None = option(None)
     grid: Literal["whole", "choice"] = option("whole")

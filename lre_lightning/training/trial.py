@@ -30,8 +30,7 @@ from lre_lightning.records.selection import choice_of_earlier, choose_after, tak
 from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
-from lre_lightning.scoring.scores import new_record, with_grid
-from lre_lightning.scoring.search import with_choice
+from lre_lightning.scoring.scores import count_read, new_record, with_grid
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.training.method import Method, choose_method
 
@@ -273,9 +272,12 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        record, said, edited = self._with_grid(record, states)
+        record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks())
+        select_by = self.run.fitting.select_by
+        chose = self.choice is None and takes_part(record, self.earlier, select_by)
+        if chose and select_by == "lens" and not self._operators:  # without its elements, W takes too long to apply
+            record = replace(record, read=count_read(states, self._lres))
         layer, rank = self._choose(record)
-        chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
         record = replace(record, layer=layer, rank=rank, chose=chose)
         record = self._measured(record, states, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
@@ -297,13 +299,6 @@ class FitTrial(TestedTrial):
         )
         return replace(lre, weight=operator.factors)
 
-    def _with_grid(self, record: TrialRecord, states: TrialStates) -> tuple[TrialRecord, Tensor, Tensor]:
-        lres, betas, ranks, fitting = self._lres, self.run.betas, self.ranks(), self.run.fitting
-        chooses_alone = record.reported or fitting.selection_trials == 1  # means of several take whole grids
-        if fitting.grid == "choice" and self.choice is None and chooses_alone:
-            return with_choice(record, states, lres, betas, ranks, fitting.select_by)
-        return with_grid(record, states, lres, betas, ranks)
-
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks at which edits are scored."""
         given, width = self.run.ranks or (), self.run.lm.hidden_size
@@ -318,10 +313,12 @@ class FitTrial(TestedTrial):
             layer, rank = choose_after(record, self.earlier, self.run.fitting.select_by)
         if self.run.processes.first and not self.earlier:
             name = self.trial.relation.name
-            if layer in (record.identity_layers or ()):
+            if layer in record.identity_layers:
                 LOGGER.warning("%s: " + IDENTITY, name, layer)
             elif record.identity_layers:
                 LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
+            if layer == "emb" and self.choice is None and len(self.layers) > 1:
+                LOGGER.info("%s: layer emb is chosen, as no other scores as well; its lens may misread others", name)
         return layer, rank
 
 

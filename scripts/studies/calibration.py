@@ -11,7 +11,6 @@ is the first token of one of the relation's objects.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from lre_lightning.progress import progress
 from lre_lightning.prompts.batch import prompts_to_run
 from lre_lightning.prompts.prompt import fill, make_prompts, tokenize_text
 from lre_lightning.prompts.trials import Trial, train_prompts
-from lre_lightning.relations.relation import Relation, Sample
+from lre_lightning.relations.relation import Relation, Sample, draw_order
 from lre_lightning.report.tables import Row, Table
 from lre_lightning.scoring.states import TrialStates, example_states
 from lre_lightning.statistics.correlation import pearson
@@ -54,7 +53,7 @@ def made_up(tokenizer: object, name: str, key: str) -> str:
 
     Letters are capital where the other name's words begin with capitals. The draw depends on the key alone.
     """
-    draw = random.Random(hashlib.sha256(f"{key}\x1f{name}".encode()).digest())
+    draw = random.Random(draw_order(key, name))
 
     def length(text: str) -> int:
         return len(tokenizer(f" {text}", add_special_tokens=False)["input_ids"])  # type: ignore[operator]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.relations.relation import draw_order
 from lre_lightning.report.tables import Table, to_csv
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.storage.files import safe_name, write_whole
@@ -118,7 +118,7 @@ class Setting:
 
 def drawn(items: Sequence[str], key: str, count: int = 40) -> list[str]:
     """Draw distinct items by a hash."""
-    return sorted(set(items), key=lambda item: hashlib.sha256(f"{key}\x1f{item}".encode()).digest())[:count]
+    return sorted(set(items), key=partial(draw_order, key))[:count]
 
 
 def settings(folder: str, source: str = "paper") -> Iterator[Setting]:

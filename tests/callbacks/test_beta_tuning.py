@@ -74,7 +74,8 @@ def test_where_they_cannot_tell_the_most_faithful_beta_is_named_with_those_as_go
     assert BetaTuning("faithfulness").choose(records)[1] == why.partition("; the relations cannot")[0]
 
 
-def test_there_is_nothing_to_choose_without_scores_or_with_one_beta():
+def test_there_is_nothing_to_choose_without_scores_or_with_one_beta_or_one_relation():
+    assert BetaTuning().choose([record("a", (7, 8, 9), 1)]) == (None, "")
     assert BetaTuning().choose([unscored_record()]) == (None, "")
     assert BetaTuning().choose([replace(record("a", (7,), 1), betas=(1.0,))]) == (None, "")
     with pytest.raises(LREError, match="criterion must be 'correlation' or 'faithfulness', got 'luck'"):

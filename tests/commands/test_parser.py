@@ -8,11 +8,16 @@ import pytest
 
 import lre_lightning
 from lre_lightning.commands.main import COMMANDS
+from lre_lightning.commands.outline import SUMMARIES
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (
+            ["fit", "--model.measures+=my.Measure"],
+            "--model.measures: my.Measure cannot be imported: No module named 'my'",
+        ),
         (["fitt"], "there is no subcommand fitt: choose from fit, validate, .*; did you mean fit?"),
         ([], "a subcommand is missing: choose from fit, validate, "),
         (["fit", "--model.layer=3"], "there is no option --model.layer; did you mean --model.layers?"),
@@ -28,7 +33,7 @@ from lre_lightning.commands.main import COMMANDS
         (["fit", "--model.layers=[emd]"], "takes [a whole number or emb, ...] or null, not ['emd']; did you mean emb?"),
         (
             ["fit", "--model.fitting.select_by=causalty"],
-            "--model.fitting.select_by takes causality or faithfulness, not causalty; did you mean causality?",
+            "--model.fitting.select_by takes lens or causality or faithfulness, not causalty; did you mean causality?",
         ),
         (["fit", "--data.prompts.chat=flase"], "chat takes true or false, not flase; did you mean false?"),
         (["fit", "--data.trials=many"], "--data.trials takes a whole number, not many"),
@@ -53,7 +58,7 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
     assert len(short.splitlines()) < 104
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:
-        group, choice, number = "fitting", "select_by {causality,faithfulness}", "--data.n_shot"
+        group, choice, number = "fitting", "select_by {lens,causality,faithfulness}", "--data.n_shot"
         if name == "jlens":
             group, choice, number = "averaging", "targets {later,same}", "--data.length"
         shown = ("--model.layers", number, "--trainer.devices", choice.split()[0])
@@ -87,6 +92,7 @@ def test_broken_yaml_is_named_by_its_file(said, tmp_path):
 def test_the_help_says_in_one_line_what_each_subcommand_does(said):
     assert said("--version") == (0, f"lre {lre_lightning.__version__}\n", "")
     lines = said("--help")[1].splitlines()
+    assert list(SUMMARIES) == list(COMMANDS)
     for name, command in COMMANDS.items():
         assert f"    {name:<20}{type(command).__doc__.splitlines()[0]}" in lines
 
@@ -120,10 +126,23 @@ class Interrupts:
 sys.meta_path.insert(0, Interrupts())
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from lre_lightning.cli import main
-sys.exit(main(["--version"]))
+sys.exit(main(["data"]))
 """
 
 
 def test_ctrl_c_during_the_imports_ends_without_a_traceback():
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
+
+
+OUTLINED = """
+import sys
+from lre_lightning.cli import main
+status = main(sys.argv[1:])
+sys.exit(status if {"torch", "lightning", "transformers", "jsonargparse"}.isdisjoint(sys.modules) else 99)
+"""
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--version", 0), ("fitt", 2)])
+def test_help_version_and_typos_import_no_torch(argument, status):
+    assert subprocess.run([sys.executable, "-c", OUTLINED, argument], capture_output=True).returncode == status

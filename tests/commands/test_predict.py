@@ -27,7 +27,7 @@ from tests.helpers.trainer import trainer_of
 
 
 def predict(fitted, *args):
-    return lre("predict", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}", *args)
+    return lre("predict", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}", "--page=true", *args)
 
 
 def lenses_of(fitted):
@@ -92,7 +92,7 @@ def test_relations_that_a_fit_was_of_are_not_wanted_by_name(fitted, tmp_path, ca
     data = [f"--model.name_or_path={fitted / 'model'}", f"--data.source={fitted / 'relations'}", "--data.n_shot=4"]
     assert lre("fit", *run, *data, names, "--data.trials=1", "--model.layers=[1]", "--model.ranks=[4]") == 0
     for options, shown in (([], ["thing colour"]), ([names], ["thing colour", "half colour"])):
-        assert lre("predict", *run, "thing20 red", *options) == 0
+        assert lre("predict", *run, "--page=true", "thing20 red", *options) == 0
         lenses = json.loads((tmp_path / "predictions" / "lenses.json").read_text())
         assert [lens["name"] for lens in lenses] == [*shown, "logit lens"]
 
@@ -180,7 +180,7 @@ def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path,
     best = lm.decode(capital(lm.hidden_states(ids, [capital.layer])[capital.layer][0, -1])).argmax()
     (row,) = (line for line in printed.splitlines() if "country capital city" in line)
     assert f" {token_text(lm.tokenizer, int(best)).strip()} " in row
-    assert (tmp_path / "predictions" / "lenses.html").exists()
+    assert not (tmp_path / "predictions").exists()  # no page is asked for
     monkeypatch.undo()  # where SmolLM2 is installed, the demo is used if it is named
     run.append("--model.name_or_path=demo")
     assert lre("edit", *run, "The capital of Canada is", "--target=Peru", "--samples=0") == 0

@@ -125,19 +125,6 @@ def test_probes_on_raw_states_are_shown_where_they_differ():
     for field in ("correct", "causal"):
         other = replace(RECORDS[0], **{field: {**getattr(RECORDS[0], field), "linear SVM": 1}})
         assert concept_tables([other, *RECORDS[1:]])[0].columns[4:] == METHODS[:5]
-    earlier = [
-        replace(
-            one,
-            **{
-                field: {name: getattr(one, field)[name] for name in METHODS if "standard" not in name}
-                for field in ("correct", "causal", "f1")
-            },
-        )
-        for one in RECORDS[:3]
-    ]
-    assert concept_tables(earlier)[0].columns[4:] == (*METHODS[:2], *METHODS[4:])
-    assert RECORDS[0].repeats(RECORDS[0])
-    assert not earlier[0].repeats(RECORDS[0])
 
 
 def test_a_relation_of_few_test_samples_has_scores_and_no_part_in_means():

@@ -25,7 +25,7 @@ from tests.training.test_module import trainer_of
 
 (CAPITALS,) = load_relations("country capital city", "demo")
 N = 3
-PLAIN = {"separator": "\n", "shots": None, "chat": False, "system": None, "sampling": "random"}
+PLAIN = {"separator": "\n", "shots": None, "chat": False, "system": None, "sampling": "random", "choosing_trials": 0}
 AGAIN = {"source": [CAPITALS], "selection": {"max_samples": 16}}
 
 

@@ -39,6 +39,10 @@ def page(browser, address):
     with page_of(browser) as page:
         page.goto(address)
         page.wait_for_selector(".grid")
+        assert page.locator(".grid td.silent").count() > page.locator(".grid td").count() / 2  # but at subjects
+        with page.expect_response("**/read"):
+            page.uncheck("[name=quiet]")
+        page.wait_for_selector(".busy", state="detached")
         yield page
 
 
@@ -169,6 +173,10 @@ def test_a_hostile_text_is_nothing_but_text(page):
     page.locator(".grid td").first.click()
     look(page, "x" * 2001)
     assert "at most 2000 characters" in page.locator(".error").text_content()
+    assert page.locator(".grid").count() == 0  # it was of another text
+    assert not page.locator("form.edit").is_visible()
+    look(page, ASKS)
+    assert page.locator(".grid").count() == 1
 
 
 def test_picture_and_data_are_saved(page, explorer, tmp_path):

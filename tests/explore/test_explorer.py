@@ -93,6 +93,19 @@ def test_a_quiet_lens_says_where_it_says_nothing(explorer):
     assert explorer.read(Read(text=TEXT, lens=LOGIT_LENS, quiet=True))["grid"]["silent"] is None
 
 
+def test_the_first_text_is_one_whose_subjects_the_lens_reads_right_and_is_silent_elsewhere(explorer):
+    about = Explorer(explorer.lm, explorer._lres, RELATIONS, {}, scores={RELATIONS[0]: 0.9, RELATIONS[1]: 0.8}).about()
+    read = explorer.read(Read(text=about["example"], quiet=True))
+    grid, answers = read["grid"], dict(explorer._lres[read["lens"]].origin.train)
+    row = grid["layers"].index(grid["layer"])
+    subjects = [subject for subject, _ in reversed(read["subjects"])]
+    said = [grid["words"][grid["top"][row][place][0]].strip("\u2423") for place in grid["marked"]]
+    assert sum(answers[subject].startswith(word) for subject, word in zip(subjects, said, strict=True)) >= 2
+    assert len(said) == 3
+    assert sum(map(sum, grid["silent"])) > len(grid["silent"]) * len(grid["tokens"]) / 2
+    assert not any(grid["silent"][row][place] for place in grid["marked"])
+
+
 def test_concepts_are_a_lens_of_objects_and_cosines(explorer):
     lm = explorer.lm
     vectors = torch.nn.functional.normalize(torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(1)))
@@ -180,6 +193,7 @@ def test_the_page_is_served_with_a_strict_policy_and_nothing_from_outside(client
         ),
         ("edit", {"text": ASKS, "relation": RELATIONS[1], "target": "Peru", "rank": 1000}, "rank 1000 is out of range"),
         ("edit", {"text": ASKS, "relation": RELATIONS[1], "target": "Peru", "layer": 6}, "layer 6 is out of range"),
+        ("edit", {"text": ASKS, "relation": RELATIONS[1], "target": " \t"}, "the target is empty: name the subject"),
         ("edit", {"text": ASKS, "relation": RELATIONS[1], "target": ""}, "target: String should have at least 1"),
     ],
 )

@@ -7,12 +7,21 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.lens import NOTHING, TextStates, print_lenses, read_lenses
-from lre_lightning.lens.likeness import SENTENCES, Likenesses, words_of
+from lre_lightning.lens.likeness import (
+    LIKENESSES,
+    PARTS,
+    SENTENCES,
+    Likenesses,
+    digest_of,
+    read_likenesses,
+    words_of,
+)
 from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import fill
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.storage.tensors import write_tensors
 
 CAPITALS, TEXT = "country capital city", "Rosa took a train through Japan and slept in a small hotel near the sea."
 
@@ -35,6 +44,37 @@ def states_of(lm, text, layer):
     """The hidden states of a text's tokens at one layer."""
     ids = [lm.tokenizer.bos_token_id, *lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
     return lm.hidden_states(torch.tensor([ids]), [layer])[layer][0, 1:]
+
+
+def test_a_collection_carries_what_its_lms_would_find(demo, monkeypatch, tmp_path):
+    lm, lres, _ = demo
+    layers = {name: lres.metadata[name, 0]["layer"] for name in (CAPITALS, "person sport")}
+    made = Likenesses(lm, dict(lres), [*{*layers.values()}], 0.1)  # a plain mapping carries nothing
+    expected = {name: made.own(name, layer) for name, layer in layers.items()}
+    monkeypatch.setattr(type(lm), "hidden_states", None)  # nothing is run
+    for name, layer in layers.items():
+        carried = Likenesses(lm, lres, None, 0.1).own(name, layer)
+        for part in ("train", "centre", "values", "limits"):
+            torch.testing.assert_close(getattr(carried, part), getattr(expected[name], part), rtol=1e-4, atol=1e-5)
+    origins = {name: lres[name].origin for name in layers}
+    tensors = {f"0.{part}": getattr(expected[CAPITALS], part)[0] for part in PARTS}
+    metadata = {"relations": [CAPITALS], "lres": digest_of(origins, layers)}
+    write_tensors(path := tmp_path / LIKENESSES, tensors, "likenesses", metadata)
+    assert [*read_likenesses(path, origins, layers)] == [CAPITALS]
+    assert read_likenesses(path, origins, layers | {CAPITALS: 3}) == {}  # of other LREs
+    write_tensors(path, tensors | {"0.centre": torch.full_like(tensors["0.centre"], torch.nan)}, "likenesses", metadata)
+    with pytest.raises(LREError, match="is not a file of likenesses that can be read: the likeness of 'country"):
+        read_likenesses(path, origins, layers)
+
+
+def test_at_its_own_layer_a_lens_says_what_it_says_in_the_whole_grid(demo):
+    lm, lres, likenesses = demo
+    how = {"relations": [CAPITALS, "person sport"], "likenesses": likenesses}
+    *whole, _ = read_lenses(lm, lm.tokenizer, TEXT, lres, **how)
+    for own, lens in zip(read_lenses(lm, lm.tokenizer, TEXT, lres, own_layers=True, **how), whole, strict=True):
+        row = lens.layers.index(lens.layer)
+        assert (own.layers, own.top, own.silent) == ((lens.layer,), [lens.top[row]], [lens.silent[row]])
+        torch.testing.assert_close(torch.tensor(own.probabilities[0]), torch.tensor(lens.probabilities[row]))
 
 
 def test_likeness_and_its_limit_are_those_of_the_definition(demo):

@@ -132,6 +132,7 @@ def test_a_missing_field_is_refused():
         ({"faithful": [[0, 1], [2, 11], [4, 5]]}, "faithful has counts of 0 to 11, and they must be 0 to 10"),
         ({"faithful": [[0, 1], [2, 3], [4]]}, "faithful must have 3 x 2 counts"),
         ({"causal": [[], [], []]}, "causal must have 3 x 4 counts"),
+        ({"causal": [[0, 1, 2, None]] * 3}, "causal.0..3. must be a whole number, not None"),
         ({"layers": ["emb", 3, 0]}, "layers must rise"),
         ({"layers": ["emb", 0, "2"]}, "layers.2"),
         ({"betas": [1.0, float("nan")]}, "one of betas must be a number"),

@@ -70,7 +70,7 @@ def test_a_trial_without_edits_or_known_facts_has_score_zero(missing):
 
 
 def test_trials_without_a_common_point_and_a_beta_off_the_grid_are_refused():
-    for other in ({"layers": (1, 2)}, {"ranks": (16, 32)}, {"causal": ((None, None), (None, None))}):
+    for other in ({"layers": (1, 2)}, {"ranks": (16, 32)}):
         with pytest.raises(LREError, match="trials of 'capital' have no layer and rank in common to choose"):
             choose([record(), record(1, **other)], "causality", 1.0)
 
@@ -78,7 +78,6 @@ def test_trials_without_a_common_point_and_a_beta_off_the_grid_are_refused():
 def test_points_are_chosen_that_all_trials_have_measured():
     best = {"causal": ((7, 0), (5, 8))}
     assert choose([record(**best)], "causality", 1.0) == (0, 8)
-    assert choose([record(**best), record(1, causal=((1, 1), (1, None)))], "causality", 1.0) == ("emb", 4)
     assert choose([record(**best), record(1, layers=(0, 1), ranks=(4, 16))], "causality", 1.0) == (0, 4)
 
 
@@ -195,6 +194,22 @@ def test_nested_choices_leave_a_trial_out_of_its_own_choice():
     assert [(one.layer, one.rank) for one in nested(three)] == [(0, 8), ("emb", 4), ("emb", 4)]  # ties go to the first
     assert nested(two[:1]) == nested([two[0], unscored_record()]) == []
     assert nested([two[0], best_at(0, 8, 1, reported=False)]) == []
-    searched = record(1, layers=(0,), ranks=(8,), causal=((8,),), faithful=((10, 10),))
-    assert nested([two[0], searched]) == []  # that point is the other trial's own choice
-    assert nested([dataclasses.replace(one, causal=((None, 0), (0, 8))) for one in two]) == []
+    alone = record(1, layers=(0,), ranks=(8,), causal=((8,),), faithful=((10, 10),))
+    assert nested([two[0], alone]) == []  # that point is the other trial's own choice
+
+
+def counts(*causal):
+    """A record whose layers, from the embedding up, have so many successful edits of 10, and as faithful answers."""
+    layers, rows = ("emb", *range(len(causal) - 1)), tuple((count,) for count in causal)
+    grid = {"layers": layers, "betas": (1.0,), "ranks": (4,), "layer": 0, "rank": 4, "beta": 1.0}
+    return record(**grid, faithful=rows, causal=rows, known=10, edited=10)
+
+
+def test_the_lens_takes_of_the_layers_that_are_as_good_the_one_that_reads_best_or_the_middle():
+    read = dataclasses.replace(counts(10, 10, 9, 10, 1), read=(9, 1, 2, 3, 40))
+    assert choose([read], "lens", 1.0) == (2, 4)
+    assert choose([read], "causality", 1.0) == ("emb", 4)
+    assert choose([counts(10, 10, 9, 10, 1)], "causality", 1.0) == ("emb", 4)
+    assert choose([counts(10, 10, 9, 10, 1)], "lens", 1.0) == (1, 4)
+    assert choose([counts(10, 1, 2, 1, 9)], "lens", 1.0) == (3, 4)
+    assert choose([counts(10, 1, 2, 1, 0)], "lens", 1.0) == ("emb", 4)  # alone

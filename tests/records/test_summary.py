@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
 from lre_lightning.records.files import write_records
 from lre_lightning.records.measurement import Measurement, Tally
-from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, summarize, write_csv
+from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, Results, summarize, write_csv
 from lre_lightning.report.console import print_results
 from tests.helpers.records import csv_rows, majorities, small_record, unscored_record, whole_objects
 
@@ -21,7 +22,7 @@ def record(trial=0, relation="capital", **changes):
 MAJORITIES = ["majority of training", "majority of data"]
 
 
-def test_answers_that_are_the_same_for_all_subjects_stand_beside_the_scores(tmp_path, capsys):
+def test_answers_that_are_the_same_for_all_subjects_stand_beside_the_scores(tmp_path, capsys, monkeypatch):
     grid = {"betas": (0.0, 2.0), "faithful": ((9, 10), (3, 8)), "measures": {"majorities": majorities(2, 4)}}
     path, records = tmp_path / "results.csv", [record(**grid), record(1, **{**grid, "faithful": ((9, 10), (5, 8))})]
     write_csv(records, path)
@@ -29,13 +30,14 @@ def test_answers_that_are_the_same_for_all_subjects_stand_beside_the_scores(tmp_
         ["0.3", "0.2", "0.4"],
         ["0.5", "0.2", "0.4"],
     ]
+    monkeypatch.setenv("COLUMNS", "150")
     print_results(summarize(records))
     head, line = (" ".join(found.split()) for found in capsys.readouterr().out.splitlines()[2:5:2])
     assert head.endswith("random guess b alone majority of training majority of data")
     assert line.endswith("0.25 0.40 0.20 0.40")
 
 
-def test_a_measure_of_the_users_is_a_column_by_its_tallies_alone(tmp_path, capsys):
+def test_a_measure_of_the_users_is_a_column_by_its_tallies_alone(tmp_path, capsys, monkeypatch):
     """No class of it is imported; what is no column, or was not measured, is not in tables."""
     one = Tally((0.5, 3.0), 4, ("layer",), counts=False, column=True)
     found = {"my luck": Measurement({"luck": one, "hidden": replace(one, column=False)}, chosen=("beta",))}
@@ -45,6 +47,7 @@ def test_a_measure_of_the_users_is_a_column_by_its_tallies_alone(tmp_path, capsy
     assert "hidden" not in csv_rows(path)[0]
     capital, mother = summarize(records)
     assert (capital.columns, mother.columns) == ({"luck": (0.75, None)}, {})
+    monkeypatch.setenv("COLUMNS", "120")
     print_results([capital, mother])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[2].endswith("random guess luck")
@@ -89,16 +92,18 @@ def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
     assert len(path.read_text().splitlines()[1].split(",")) == len(CSV_COLUMNS)
 
 
-def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsys):
+def test_a_relation_whose_objects_begin_alike_is_not_scored_by_first_token(capsys, monkeypatch):
     alike = summarize([record(first_tokens=1, measures=WHOLE), record(1, first_tokens=1)])
     assert (alike[0].trials, alike[0].faithfulness, alike[0].random_guess) == (0, None, 1)
     assert alike[0].columns["closed-set faithfulness"] == (0.75, None)
     name = "[red]:smile:[/red]"  # printed as it is
     others = [record(relation=name), record(1, relation=name, known=9), replace(unscored_record("[b]ceo"), n_shot=8)]
+    monkeypatch.setenv("COLUMNS", "320")
     print_results([*alike, *summarize(others)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     whole = "0.50 0.75 0.25 0.60 0.20 0.00"
-    assert f"capital factual 10 of 12 - - - not scored not scored 1.00 {whole}" in lines
+    (alone,) = (re.sub(r" \[.*?\]", "", line) for line in lines if line.startswith("capital "))
+    assert alone == f"capital factual 10 of 12 - - - not scored not scored 1.00 {whole}"
     scored = "0.84 ± 0.06 [0.50, 0.97] 0.88 ± 0.00 [0.53, 0.98] 0.25 - - - - - -"
     assert f"{name} factual 9.5 of 12 0 4 2.0 {scored}" in lines
     assert "[b]ceo factual 3 of 12 - - - not scored not scored 0.05 - - - - - -" in lines
@@ -166,3 +171,41 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, write, append):
         write(broken_at_the_second(), path, append)
     assert [file.name for file in tmp_path.iterdir()] == ["results"]
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "score"),
+    [
+        (80, "relation known layer faithfulness causality", "0.84 [0.50, 0.97]"),
+        (86, "relation known layer rank faithfulness causality", "0.84 [0.50, 0.97]"),
+        (
+            200,
+            "relation category known layer rank beta faithfulness causality random guess",
+            "0.84 ± 0.06 [0.50, 0.97]",
+        ),
+    ],
+)
+def test_the_table_fits_the_terminal(capsys, monkeypatch, width, columns, score):
+    monkeypatch.setenv("COLUMNS", str(width))
+    name = "state capital city"
+    print_results(summarize([record(relation=name), record(1, relation=name, known=9)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines[2].split()).startswith(columns)
+    assert score in lines[4]
+    assert ("Not shown, for want of room" in lines[-1]) == (width < 200)
+
+
+def test_results_show_themselves_as_a_table():
+    results = Results(summarize([record(relation="city <b>"), unscored_record()]))
+    first, second, third = (line.split() for line in repr(results).splitlines())
+    assert first == ["relation", "known", "layer", "faithfulness", "causality"]
+    assert second == ["city", "<b>", "10", "of", "12", "0", "0.80", "[0.49,", "0.94]", "0.88", "[0.53,", "0.98]"]
+    assert third[-4:] == ["not", "scored", "not", "scored"]
+    assert "<td>city &lt;b&gt;</td><td>10 of 12</td><td>0</td><td>0.80 [0.49, 0.94]</td>" in results._repr_html_()
+
+
+def test_an_lm_that_knows_nothing_gets_one_line(capsys):
+    print_results(summarize([replace(unscored_record(name), n_shot=8) for name in ("ceo", "mother")]))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("None of the 2 relations is scored: the LM knows 6 of 24 test prompts")

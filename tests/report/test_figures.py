@@ -421,3 +421,7 @@ def test_with_deep_models_and_long_names_no_texts_overlap_or_are_cut():
     deep = [record(name, 0, 5, 5, **grid) for name in ("one", "two", "three")]
     for plot in (sweeps.plot_layers, baselines.plot_causality_by_layer):
         check_layout(plot(deep))
+
+
+def test_a_figure_shows_itself_in_a_notebook():
+    assert plotting.new_figure(1, 1)._repr_png_().startswith(b"\x89PNG")

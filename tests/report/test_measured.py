@@ -11,8 +11,7 @@ from lre_lightning.measures.jacobian_lens import GENERIC, LIKENESS, JacobianLens
 from lre_lightning.records.analysis import by_model
 from lre_lightning.records.files import read_records, write_records
 from lre_lightning.records.measurement import Measurement, Tally
-from lre_lightning.report.chapters import chapters_of
-from lre_lightning.report.measured import section_of
+from lre_lightning.report.chapters import chapters_of, section_of
 from tests.helpers.records import distributions, jacobian_lens, with_measures
 from tests.report.artists import check_layout
 from tests.report.examples import MAIN

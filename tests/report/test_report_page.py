@@ -181,6 +181,14 @@ def test_a_short_note_says_how_to_measure_what_is_missing(tmp_path, fast):
     assert not (tmp_path / "out" / "tables" / "first_tokens.csv").exists()
 
 
+def test_a_report_of_one_relation_compares_none(tmp_path, fast):
+    run = write_run(tmp_path / "run", [record for record in MAIN if record.relation == "Colour"])
+    text = make_report([run], tmp_path / "out").read_text(encoding="utf-8")
+    assert {path.stem for path in (tmp_path / "out" / "figures").glob("*.svg")} & {"scatter", "layers"} == set()
+    assert "Findings</h3>" not in text
+    assert "Relations</h3>" in text
+
+
 def test_same_records_make_the_same_bytes_everywhere(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", [unscored()])
     paths = []
@@ -194,7 +202,7 @@ def test_same_records_make_the_same_bytes_everywhere(tmp_path, monkeypatch):
     assert any("No relation was scored" in note for note in found.texts("p"))
     folders = [path.parent for path in paths]
     files = [file.relative_to(folders[0]) for file in folders[0].rglob("*.*")]
-    assert {file.name for file in files} > {"index.html", "known.svg", "known.png", "findings.tex"}
+    assert {file.name for file in files} > {"index.html", "hyperparameters.tex"}
     for file in files:
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes(), file
 

@@ -18,7 +18,6 @@ from lre_lightning.prompts.trials import Trial
 from lre_lightning.records.files import read_records
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.scores import new_record, with_grid
-from lre_lightning.scoring.search import with_choice
 from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.module import LREModule
 from tests.helpers import toy
@@ -139,8 +138,7 @@ def outcomes_of(hand, edits, layer, beta, rank):
         yield sample, int(right), int(hand.says(after) == hand.objects[targets[name]])
 
 
-@pytest.mark.parametrize("search", [False, True])
-def test_outcomes_are_those_of_numpy_where_not_all_are_right(random_toy, fitted, search):
+def test_outcomes_are_those_of_numpy_where_not_all_are_right(random_toy, fitted):
     module, all_states, _ = fitted
     record, states = module.records[SCORED[0]], all_states[SCORED[0]]
     hand, edits = ByHand(random_toy, states.trial), edits_of(states)
@@ -148,16 +146,14 @@ def test_outcomes_are_those_of_numpy_where_not_all_are_right(random_toy, fitted,
         layer: LRE(*map(torch.from_numpy, (hand.weight(layer), hand.output(np.zeros(WIDTH), layer))), layer, NOWHERE)
         for layer in LAYERS
     }
-    grid = record, states, lres, BETAS, RANKS
-    _, said, edited = with_choice(*grid, "faithfulness") if search else with_grid(*grid)
-    points = [(record.layer, 0.8, record.rank)] if search else product(LAYERS, BETAS, RANKS)
+    _, said, edited = with_grid(record, states, lres, BETAS, RANKS)
     seen = set()
-    for layer, beta, rank in points:
+    for layer, beta, rank in product(LAYERS, BETAS, RANKS):
         at = replace(record, layer=layer, beta=beta, rank=rank)
         found = Outcomes().measure(scored(at, states, lres, said=said, edited=edited)).rows
         assert found == tuple(outcomes_of(hand, edits, layer, beta, rank))
         seen |= {one[1:] for one in found}
-    assert len(seen) == (1 if search else 4)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize("key", SCORED, ids=str)

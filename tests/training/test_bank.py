@@ -91,3 +91,11 @@ def test_beta_is_tuned_where_files_are_on_another_node(tmp_path):
         assert bank.lres.metadata["thing colour", 0]["beta"] == 2.5
         assert (tmp_path / f"{writes}").exists() == writes
     assert LRE.load(tmp_path / "True" / file_of(("thing colour", 0))).beta == 2.5
+
+
+def test_a_fit_does_not_replace_the_lres_of_another_lm(random_toy, tmp_path):
+    bank = bank_of(tmp_path / "lres", lre_of())
+    with pytest.raises(LREError, match="already holds LREs of another LM, which the fit would replace"):
+        bank.lres.refuse_others(random_toy)
+    own = replace(lre_of(), origin=replace(lre_of().origin, identity=random_toy.identity))
+    bank_of(tmp_path / "own", own).lres.refuse_others(random_toy)

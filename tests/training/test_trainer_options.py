@@ -197,3 +197,15 @@ def test_lightning_does_not_split_the_texts_of_a_process_once_more(data_of):
     loader = data.predict_dataloader()
     assert isinstance(loader.sampler, DistributedSampler)
     assert list(loader) == ["thing1", "thing2"]
+
+
+def test_validation_of_an_unfinished_fit_says_what_is_missing(random_toy, data_of, tmp_path, caplog):
+    data = data_of("thing colour", trials=2)
+    module = LREModule(random_toy, ranks=[4])
+    trainer_of(tmp_path, max_epochs=1).fit(module, datamodule=data)
+    trainer_of(tmp_path).validate(module, datamodule=data, verbose=False)
+    assert "the fit has not finished 1 of 2 trials, such as trial 1 of 'thing colour'" in caplog.text
+    assert "on disk" not in caplog.text
+    trainer_of(tmp_path).fit(LREModule(random_toy, ranks=[4]), datamodule=data)  # its LREs are newer than the records
+    trainer_of(tmp_path).validate(module, datamodule=data, verbose=False)
+    assert "and 1 LREs on disk are newer than the checkpoint" in caplog.text
