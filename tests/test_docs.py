@@ -43,7 +43,11 @@ ON_SMOLLM2 = {
 """The same of pages whose examples run on SmolLM2."""
 
 IN_OTHER_TOOLS = {
-    "docs/guides/other-tools.md": ["Ottawa 0.70 edited:  Lima\n" * 3, "by hand:  Lima", "country capital city: The capi"]
+    "docs/guides/other-tools.md": [
+        "Ottawa 0.70 edited:  Lima\n" * 3,
+        "by hand:  Lima",
+        "country capital city: The capi",
+    ]
 }
 """The same of pages whose examples need nnsight and TransformerLens."""
 

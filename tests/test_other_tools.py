@@ -122,7 +122,9 @@ def test_hidden_states_of_other_tools_are_read_like_our_own(lre, tool):
     expected = own.grid(lre, 1)
     assert grid.top == expected.top[1:]
     torch.manual_seed(0)
-    concepts = Concepts(("a", "b"), torch.randn(2, lm.hidden_size), lre.layer, 1, lm.num_layers - 1, "first", lre.origin)
+    concepts = Concepts(
+        ("a", "b"), torch.randn(2, lm.hidden_size), lre.layer, 1, lm.num_layers - 1, "first", lre.origin
+    )
     assert concepts.classify(states[lre.layer]) == concepts.classify(own.hidden[1 + lre.layer])
     lens = JacobianLens({lre.layer: torch.randn(lm.hidden_size, lm.hidden_size) / lm.hidden_size}, n_prompts=1)
     torch.testing.assert_close(lens(s, lre.layer), lens(ours, lre.layer), **CLOSE)
