@@ -66,7 +66,7 @@ class NNsight(PlainHooks):
                 block = self.model.model.layers[layer]
                 block.output = edit(block.output, layer)
             logits = self.model.lm_head.output.save()
-        return logits
+        return logits  # noqa: RET504 - nnsight ends the trace first
 
 
 class TransformerLens(PlainHooks):
