@@ -20,7 +20,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE
-from lre_lightning.metrics.functional import KS, token_ranks
+from lre_lightning.metrics import token_ranks
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.progress import progress
@@ -31,6 +31,9 @@ from lre_lightning.scoring.states import knows
 
 LM, LENS, OTHER_LENS, GENERIC_LENS = "LM", "attribute lens", "lens of another relation", "Jacobian lens"
 """The readers whose answers are counted: the LM itself, the lens of the relation, and controls."""
+
+KS = (1, 2, 3)
+"""The k of recall at k, of table "attribute-lens"."""
 
 
 class DistractedPrompts(PromptSource, Protocol):

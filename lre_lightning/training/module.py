@@ -24,6 +24,7 @@ from lre_lightning.records.summary import Results, summarize
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.runs.processes import Processes, on_rank_zero, share_error
 from lre_lightning.scoring.measure import Measure, layers_for, measures_of
+from lre_lightning.scoring.scores import grid_metrics
 from lre_lightning.training.bank import LREBank, TrialKey, file_of
 from lre_lightning.training.forecast import Forecast, forecast
 from lre_lightning.training.options import Fitting
@@ -93,6 +94,7 @@ class LREModule(FrozenLMModule):
                 "measures": [measure.plain() for measure in self.measures],
             }
         )
+        self.faithfulness, self.causality = grid_metrics(["emb"], [1.0], [1])  # those of the trial that is scored
         self.beta = float(beta)
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), self.beta])
         self.bank = LREBank()
@@ -282,15 +284,17 @@ class LREModule(FrozenLMModule):
         if self.trainer.state.fn == "fit":
             if not self._trained:  # a callback has stopped the fit in the middle of the trial
                 self._trial = None
-            if self._trial is not None:
+            if self._trial is not None and self._trial.unscored is None:
                 self._trial.estimate()
+                self.faithfulness, self.causality = self._trial.metrics()
             return
         self._say_what_is_missing()
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
         begun_with, tuned = self.bank.tuned or (None, self.beta)
         run = replace(self._run, beta=tuned if begun_with == self.beta else self.beta)
-        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres)
+        self.faithfulness, self.causality = metrics = grid_metrics(["emb"], [run.beta], [1])
+        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres, metrics)
 
     def _say_what_is_missing(self) -> None:
         """Warn of trials that the fit has not come to, or whose LREs it has kept since its last checkpoint."""
@@ -322,17 +326,17 @@ class LREModule(FrozenLMModule):
             for record in self._trial.finish():
                 self._keep(record)
         elif self._trial is not None and self._trial.unscored is None:
-            record, lre = self._trial.finish()
+            record, lre = self._trial.finish((self.faithfulness, self.causality))
             if lre is not None:
                 self._keep_lre(lre)
             if record is not None:
                 self._keep(record)
         self._trial = None
-        for name, score in SCORES.items():  # for the Trainer; loggers get more from `ResultsScalars`
+        for name, score in SCORES.items():  # over the relations so far; `ResultsScalars` has more for loggers
             mean = over_relations(self.records.values(), score)
             if mean is not None or self.trainer.state.fn == "fit":  # callbacks fail without the score they monitor
                 value = 0.0 if mean is None else mean[0]
-                self.log(name, value, logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
+                self.log(name, value, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _keep_lre(self, lre: LRE) -> None:
         """Keep an LRE; the first process writes its file, and the others wait for that."""
