@@ -196,6 +196,18 @@ def test_the_table_fits_the_terminal(capsys, monkeypatch, width, columns, score)
     assert ("Not shown, for want of room" in lines[-1]) == (width < 200)
 
 
+@pytest.mark.parametrize("between", " _")
+def test_long_names_of_relations_wrap(capsys, monkeypatch, between):
+    monkeypatch.setenv("COLUMNS", "80")
+    name = between.join(["name", "of", "the", "person", "who", "sings", "in", "a", "band"])
+    print_results(summarize([record(relation=name)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[4].split()[-3:] == ["0.88", "[0.53,", "0.98]"]
+    first, second = lines[4].split("  ")[0].strip(), lines[5].strip()
+    assert name in (first + second, f"{first} {second}")
+
+
 def test_results_show_themselves_as_a_table():
     results = Results(summarize([record(relation="city <b>"), unscored_record()]))
     first, second, third = (line.split() for line in repr(results).splitlines())
