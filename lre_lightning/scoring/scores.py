@@ -130,7 +130,7 @@ def grid_of(counts: Tensor) -> Any:
 def count_read(
     lm: LanguageModel, lres: Mapping[Layer, LRE], examples: Tensor, processes: Processes = ONE_PROCESS
 ) -> tuple[int, ...]:
-    """Count how often each LRE says what the LM does when it reads s of every layer, not of its own alone.
+    """Count how often each LRE says what the LM does when it reads s of several layers, not of its own alone.
 
     It is what `records.selection.choose` compares layers by that score equally. No test prompt has a part in it. The
     training prompts are split among the processes; a collective call.
@@ -138,11 +138,11 @@ def count_read(
     Args:
         lm: The LM.
         lres: The LRE of each layer.
-        examples: s of the training prompts at each layer and, last, their o, `(layers + 1, prompts, hidden)`.
+        examples: s of training prompts at the layers to read and, last, their o, `(layers + 1, prompts, hidden)`.
         processes: The processes of the run, which have the same examples.
 
     Returns:
-        The readings, `[layer]`, out of the prompts times the layers.
+        The readings, one for each LRE, out of the prompts times the layers.
     """
     mine = examples[:, processes.index :: processes.count]
     said = lm.predict(mine[-1])

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -284,8 +285,9 @@ class FitTrial(TestedTrial):
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
 
     def _count_read(self) -> tuple[int, ...]:
-        lm, prompts = self.run.lm, self._train_prompts[:READ]
-        return count_read(lm, self._lres, example_states(lm, prompts, self.layers), self.run.processes)
+        lm, layers = self.run.lm, self.layers[:: ceil(len(self.layers) / READ)]
+        examples = example_states(lm, self._train_prompts[:READ], layers)
+        return count_read(lm, self._lres, examples, self.run.processes)
 
     def _with_elements(self, lre: LRE) -> LRE:
         """Return the LRE with W that can be kept: if it is matrix-free, in all factors that were found."""
