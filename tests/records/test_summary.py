@@ -10,7 +10,7 @@ import pytest
 from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
 from lre_lightning.records.files import write_records
 from lre_lightning.records.measurement import Measurement, Tally
-from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, Results, summarize, write_csv
+from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, NOT_KEPT, Results, summarize, write_csv
 from lre_lightning.report.console import print_results
 from tests.helpers.records import csv_rows, majorities, small_record, unscored_record, whole_objects
 
@@ -221,3 +221,11 @@ def test_an_lm_that_knows_nothing_gets_one_line(capsys):
     print_results(summarize([replace(unscored_record(name), n_shot=8) for name in ("ceo", "mother")]))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("None of the 2 relations is scored: the LM knows 6 of 24 test prompts")
+
+
+def test_a_stopped_fit_that_has_only_chosen_does_not_lack_known_samples():
+    chose = record(reported=False, n_shot=8)
+    (summary,) = summarize([chose])
+    assert summary.unscored == NOT_KEPT
+    (summary,) = summarize([chose, replace(unscored_record(chose.relation), trial=1, n_shot=8)])
+    assert "8 that the LM knows are needed" in summary.unscored
