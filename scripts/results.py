@@ -72,6 +72,15 @@ STUDIES = (
         "readings-of-what-isnt-there",
         ("calibration", "linearity"),
     ),
+    (
+        "How often a fact occurs",
+        "Is what occurs more often more linear (Merullo et al., 2025)? Numbers by fact beside what is known, faithful "
+        "and edited. Of the demo they count the lines of its training texts; of SmolLM2 they are frequencies of words "
+        "in general English, of eight relations, at layer 12, rank 64 and beta 1, with up to 60 known samples of each. "
+        "The demo has 27 relations, layers 1 to 3, beta 2.25, and knows all of its facts, each told 103 to 738 times.",
+        "fact-by-fact",
+        ("frequency",),
+    ),
     ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
     (
         "Whole objects by templates",

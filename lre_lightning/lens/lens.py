@@ -187,10 +187,11 @@ def read_lenses(
         lre = first.get(name) or lres[name, trials[name]]
         origins[name] = lre.origin
         if own_layers:
-            likeness = likenesses and likenesses.own(name, lre.layer)
+            likeness = None if likenesses is None else likenesses.own(name, lre.layer)
             grids.append(states.at(lre.layer).grid(lre, top_k, likeness=likeness))
         else:
-            grids.append(states.grid(lre, top_k, likeness=likenesses and likenesses.get(name)))
+            likeness = None if likenesses is None else likenesses.get(name)
+            grids.append(states.grid(lre, top_k, likeness=likeness))
     generic: list[Lens] = [] if jacobian_lens is None else [jacobian_lens]
     generic += [] if own_layers else [LogitLens()]
     grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]

@@ -216,7 +216,7 @@ def write_likenesses(likenesses: Likenesses, layers: Mapping[str, Layer], folder
         layers: The layer of each relation's LRE.
         folder: The folder.
     """
-    tensors, names = {}, list[str]()
+    tensors, names = dict[str, Tensor](), list[str]()
     for name, layer in layers.items():
         if one := likenesses.own(name, layer):
             tensors |= {f"{len(names)}.{part}": getattr(one, part)[0] for part in PARTS}
@@ -243,7 +243,7 @@ def read_likenesses(path: Path, origins: Mapping[str, Origin], layers: Mapping[s
             shapes = parts["train"].shape[1:], parts["centre"].shape, parts["values"].shape[1:]
             if shapes != ((width,), (1, width), ()) or not all(part.isfinite().all() for part in parts.values()):
                 raise ValueError(f"the likeness of {name!r} has other shapes or values")
-            found[str(name)] = Likeness(**{part: tensor[None] for part, tensor in parts.items()})
+            found[str(name)] = Likeness(parts["train"][None], parts["centre"][None], parts["values"][None])
         return found
 
 

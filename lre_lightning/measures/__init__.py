@@ -2,6 +2,7 @@
 
 from lre_lightning.measures.baselines import Baselines
 from lre_lightning.measures.distributions import Distributions
+from lre_lightning.measures.facts import Facts
 from lre_lightning.measures.generations import Generations
 from lre_lightning.measures.jacobian_lens import JacobianLensLREs
 from lre_lightning.measures.line_integrals import LineIntegrals
@@ -14,6 +15,7 @@ from lre_lightning.scoring.measure import Measure
 __all__ = [
     "Baselines",
     "Distributions",
+    "Facts",
     "Generations",
     "JacobianLensLREs",
     "LineIntegrals",
