@@ -204,10 +204,6 @@ class TrialStates:
         """Draw at most `count` of the samples that are edited, over all processes."""
         return self._in_drawn_order(self.all_edited)[:count]
 
-    def draw_known(self, count: int) -> list[int]:
-        """Draw at most `count` of the known samples, over all processes."""
-        return self._in_drawn_order((self.tokens >= 0).nonzero().flatten().tolist())[:count]
-
     def _in_drawn_order(self, samples: Iterable[int]) -> list[int]:
         asked, key = self.trial.test_asked, draw_key(self.trial)
         return sorted(samples, key=lambda sample: draw_order(key, asked[sample].subject))
