@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.metrics import token_ranks
@@ -96,7 +95,7 @@ def latent_knowledge(
     lres: Mapping[tuple[str, int], LRE],
     beta: float | None = None,
     ks: Sequence[int] = KS,
-    jacobian_lens: JacobianLens | None = None,
+    jacobian_lens: Lens | None = None,
 ) -> list[LatentKnowledge]:
     """Count how often the LM and the attribute lens find what the LM knows, in prompts that distract it.
 
@@ -135,7 +134,7 @@ def _count_trial(
     lres: Mapping[tuple[str, int], LRE],
     beta: float | None,
     ks: tuple[int, ...],
-    jacobian_lens: JacobianLens | None,
+    jacobian_lens: Lens | None,
 ) -> LatentKnowledge:
     trial = data.trial(index)
     relation = trial.relation

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks
-from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import LensGrid, read_lenses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
+from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.backward import check_backward
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
@@ -100,7 +100,7 @@ class LREModule(FrozenLMModule):
         self.bank = LREBank()
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
-        self.jacobian_lens: JacobianLens | None = None  # in prediction
+        self.jacobian_lens: Lens | None = None  # in prediction
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._expected: float | None = None
         self._adds = False
