@@ -187,9 +187,8 @@ class LREModule(FrozenLMModule):
         data.together = prompts_in_a_sweep(self.lm)
         return forecast(self._run_of(data, Processes(count=devices)))
 
-    @property
-    def expected(self) -> float | None:
-        """Seconds from the first trial that is scored to the end of the fit, measured there; None before that."""
+    def expect(self) -> float | None:
+        """Measure how many seconds the fit takes from the first trial that is scored on, once; None before that."""
         if self._expected is None and isinstance(self._trial, FitTrial) and self._trial.unscored is None:
             epochs = self.current_epoch, self.trainer.fit_loop.max_epochs
             self._expected = forecast(self._run, *epochs, self._trial).seconds
@@ -243,8 +242,8 @@ class LREModule(FrozenLMModule):
         trial.skip_if_unknown()
         if trial.unscored is not None:
             self._keep(trial.unscored)
-        elif self.lm.shards and self._expected is None:
-            self._expected = self.expected  # here, where all who share the LM are, and not where one asks for it
+        elif self.lm.shards:
+            self.expect()  # here, where all who share the LM are, and not where one asks for it
 
     def _check_batches(self) -> None:
         """Check that a trial is given all its training prompts, and is scored after them."""
