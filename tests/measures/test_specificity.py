@@ -25,12 +25,12 @@ from tests.helpers.identities import SOME
 from tests.helpers.records import COUNTS, with_measures
 from tests.scoring.trials import answer, pinv, scored, state
 
-LAYER, RANKS, COUNT = 1, (2, 12, 40), 12
+LAYER, RANKS, COUNT = 1, (2, 40), 10
 CAPITAL, LANGUAGE, CONTINENT = "country capital city", "country language", "country continent"
 
 
 def write(relation, folder, objects):
-    """Write a relation of a dozen samples with some objects."""
+    """Write a relation of some samples with some objects."""
     properties = {"relation_type": "factual", "domain_name": "", "range_name": "", "symmetric": False}
     samples = [{"subject": s.subject, "object": o} for s, o in zip(relation.samples, objects, strict=False)]
     plain = {"name": relation.name, "prompt_templates": relation.prompt_templates, "samples": samples}
@@ -56,7 +56,7 @@ def capitals(tmp_path_factory):
     folder, lm = tmp_path_factory.mktemp("relations"), LanguageModel.from_pretrained("demo")
     for relation in load_relations([CAPITAL, LANGUAGE, CONTINENT], "demo"):
         objects = [sample.object for sample in relation.samples][:COUNT]
-        write(relation, folder, [*objects[:4], *["Nowhere"] * 8] if relation.name == CONTINENT else objects)
+        write(relation, folder, [*objects[:4], *["Nowhere"] * 6] if relation.name == CONTINENT else objects)
     data = RelationDataModule("demo", source=str(folder), n_shot=3, trials=1)
     data.use(lm)
     index = [data.relations[relation].name for relation, _ in data.schedule].index(CAPITAL)
@@ -67,7 +67,7 @@ def capitals(tmp_path_factory):
     ((layer, weight, bias),) = estimator.means()
     lre = LRE(weight, bias, layer, Origin("", SOME, ""))
     record = TrialRecord(
-        CAPITAL, "", 0, samples=COUNT, range_size=COUNT, tested=9, known=states.all_known, edited=len(states.edited),
+        CAPITAL, "", 0, samples=COUNT, range_size=COUNT, tested=COUNT - 3, known=states.all_known, edited=len(states.edited),
         layers=(LAYER,), ranks=RANKS, layer=LAYER, rank=RANKS[-1],
     )  # fmt: skip
     return scored(record, states, {LAYER: lre}, data=data)
@@ -82,6 +82,8 @@ def by_hand(trial):
     relations = {relation.name: relation for relation in data.relations}
     trains = {data.trial(i).relation.name: data.trial(i).train for i in range(len(data.schedule))}
     totals, sums = dict.fromkeys(KINDS, 0), {name: [0] * len(RANKS) for name in KINDS}
+
+    inverses = [torch.from_numpy(pinv(trial.lre.weight.numpy(), rank)) for rank in RANKS]
 
     def first_token(object_):
         return lm.tokenizer(f" {object_}", add_special_tokens=False)["input_ids"][0]
@@ -114,9 +116,8 @@ def by_hand(trial):
                     continue
                 totals[name] += 1
                 s = state(lm, prompt, LAYER)
-                for place, rank in enumerate(RANKS):
-                    moved = torch.from_numpy(pinv(trial.lre.weight.numpy(), rank)) @ change
-                    sums[name][place] += answer(lm, prompt, LAYER, s + moved) == first_token(right)
+                for place, inverse in enumerate(inverses):
+                    sums[name][place] += answer(lm, prompt, LAYER, s + inverse @ change) == first_token(right)
                 break
     return {name: (tuple(sums[name]), totals[name]) for name in KINDS}
 
@@ -125,7 +126,7 @@ def test_shares_are_those_of_whole_texts(capitals):
     found = Specificity().measure(capitals).tallies
     expected = by_hand(capitals)
     assert {name: (tally.sums, tally.total) for name, tally in found.items()} == expected
-    assert all(total > 4 for _, total in expected.values())
+    assert all(total > 3 for _, total in expected.values())
     assert len({sums for sums, _ in expected.values()}) == 3
     assert any(0 < count < total for sums, total in expected.values() for count in sums)
 
@@ -134,13 +135,13 @@ def test_a_relation_alone_has_no_others(capitals):
     alone = RelationDataModule("demo", CAPITAL, n_shot=3, trials=1)
     alone.use(capitals.lm)
     tallies = Specificity().measure(replace(capitals, data=alone)).tallies
-    assert (tallies["other relations kept"].sums, tallies["other relations kept"].total) == ((0, 0, 0), 0)
+    assert (tallies["other relations kept"].sums, tallies["other relations kept"].total) == ((0, 0), 0)
     assert tallies["neighbours kept"].total > 0
 
 
 def test_a_report_has_the_trade_by_rank():
     fields = {**COUNTS, "layers": (0,), "betas": (1.0,), "ranks": (2, 4), "faithful": ((5,),), "causal": ((2, 6),)}
-    record = TrialRecord(relation="a", trial=0, **fields, edited=8, layer=0, rank=4)
+    record = TrialRecord(relation="a", trial=0, **fields, layer=0, rank=4)
     tallies = {name: Tally((5, 3), 6, ("rank",), column=True) for name in KINDS}
     tallies["other relations kept"] = Tally((0, 0), 0, ("rank",), column=True)
     (section,) = Specificity.sections([with_measures(record, {"specificity": Measurement(tallies)})])
