@@ -66,10 +66,9 @@ def capitals(tmp_path_factory):
         estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [LAYER]))
     ((layer, weight, bias),) = estimator.means()
     lre = LRE(weight, bias, layer, Origin("", SOME, ""))
-    record = TrialRecord(
-        CAPITAL, "", 0, samples=COUNT, range_size=COUNT, tested=COUNT - 3, known=states.all_known, edited=len(states.edited),
-        layers=(LAYER,), ranks=RANKS, layer=LAYER, rank=RANKS[-1],
-    )  # fmt: skip
+    numbers = {"samples": COUNT, "range_size": COUNT, "tested": COUNT - 3, "known": states.all_known}
+    point = {"layers": (LAYER,), "ranks": RANKS, "layer": LAYER, "rank": RANKS[-1]}
+    record = TrialRecord(CAPITAL, "", 0, **numbers, edited=len(states.edited), **point)
     return scored(record, states, {LAYER: lre}, data=data)
 
 
