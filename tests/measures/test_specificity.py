@@ -92,10 +92,11 @@ def by_hand(trial):
         own, wanted = (first_token(name) for name in (sample.object, other.object))
         change = state(lm, prompts[target], last, -1) - state(lm, prompts[row], last, -1)
         questions = {name: [] for name in KINDS}
-        for name in sorted({LANGUAGE, CONTINENT}, key=lambda name: draw_order(
-            key, sample.subject, name, next(s.object for s in relations[name].samples if s.subject == sample.subject)
-        )):  # fmt: skip
-            object_ = next(s.object for s in relations[name].samples if s.subject == sample.subject)
+        facts = [(name, one.object) for name in trains for one in relations[name].samples if one.name == sample.name]
+        facts = sorted(facts, key=lambda fact: draw_order(key, sample.subject, *fact))
+        for name, object_ in facts:
+            if name == CAPITAL:
+                continue
             context = [one for one in trains[name] if one.subject != sample.subject]
             text = text_of(relations[name].templates[0], context, sample.subject)
             if first_token(object_) not in (own, wanted):
