@@ -138,22 +138,28 @@ def _answers(trial: ScoredTrial, delta: Tensor, asked: Sequence[tuple[int, Promp
         answers after the edit, `(found, ranks)`.
     """
     lm, layer = trial.lm, trial.lre.layer
-    first: dict[int, int] = {}
-    if asked:
-        runs = prompts_to_run(lm, [prompt for _, prompt in asked])
+    heads: dict[str, list[int]] = {}  # what is before the subject is run once for all questions that share it
+    for index, (_, prompt) in enumerate(asked):
+        heads.setdefault(prompt.text[: prompt.subject_chars[0]], []).append(index)
+    batches = [(indices, prompts_to_run(lm, [asked[index][1] for index in indices])) for indices in heads.values()]
+    known = list[int]()
+    for indices, runs in batches:
         said = lm.predict(runs.hidden_states([layer])[1]).tolist()
-        for row, ((place, prompt), answer) in enumerate(zip(asked, said, strict=True)):
-            if answer == prompt.object_token:
-                first.setdefault(place, row)
-    if not first:
-        none = torch.zeros(0, dtype=torch.long)
-        return none, none, none.reshape(0, delta.shape[1])
-    places, rows = torch.tensor([*first], dtype=torch.long), torch.tensor([*first.values()], dtype=torch.long)
-    runs = runs.select(rows)
-    subject = runs.hidden_states([layer], keep=True)[0].to(delta)
-    after = lm.predict(runs.patched(layer, subject + delta[places.to(delta.device)]))
-    tokens = [asked[row][1].object_token for row in first.values()]
-    return places, torch.tensor(tokens, dtype=torch.long, device=after.device), after
+        known += [index for index, answer in zip(indices, said, strict=True) if answer == asked[index][1].object_token]
+    first: dict[int, int] = {}
+    for index in sorted(known):
+        first.setdefault(asked[index][0], index)
+    found = [(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), delta[:0, :, 0].long())]
+    for indices, runs in batches:
+        rows = [row for row, index in enumerate(indices) if first.get(asked[index][0]) == index]
+        if rows:
+            chosen = runs.select(torch.tensor(rows))
+            places = torch.tensor([asked[indices[row]][0] for row in rows])
+            subject = chosen.hidden_states([layer], keep=True)[0].to(delta)
+            after = lm.predict(chosen.patched(layer, subject + delta[places.to(delta.device)]))
+            found.append((places, torch.tensor([asked[indices[row]][1].object_token for row in rows]), after))
+    places, tokens, after = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return places, tokens.to(after.device), after
 
 
 def _prompt(trial: ScoredTrial, relation: Relation, template: str, sample: Sample, context: Sequence[Sample]) -> Prompt:
@@ -203,7 +209,7 @@ def neighbours(trial: ScoredTrial, edit: Edit) -> Questions:
     source = states.prompts[edit.row]
     end = source.subject_position + 1
     if prompt.input_ids[:end] == source.input_ids[:end]:  # some tokenizers join what follows the subject with it
-        yield replace(prompt, subject_span=source.subject_span)
+        yield replace(prompt, subject_span=source.subject_span, subject_chars=source.subject_chars)
 
 
 def paraphrases(trial: ScoredTrial, edit: Edit) -> Questions:
