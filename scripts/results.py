@@ -81,6 +81,14 @@ STUDIES = (
         "fact-by-fact",
         ("frequency",),
     ),
+    (
+        "What an edit leaves alone",
+        "Edits at each rank, by success and by what else they change. `lre fit` with `--model.measures+=Specificity` "
+        "and `lre report` make the table; SmolLM2's is of four relations of countries, at layer 12, with up to 16 "
+        "known samples of each, and the demo's of its 27 relations, layers 1 to 3.",
+        "what-an-edit-leaves-alone",
+        ("specificity",),
+    ),
     ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
     (
         "Whole objects by templates",

@@ -125,7 +125,7 @@ class TestedTrial:
     ) -> TrialRecord:
         """Return the record with what each measure has found."""
         tokens = self.run.data.coverage(self.trial.relation).tokens
-        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens)
+        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens, self.run.data)
         record = replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
         columns = Counter(
             name for found in record.measures.values() for name, tally in found.tallies.items() if tally.column
