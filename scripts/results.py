@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from lre_lightning import LanguageModel, LRECollection, read_lenses
+from lre_lightning import LanguageModel, Likenesses, LRECollection, read_lenses
 from lre_lightning.grid import DEFAULT_BETAS
 from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.measures.baselines import plot_causality_baselines, plot_faithfulness_baselines
@@ -199,9 +199,10 @@ def main() -> None:
 def lens() -> None:
     """Write the lens of capital cities over a sentence that asks for none, the first picture of the README."""
     lm, lres = LanguageModel.from_pretrained("smollm2"), LRECollection.from_pretrained("smollm2")
-    text = "Rosa took a train from Peru to Brazil and then flew to Japan"
-    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=range(0, lm.num_layers, 3))
-    plot_lenses(grids).savefig(DOCS / "images" / "lens_japan.png", metadata={"Software": None})
+    text, layers = "She grew up in Egypt, studied in France and works in Japan", range(1, lm.num_layers - 6, 3)
+    likenesses = Likenesses(lm, lres, layers)
+    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=layers, likenesses=likenesses)
+    plot_lenses(grids).savefig(DOCS / "images" / "lens_capitals.png", metadata={"Software": None})
 
 
 def head(records: Sequence[TrialRecord]) -> str:
