@@ -20,7 +20,7 @@ FOLDERS = {
     "callbacks": "lre_lightning/callbacks",
 }
 MAX_DEMO_BYTES = 10_000_000
-MAX_SMOLLM2_BYTES = 13_000_000
+MAX_SMOLLM2_BYTES = 14_000_000
 
 
 def run(*command, cwd):

@@ -88,7 +88,7 @@ def test_options_of_other_sources_are_refused(sources):
         with pytest.raises(LREError, match=f"takes no option '{option}': {'it may' if name in others else 'leave'}"):
             load_relations(source=sources[name], options={option: "train"})
     for source in (sources["folder"], sources["both.json"], "demo"):
-        with pytest.raises(LREError, match="columns is for tables and data sets"):
+        with pytest.raises(LREError, match="--data.selection.columns is for tables and data sets"):
             load_relations(source=source, columns={"subject": "head"})
 
 
