@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from lre_lightning import LanguageModel, LRECollection, read_lenses
+from lre_lightning import LanguageModel, Likenesses, LRECollection, read_lenses
 from lre_lightning.grid import DEFAULT_BETAS
 from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.measures.baselines import plot_causality_baselines, plot_faithfulness_baselines
@@ -80,6 +80,14 @@ STUDIES = (
         "The demo has 27 relations, layers 1 to 3, beta 2.25, and knows all of its facts, each told 103 to 738 times.",
         "fact-by-fact",
         ("frequency",),
+    ),
+    (
+        "What an edit leaves alone",
+        "Edits at each rank, by success and by what else they change. `lre fit` with `--model.measures+=Specificity` "
+        "and `lre report` make the table; SmolLM2's is of four relations of countries, at layer 12, with up to 16 "
+        "known samples of each, and the demo's of its 27 relations, layers 1 to 3.",
+        "what-an-edit-leaves-alone",
+        ("specificity",),
     ),
     ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
     (
@@ -188,9 +196,10 @@ def main() -> None:
 def lens() -> None:
     """Write the lens of capital cities over a sentence that asks for none, the first picture of the README."""
     lm, lres = LanguageModel.from_pretrained("smollm2"), LRECollection.from_pretrained("smollm2")
-    text = "Rosa took a train from Peru to Brazil and then flew to Japan"
-    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=range(0, lm.num_layers, 3))
-    plot_lenses(grids).savefig(DOCS / "images" / "lens_japan.png", metadata={"Software": None})
+    text, layers = "She grew up in Egypt, studied in France and works in Japan", range(1, lm.num_layers - 6, 3)
+    likenesses = Likenesses(lm, lres, layers)
+    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=layers, likenesses=likenesses)
+    plot_lenses(grids).savefig(DOCS / "images" / "lens_capitals.png", metadata={"Software": None})
 
 
 def head(records: Sequence[TrialRecord]) -> str:

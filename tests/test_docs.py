@@ -38,7 +38,7 @@ PRINTED = {
 """What the examples of a page print, among other things."""
 
 ON_SMOLLM2 = {
-    "README.md": ["Tokyo 0.94", "Paris 0.7", "France -> Japan: Tokyo 0.5", "country capital city 19 (", "torch.Size(["]
+    "README.md": ["Tokyo 0.94", "Paris 0.7", "France -> Japan: Tokyo 0.5", "Cairo 0.9", "country capital city 19 ("]
 }
 """The same of pages whose examples run on SmolLM2."""
 

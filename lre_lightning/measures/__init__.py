@@ -9,6 +9,7 @@ from lre_lightning.measures.line_integrals import LineIntegrals
 from lre_lightning.measures.low_rank import LowRank
 from lre_lightning.measures.majorities import Majorities
 from lre_lightning.measures.outcomes import Outcomes
+from lre_lightning.measures.specificity import Specificity
 from lre_lightning.measures.whole_objects import WholeObjects
 from lre_lightning.scoring.measure import Measure
 
@@ -23,5 +24,6 @@ __all__ = [
     "Majorities",
     "Measure",
     "Outcomes",
+    "Specificity",
     "WholeObjects",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -16,8 +17,10 @@ import torch
 
 from lre_lightning.demo import resolve
 from lre_lightning.errors import LREError, check_choice, check_number, first_line
+from lre_lightning.models.placement import is_offloaded
 from lre_lightning.models.quantization import QUANTIZATIONS, Quantization
 from lre_lightning.options import option
+from lre_lightning.storage.cache import LIMIT, kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -204,16 +207,50 @@ def _read_once() -> Iterator[None]:
 
 
 def _load_gguf(path: str, gguf_file: str, given: dict[str, Any]) -> PreTrainedModel:
-    """Load an LM from a GGUF file with dequantized weights: a plain one, which can be moved, cast and saved."""
+    """Load an LM from a GGUF file with dequantized weights, which are kept in the user's cache."""
+    from transformers import AutoModelForCausalLM
+
+    file = gguf_path(path, gguf_file, given.get("revision"))
+    make = partial(_dequantized, path, gguf_file, given)
+    model: Any = kept(
+        gguf_key(file, str(given["dtype"])), make, _save, partial(AutoModelForCausalLM.from_pretrained, **given)
+    )
+    model.name_or_path = model.config.name_or_path = path  # not that of the cache
+    return cast("PreTrainedModel", model)
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    """Save the weights of an LM, unless they are too many, or are on disk already."""
+    if sum(weight.nbytes for weight in model.parameters()) < LIMIT and not any(map(is_offloaded, model.modules())):
+        model.save_pretrained(folder, max_shard_size=LIMIT)
+
+
+def _dequantized(path: str, gguf_file: str, given: dict[str, Any]) -> PreTrainedModel:
+    """Dequantize the weights of a GGUF file: of a plain LM, which can be moved, cast and saved."""
     import transformers
 
     if hasattr(transformers, "GgufConfig"):  # else weights are dequantized anyway
-        given["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        given = given | {"quantization_config": transformers.GgufConfig(dequantize=True)}
     with _read_once():
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, gguf_file=gguf_file, **given)
     if getattr(model, "hf_quantizer", None) is not None:
         model.hf_quantizer.remove_quantization_config(model)
     return cast("PreTrainedModel", model)
+
+
+def gguf_path(path: str, gguf_file: str, revision: str | None) -> str:
+    """Return the path of a GGUF file in a folder, or of its copy from a repository on the hub."""
+    from transformers.utils.hub import cached_file
+
+    return str(cached_file(path, gguf_file, revision=revision))
+
+
+def gguf_key(file: str, form: str) -> str:
+    """Return what something converted from a GGUF file depends on: its content, and what reads it."""
+    import pooch  # type: ignore[import-untyped]
+
+    versions = [version(package) for package in ("transformers", "gguf")]
+    return " ".join([pooch.file_hash(file), form, *versions])
 
 
 def check_model(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.loading import locate, why_not
+from lre_lightning.models.loading import gguf_key, gguf_path, locate, why_not
+from lre_lightning.storage.cache import kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,13 +96,17 @@ def load_tokenizer(
     """
     path, gguf_file = locate(name_or_path, gguf_file)
     from transformers import AutoTokenizer
-    from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
-    if gguf_file is not None:
-        options["gguf_file"] = gguf_file
+    file: str | None = None
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer: Any
+        if gguf_file is None:
+            tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        else:
+            file = gguf_path(path, gguf_file, revision)
+            make = partial(AutoTokenizer.from_pretrained, path, gguf_file=gguf_file, **options)
+            tokenizer = kept(gguf_key(file, "tokenizer"), make, _save, AutoTokenizer.from_pretrained)
     except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
         if gguf_file is not None:
@@ -116,12 +123,18 @@ def load_tokenizer(
         raise LREError(
             f"cannot load the tokenizer {name_or_path!r}: its vocabulary is empty (is tokenizer.json missing?)"
         )
-    if gguf_file is not None:
-        tokenizer.name_or_path = name_or_path  # else that of its folder, which may have several
-        adds = _adds_bos(str(cached_file(path, gguf_file, revision=options["revision"])))
+    if file is not None:
+        tokenizer.name_or_path = name_or_path  # else that of its folder, which may have several, or of the cache
+        adds = _adds_bos(file)
         if adds not in (None, own_start(tokenizer) is not None) and tokenizer.bos_token is not None:
             tokenizer.add_bos_token = adds
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _save(tokenizer: Any, folder: Path) -> None:
+    """Save a fast tokenizer; any other is refused."""
+    if getattr(tokenizer, "is_fast", False):
+        tokenizer.save_pretrained(folder)
 
 
 def _adds_bos(path: str) -> bool | None:

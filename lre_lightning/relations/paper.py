@@ -14,6 +14,7 @@ from typing import Any
 
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.progress import progress
+from lre_lightning.storage.cache import cache_folder
 from lre_lightning.storage.files import failures_named, make_folder
 
 REPOSITORY = "https://github.com/evandez/relations"
@@ -26,10 +27,10 @@ RETRIES = 2
 def fetch_paper_relations(timeout: float = 20.0) -> Path:
     """Download the relations of the paper, unless they are in the cache.
 
-    The cache is the folder named by the environment variable ``LRE_CACHE_DIR``, else the user's cache folder. Its
-    files are compared with their checksums each time; if all match, no request is made and nothing is written. A file
-    is written atomically, so that a download that was interrupted is resumed with the next file, and processes may
-    download at the same time. ``LRE_PAPER_RELATIONS_URL`` names a mirror of the repository's folder ``data``.
+    They are in `cache_folder`. The files are compared with their checksums each time; if all match, no request is made
+    and nothing is written. A file is written atomically, so that a download that was interrupted is resumed with the
+    next file, and processes may download at the same time. ``LRE_PAPER_RELATIONS_URL`` names a mirror of the
+    repository's folder ``data``.
 
     Args:
         timeout: Seconds without data after which a request fails. A request that fails is made `RETRIES` times again.
@@ -39,8 +40,7 @@ def fetch_paper_relations(timeout: float = 20.0) -> Path:
     """
     import pooch  # type: ignore[import-untyped]
 
-    named = os.environ.get("LRE_CACHE_DIR")
-    cache = Path(os.path.expanduser(named or pooch.os_cache("lre-lightning"))).absolute()
+    cache = cache_folder()
     address = os.environ.get("LRE_PAPER_RELATIONS_URL") or ADDRESS
     files = pooch.create(cache / REVISION, address.rstrip("/") + "/", retry_if_failed=RETRIES)
     files.load_registry(MANIFEST)

@@ -30,7 +30,7 @@ from lre_lightning.records.selection import choice_of_earlier, choose_after, tak
 from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
-from lre_lightning.scoring.scores import new_record, with_grid
+from lre_lightning.scoring.scores import GridMetrics, grid_metrics, new_record, with_grid
 from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.training.method import Method, choose_method
 
@@ -124,7 +124,7 @@ class TestedTrial:
     ) -> TrialRecord:
         """Return the record with what each measure has found."""
         tokens = self.run.data.coverage(self.trial.relation).tokens
-        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens)
+        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens, self.run.data)
         record = replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
         columns = Counter(
             name for found in record.measures.values() for name, tally in found.tallies.items() if tally.column
@@ -246,8 +246,6 @@ class FitTrial(TestedTrial):
 
     def estimate(self) -> None:
         """Add up the Jacobians of all processes, unless W is matrix-free, and make an LRE at each layer."""
-        if self.unscored is not None:
-            return
         means: Iterable[tuple[Layer, Tensor | Operator, Tensor]]
         if self._operators:
             means = ((layer, operator, operator.bias()) for layer, operator in self._operators.items())
@@ -261,8 +259,12 @@ class FitTrial(TestedTrial):
         """Take a batch of test prompts, unless the trial is skipped."""
         return super().test(batch) if self.unscored is None else ()
 
-    def finish(self) -> tuple[TrialRecord | None, LRE | None]:
-        """Score the LREs and choose one.
+    def metrics(self) -> GridMetrics:
+        """Return the metrics of its grid."""
+        return grid_metrics(self.layers, self.run.betas, self.ranks())
+
+    def finish(self, metrics: GridMetrics) -> tuple[TrialRecord | None, LRE | None]:
+        """Score the LREs by the metrics of its grid, and choose one.
 
         Returns:
             The record, and the LRE at the chosen layer if the trial is reported. The record is None if there was no
@@ -272,9 +274,8 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks())
-        select_by = self.run.fitting.select_by
-        chose = self.choice is None and takes_part(record, self.earlier, select_by)
+        record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks(), metrics)
+        chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
         layer, rank = self._choose(record)
         record = replace(record, layer=layer, rank=rank, chose=chose)
         record = self._measured(record, states, self._lres, said, edited)
@@ -340,15 +341,15 @@ class RescoredTrial(TestedTrial):
             lre.check_model(run.lm)
         super().__init__(run, trial, run.layers[-1:] if lre is None else [lre.layer])
 
-    def finish(self) -> TrialRecord | None:
-        """Score the LRE and return the record; None if no process had a test prompt."""
+    def finish(self, metrics: GridMetrics) -> TrialRecord | None:
+        """Score the LRE by the metrics of one point and return the record; None if no process had a test prompt."""
         tested = self._tested()
         if tested is None or self.lre is None or tested[1].known < len(self.trial.train):
             return tested[1] if tested else None
         states, record = tested
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
         lres = {lre.layer: lre}
-        record, said, edited = with_grid(record, states, lres, (record.beta,), (rank,))
+        record, said, edited = with_grid(record, states, lres, (record.beta,), (rank,), metrics)
         record = replace(record, layer=lre.layer, rank=rank, backward=lre.origin.backward)
         return self._measured(record, states, lres, said, edited)
 
@@ -361,10 +362,11 @@ class SavedTrials:
     Args:
         run: What the trials have in common.
         lres: The saved LREs by trial key.
+        metrics: The metrics that score each, at one point.
     """
 
-    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE]) -> None:
-        self.run, self.lres = run, lres
+    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE], metrics: GridMetrics) -> None:
+        self.run, self.lres, self.metrics = run, lres, metrics
         self._current: RescoredTrial | None = None
         self._next = 0
 
@@ -382,7 +384,7 @@ class SavedTrials:
     def _advance(self, index: int) -> Iterator[TrialRecord]:
         """Begin and finish trials until the one of an index in the schedule has begun; yield the finished records."""
         while self._next <= index:
-            record = None if self._current is None else self._current.finish()
+            record = None if self._current is None else self._current.finish(self.metrics)
             if record is not None:
                 yield record
             self._current = None

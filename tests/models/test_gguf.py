@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from lre_lightning.demo import MODEL_DIR
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import estimate
+from lre_lightning.models import loading
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.loading import check_model
 from lre_lightning.models.tokenizer import load_tokenizer, own_start, start_tokens
@@ -131,6 +132,46 @@ def test_quantized_weights_are_the_numbers_that_they_stand_for(tmp_path):
     assert torch.equal(half.model.state_dict()[name], found.bfloat16())
     assert half.tokenizer.name_or_path == str(tmp_path)  # with the option that names its file
     assert estimate(half, "country capital city", layer=1).origin.model == str(tmp_path)
+
+
+def same(first, second):
+    """Whether two models have equal weights and buffers, bit for bit."""
+    states = [dict([*lm.model.state_dict().items(), *lm.model.named_buffers()]) for lm in (first, second)]
+    assert states[0].keys() == states[1].keys()
+    pairs = [(states[0][name], states[1][name]) for name in states[0]]
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_file_is_dequantized_once_and_read_from_the_cache_from_then_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("LRE_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "demo.gguf"
+    write_gguf(path, quantized=True, adds_bos=True)
+    loads, load = [], loading._dequantized
+    monkeypatch.setattr(loading, "_dequantized", lambda *args: loads.append(args) or load(*args))
+    direct, again = (LanguageModel.from_pretrained(str(path)) for _ in range(2))
+    assert same(direct, again)
+    assert direct.model.config.to_dict() == again.model.config.to_dict()
+    assert direct.model.config.name_or_path == again.model.config.name_or_path == str(tmp_path)
+    assert direct.name == again.name == str(path)
+    text = " Ottawa <x>\n\n12 don't"
+    assert direct.tokenizer(text).data == again.tokenizer(text).data
+    assert own_start(again.tokenizer) == "bos"
+    assert direct.tokenizer.name_or_path == again.tokenizer.name_or_path == str(path)
+    assert direct.tokenizer.chat_template == again.tokenizer.chat_template == CHAT
+    assert len(loads) == 1
+    half = [LanguageModel.from_pretrained(str(path), dtype="bfloat16") for _ in range(2)]
+    assert same(*half)
+    assert half[1].dtype == torch.bfloat16
+    assert len(loads) == 2
+    write_gguf(path)  # under the same name
+    other = LanguageModel.from_pretrained(str(path))
+    assert not same(other, direct)
+    assert len(loads) == 3
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("")  # where nothing can be written
+    for _ in range(2):
+        assert same(LanguageModel.from_pretrained(str(path)), other)
+    assert len(loads) == 5
 
 
 def test_files_that_are_no_such_lm_are_one_line(file, tmp_path):
