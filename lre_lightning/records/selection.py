@@ -14,7 +14,7 @@ from lre_lightning.grid import Layer
 from lre_lightning.records.record import Grid, TrialRecord
 from lre_lightning.statistics.estimates import Estimate, can_be_equal, over_trials
 
-Criterion = Literal["lens", "causality", "faithfulness"]
+Criterion = Literal["middle", "causality", "faithfulness"]
 
 
 def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
@@ -25,7 +25,7 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             for layers at which W is the identity, unless there are no others: `eligible_layers`.
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
-            rank. ``"lens"`` takes the middle one of the layers whose scores the data cannot tell from those at the
+            rank. ``"middle"`` takes the middle one of the layers whose scores the data cannot tell from those at the
             paper's choice, and the rank of the best causality there. The embedding is only taken if it is alone.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
@@ -46,7 +46,7 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
     layer, rank = map(int, np.unravel_index(best, causal.shape))
-    if criterion != "lens":
+    if criterion != "middle":
         return layers[layer], ranks[rank]
     at_rank = {place: int(causal[place].argmax()) for place in range(len(layers))} | {layer: rank}
     both = [

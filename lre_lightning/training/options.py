@@ -40,7 +40,7 @@ class Fitting:
 
     Attributes:
         select_by: How a relation's layer and rank are chosen: by the best ``"causality"``, as in the paper, or the best
-            ``"faithfulness"``; ``"lens"`` takes the middle one of the layers that the data cannot tell from the
+            ``"faithfulness"``; ``"middle"`` takes the middle one of the layers that the data cannot tell from the
             best one by either score, but the embedding only if it is alone.
         selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
             rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
@@ -61,7 +61,7 @@ class Fitting:
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
     """
 
-    select_by: Criterion = option("lens")
+    select_by: Criterion = option("middle")
     selection_trials: int = option(0)
     choices: dict[str, Choice] | None = option(None)
     grid: Literal["whole", "choice"] = option("whole")

@@ -137,7 +137,7 @@ def test_the_other_fits_leave_out_what_the_main_fit_leaves_out(folders, tmp_path
 def test_nothing_is_varied_if_the_lm_knows_nothing(folders, tmp_path):
     assert lre(*command(folders, tmp_path, "--data.relations=[wrong colour]")) == 0
     assert [path.parent.name for path in tmp_path.rglob("fit_results.jsonl")] == ["main"]
-    assert "not scored" in (tmp_path / "report" / "index.html").read_text()
+    assert "No relation was scored" in (tmp_path / "report" / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

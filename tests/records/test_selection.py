@@ -207,6 +207,6 @@ def counts(*causal):
 
 def test_the_lens_takes_the_middle_of_the_layers_that_are_as_good():
     assert choose([counts(10, 10, 9, 10, 1)], "causality", 1.0) == ("emb", 4)
-    assert choose([counts(10, 10, 9, 10, 1)], "lens", 1.0) == (1, 4)
-    assert choose([counts(10, 1, 2, 1, 9)], "lens", 1.0) == (3, 4)
-    assert choose([counts(10, 1, 2, 1, 0)], "lens", 1.0) == ("emb", 4)  # alone
+    assert choose([counts(10, 10, 9, 10, 1)], "middle", 1.0) == (1, 4)
+    assert choose([counts(10, 1, 2, 1, 9)], "middle", 1.0) == (3, 4)
+    assert choose([counts(10, 1, 2, 1, 0)], "middle", 1.0) == ("emb", 4)  # alone

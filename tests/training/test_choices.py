@@ -247,7 +247,7 @@ def test_later_trials_have_the_chosen_point_alone(fit, options):
         assert (record.layers, record.ranks) == ((record.layer,), (record.rank,))
     reported = [record for record in module.records.values() if record.reported]
     widest = reported if "selection_trials" in options else reported[:1]
-    assert reselect(reported, options.get("select_by", "lens")) == widest
+    assert reselect(reported, options.get("select_by", "middle")) == widest
     assert [record.chose for record in module.records.values()] == [True, False, False]
     lre, dense = (one.bank.lres["thing colour", 2] for one in (module, whole))
     torch.testing.assert_close(lre.weight, dense.weight)
