@@ -30,9 +30,10 @@ def load(name: str) -> dict[str, object]:
 
     before = peak()
     seconds, model = timed(load_model, name, Loading())
-    digest, most = hashlib.sha256(), peak() - before
+    digest = hashlib.sha256()
     for tensor in (*model.state_dict().values(), *model.buffers()):
         digest.update(tensor.contiguous().numpy().data)
+    most = peak() - before  # with all weights read: those from the cache are mapped
     size = sum(weight.nbytes for weight in model.parameters())
     then, tokenizer = timed(load_tokenizer, name)
     digest.update(json.dumps([tokenizer(Path(__file__).read_text())["input_ids"], len(tokenizer)]).encode())
