@@ -15,7 +15,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test real lint format types docs bench gpu models demo-lres demo-model build clean
+.PHONY: help venv setup demo test real other-tools lint format types docs bench gpu models demo-lres demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -55,6 +55,13 @@ view:
 
 real: $(STAMP) ## run the tests on a real LM, SmolLM2
 	OMP_NUM_THREADS=$$(getconf _NPROCESSORS_ONLN) "$(PY)" -m pytest -m real --numprocesses=0 --timeout=600
+
+# An environment of its own: what these packages need must not decide what ours is tested with.
+other-tools: ## run the tests in nnsight, TransformerLens and lm-eval, in .venv-other-tools
+	$(MAKE) setup VENV=.venv-other-tools
+	.venv-other-tools/bin/python -m pip install --quiet -c constraints.txt "nnsight>=0.8" "transformer-lens>=4" "lm_eval>=0.4.13"
+	.venv-other-tools/bin/python -m pytest --numprocesses=0 -m "real or not real" tests/test_other_tools.py \
+	  "tests/test_docs.py::test_the_python_examples_run_in_other_tools"
 
 lint: $(STAMP) view ## ruff (rules and formatting), and which room imports which
 	"$(PY)" -m ruff check .

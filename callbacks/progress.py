@@ -73,8 +73,9 @@ class FitProgress:
         return None if any(other == relation for other, _ in self.schedule[self.done :]) else relation
 
     def expect(self, pl_module: L.LightningModule) -> bool:
-        """Take the time left from the module's `expected`, if it has that; return whether this is new."""
-        seconds = getattr(pl_module, "expected", None) if self._expected is None else None
+        """Ask the module how long the fit takes, if it has `expect`; return whether this is new."""
+        ask = getattr(pl_module, "expect", None)
+        seconds = ask() if ask is not None and self._expected is None else None
         if seconds is None:
             return False
         self._expected = self.done, monotonic() + seconds

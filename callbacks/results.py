@@ -19,7 +19,7 @@ from lre_lightning.callbacks.needs import require, require_trials
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.records.analysis import SCORES, counted, layers_of, over_relations, per_category
-from lre_lightning.records.files import write_records
+from lre_lightning.records.files import write_records, write_tables
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import csv_columns, summarize, write_csv
 from lre_lightning.relations.subjects import subjects_of, write_subjects
@@ -38,6 +38,7 @@ class ResultsTable(Callback):
     reports; ``fit_results.csv`` has the scores of each relation and trial at the chosen layer, beta and rank, with the
     columns `COLUMNS`. Both grow with every trial of a fit; a resumed fit starts them with what its checkpoint holds.
     ``subjects.json`` has the subjects of a `RelationDataModule`'s relations, which lenses look for in texts.
+    Rows of measures that have columns are written at the end, such as ``fit_facts.csv`` and ``fit_facts.parquet``.
     Works with any LightningModule that has `records`, a mapping whose values are `TrialRecord`.
 
     Args:
@@ -89,6 +90,7 @@ class ResultsTable(Callback):
 
     def _finish(self, trainer: L.Trainer, module: Any) -> None:
         self._write(trainer, module)
+        write_tables(module.records.values(), self._path(trainer, "csv").parent, _stage(trainer))
         summaries = summarize(list(module.records.values()))
         print_results(summaries)
         columns = results_table(summaries).columns
@@ -97,8 +99,11 @@ class ResultsTable(Callback):
         print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")
 
     def _path(self, trainer: L.Trainer, ending: str) -> Path:
-        name = "validate" if trainer.state.fn == "validate" else "fit"
-        return Path(self.dirpath or trainer.default_root_dir) / f"{name}_results.{ending}"
+        return Path(self.dirpath or trainer.default_root_dir) / f"{_stage(trainer)}_results.{ending}"
+
+
+def _stage(trainer: L.Trainer) -> str:
+    return "validate" if trainer.state.fn == "validate" else "fit"
 
 
 class ResultsFigures(Callback):

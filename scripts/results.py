@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from lre_lightning import LanguageModel, LRECollection, read_lenses
+from lre_lightning import LanguageModel, Likenesses, LRECollection, read_lenses
 from lre_lightning.grid import DEFAULT_BETAS
 from lre_lightning.lens.plotting import plot_lenses
 from lre_lightning.measures.baselines import plot_causality_baselines, plot_faithfulness_baselines
@@ -71,6 +71,26 @@ STUDIES = (
         "goes with the LM's answers about made-up names.",
         "readings-of-what-isnt-there",
         ("calibration", "linearity"),
+    ),
+    (
+        "How often a fact occurs",
+        "Is what occurs more often more linear (Merullo et al., 2025)? Numbers by fact beside what is known, faithful "
+        "and edited. Of the demo they count the lines of its training texts; of SmolLM2 they are frequencies of words "
+        "in general English, of eight relations, at layer 12, rank 64 and beta 1, with up to 60 known samples of each. "
+        "The demo has 27 relations, layers 1 to 3, beta 2.25, and knows all of its facts, each told 103 to 738 times.",
+        "fact-by-fact",
+        ("frequency",),
+    ),
+    (
+        "What an edit leaves alone",
+        "Edits at each rank, by success and by what else they change, over one trial of each relation. On the demo, "
+        "what moves a fact moves others about the same subject: at rank 16, where 87% of edits succeed, 15% of the "
+        "answers by other relations are kept, and at rank 4, with 54%, 60%. Paraphrases move along, and no neighbour "
+        "does. `lre fit` with `--model.measures+=Specificity` and `lre report` make the table; SmolLM2's is of four "
+        "relations of countries, at layer 12, with up to 16 known samples of each, and the demo's of its 27 relations, "
+        "at layers 1 to 3, with up to 60.",
+        "what-an-edit-leaves-alone",
+        ("specificity",),
     ),
     ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
     (
@@ -179,9 +199,10 @@ def main() -> None:
 def lens() -> None:
     """Write the lens of capital cities over a sentence that asks for none, the first picture of the README."""
     lm, lres = LanguageModel.from_pretrained("smollm2"), LRECollection.from_pretrained("smollm2")
-    text = "Rosa took a train from Peru to Brazil and then flew to Japan"
-    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=range(0, lm.num_layers, 3))
-    plot_lenses(grids).savefig(DOCS / "images" / "lens_japan.png", metadata={"Software": None})
+    text, layers = "She grew up in Egypt, studied in France and works in Japan", range(1, lm.num_layers - 6, 3)
+    likenesses = Likenesses(lm, lres, layers)
+    grids = read_lenses(lm, lm.tokenizer, text, lres, ["country capital city"], layers=layers, likenesses=likenesses)
+    plot_lenses(grids).savefig(DOCS / "images" / "lens_capitals.png", metadata={"Software": None})
 
 
 def head(records: Sequence[TrialRecord]) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import linecache
 import re
 import sys
 from pathlib import Path
@@ -37,9 +38,18 @@ PRINTED = {
 """What the examples of a page print, among other things."""
 
 ON_SMOLLM2 = {
-    "README.md": ["Tokyo 0.94", "Paris 0.7", "France -> Japan: Tokyo 0.5", "country capital city 19 (", "torch.Size(["]
+    "README.md": ["Tokyo 0.94", "Paris 0.7", "France -> Japan: Tokyo 0.5", "Cairo 0.9", "country capital city 19 ("]
 }
 """The same of pages whose examples run on SmolLM2."""
+
+IN_OTHER_TOOLS = {
+    "docs/guides/other-tools.md": [
+        "Ottawa 0.70 edited:  Lima\n" * 3,
+        "by hand:  Lima",
+        "country capital city: The capi",
+    ]
+}
+"""The same of pages whose examples need nnsight and TransformerLens."""
 
 
 def examples_of(name):
@@ -48,7 +58,9 @@ def examples_of(name):
 
 def printed_by(name, capsys):
     capsys.readouterr()
-    exec("\n".join(examples_of(name)), {})
+    code = "\n".join(examples_of(name))
+    linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name  # which nnsight reads
+    exec(compile(code, name, "exec"), {})
     return capsys.readouterr().out
 
 
@@ -61,6 +73,14 @@ def test_the_python_examples_run_on_smollm2(name, monkeypatch, tmp_path, capsys)
     assert [text for text in ON_SMOLLM2[name] if text not in printed] == []
 
 
+@pytest.mark.parametrize("name", IN_OTHER_TOOLS)
+def test_the_python_examples_run_in_other_tools(name, capsys):
+    for package in ("nnsight", "transformer_lens"):
+        pytest.importorskip(package, reason=f"{package} is not installed: make other-tools")
+    printed = printed_by(name, capsys)
+    assert [text for text in IN_OTHER_TOOLS[name] if text not in printed] == []
+
+
 def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subtests):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lre"])
@@ -69,7 +89,7 @@ def test_the_python_examples_run_after_a_fit(monkeypatch, tmp_path, capsys, subt
     options = ["--data.relations=[country_capital_city]", "--data.trials=1", "--model.layers=[1, 2]"]
     assert main(["fit", *options, "--trainer.enable_progress_bar=false"]) == 0
     names = [str(page.relative_to(ROOT)) for page in PAGES]
-    assert {name for name in names if examples_of(name)} == {*PRINTED, *ON_SMOLLM2}
+    assert {name for name in names if examples_of(name)} == {*PRINTED, *ON_SMOLLM2, *IN_OTHER_TOOLS}
     for name, wanted in PRINTED.items():
         with subtests.test(page=name):
             printed = printed_by(name, capsys)

@@ -156,7 +156,7 @@ def shown_by(code, namespace):
 
 def words(text):
     """Leave out of a text what differs between machines: numbers and sizes of figures."""
-    return re.sub(r"<Figure.*?>|[\d.\s]+", " ", text).split()
+    return re.sub(r"<(?:Figure|Picture).*?>|[\d.\s]+", " ", text).split()
 
 
 def notebooks():

@@ -73,6 +73,8 @@ def print_data(data: RelationDataModule, prompts: int, check: bool) -> None:
     first, objects = (sum(getattr(c, name) for _, c, _ in rows) for name in ("unique_first_tokens", "range_size"))
     count = "1 relation" if len(rows) == 1 else f"{len(rows)} relations"
     console.print(f"{count}, {samples} samples; {first} of {objects} objects have a first token of their own.")
+    named = data.tokenizer.name_or_path or "the given tokenizer"
+    console.print(f"Tokens are those of {named}; --data.tokenizer takes another LM's.")
     kinds = Counter(problem.kind for _, _, problems in rows for problem in problems)
     if kinds:
         console.print("Problems: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) + ".")

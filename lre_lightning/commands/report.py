@@ -26,8 +26,8 @@ class Report(Command):
         parser.add_argument("--out", type=str, default="lre_report", help="folder for index.html and the files")
         parser.add_argument("--title", type=str | None, default=None, help="title of the page; the LMs' names if null")
         column = (
-            "CSV files (or other tables) with a column relation or subject, and columns of numbers to set beside the "
-            "scores, such as frequencies"
+            "CSV files (or other tables) with columns relation, subject or object, and columns of numbers to set "
+            "beside the scores and, where the measure Facts was taken, beside single facts: frequencies, for instance"
         )
         parser.add_argument("--column", nargs="+", type=str, default=[], help=column)
 

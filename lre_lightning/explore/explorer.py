@@ -41,7 +41,7 @@ class Ask(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     text: str = Field(max_length=LONGEST)
-    lm: int = Field(0, ge=0)
+    lm: int = Field(default=0, ge=0)
 
 
 class Read(Ask):
@@ -55,9 +55,9 @@ class Read(Ask):
         quiet: Whether the lens of a relation says nothing where a hidden state is not like the relation's subjects.
     """
 
-    lens: str = Field("", max_length=LONGEST)
-    pin: str = Field("", max_length=200)
-    token: int | None = Field(None, ge=0)
+    lens: str = Field(default="", max_length=LONGEST)
+    pin: str = Field(default="", max_length=200)
+    token: int | None = Field(default=None, ge=0)
     quiet: bool = False
 
 
@@ -73,7 +73,7 @@ class Change(Ask):
     """
 
     relation: str = Field(max_length=LONGEST)
-    subject: str = Field("", max_length=LONGEST)
+    subject: str = Field(default="", max_length=LONGEST)
     target: str = Field(min_length=1, max_length=200)
     layer: int | Literal["emb"] | None = None
     rank: int | None = Field(None, ge=1)

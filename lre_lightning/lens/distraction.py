@@ -17,10 +17,9 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
-from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE
-from lre_lightning.metrics.functional import KS, token_ranks
+from lre_lightning.metrics import token_ranks
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.progress import progress
@@ -31,6 +30,9 @@ from lre_lightning.scoring.states import knows
 
 LM, LENS, OTHER_LENS, GENERIC_LENS = "LM", "attribute lens", "lens of another relation", "Jacobian lens"
 """The readers whose answers are counted: the LM itself, the lens of the relation, and controls."""
+
+KS = (1, 2, 3)
+"""The k of recall at k, of table "attribute-lens"."""
 
 
 class DistractedPrompts(PromptSource, Protocol):
@@ -93,7 +95,7 @@ def latent_knowledge(
     lres: Mapping[tuple[str, int], LRE],
     beta: float | None = None,
     ks: Sequence[int] = KS,
-    jacobian_lens: JacobianLens | None = None,
+    jacobian_lens: Lens | None = None,
 ) -> list[LatentKnowledge]:
     """Count how often the LM and the attribute lens find what the LM knows, in prompts that distract it.
 
@@ -132,7 +134,7 @@ def _count_trial(
     lres: Mapping[tuple[str, int], LRE],
     beta: float | None,
     ks: tuple[int, ...],
-    jacobian_lens: JacobianLens | None,
+    jacobian_lens: Lens | None,
 ) -> LatentKnowledge:
     trial = data.trial(index)
     relation = trial.relation

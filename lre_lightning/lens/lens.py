@@ -21,7 +21,6 @@ from typing_extensions import Self
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
-from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.likeness import Likeness, Likenesses
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.answers import check_top_k, distributions
@@ -143,7 +142,7 @@ def read_lenses(
     relations: Sequence[str] | None = None,
     top_k: int = 5,
     layers: Sequence[Layer] | None = None,
-    jacobian_lens: JacobianLens | None = None,
+    jacobian_lens: Lens | None = None,
     likenesses: Likenesses | None = None,
     own_layers: bool = False,
 ) -> list[LensGrid]:
@@ -187,10 +186,11 @@ def read_lenses(
         lre = first.get(name) or lres[name, trials[name]]
         origins[name] = lre.origin
         if own_layers:
-            likeness = likenesses and likenesses.own(name, lre.layer)
+            likeness = None if likenesses is None else likenesses.own(name, lre.layer)
             grids.append(states.at(lre.layer).grid(lre, top_k, likeness=likeness))
         else:
-            grids.append(states.grid(lre, top_k, likeness=likenesses and likenesses.get(name)))
+            likeness = None if likenesses is None else likenesses.get(name)
+            grids.append(states.grid(lre, top_k, likeness=likeness))
     generic: list[Lens] = [] if jacobian_lens is None else [jacobian_lens]
     generic += [] if own_layers else [LogitLens()]
     grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]
@@ -368,7 +368,7 @@ def start_of(
     lm: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
     origins: Iterable[Origin],
-    jacobian_lens: JacobianLens | None = None,
+    jacobian_lens: Lens | None = None,
 ) -> StartToken:
     """Return what a text starts with that lenses read: what the texts did that they were estimated from, else the LM's.
 

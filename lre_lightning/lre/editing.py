@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,19 +50,26 @@ class PromptEdit:
         """The subject's last token in the prompt, counting the start token."""
         return self.prompt.subject_position
 
-    def __call__(self, hidden: Tensor, layer: Layer | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, layer: Layer | None = None, *, hook: Any = None) -> Tensor:
         """Edit hidden states of the prompt at one of `layers`, for hooks of your own.
 
+        The edit itself is a hook of TransformerLens at ``blocks.{layer}.hook_resid_post``, and in nnsight it is called
+        on the output of a block. Runs of fewer tokens than the prompt has, such as the steps of a generation with a
+        cache, are left as they are.
+
         Args:
-            hidden: `(..., positions, hidden)`, with the start token.
+            hidden: `(..., positions, hidden)`, of the prompt with its start token, without pads before it.
             layer: Their layer, which a `Move` at several layers needs to know.
+            hook: The hook point, which TransformerLens gives, and which knows the layer.
 
         Returns:
             A copy, edited at `position`.
         """
-        edited = hidden.clone()
-        edited[..., self.position, :] = self.at(layer, hidden[..., self.position, :])
-        return edited
+        if hidden.shape[-2] < len(self.prompt.input_ids):
+            return hidden
+        if layer is None and hook is not None:
+            layer = hook.layer()
+        return changed_at(hidden, self.position, partial(self.at, layer))
 
     def at(self, layer: Layer | None, states: Tensor) -> Tensor:
         """Edit hidden states of the subject at one of `layers`, `(..., hidden)`."""
@@ -175,6 +182,13 @@ class PromptEdit:
         subject = self.prompt.subject
         header = [subject, "probability", f"{subject} \u2192 {self.target}", "probability"]
         return html_table(rows, header, self.prompt.text)
+
+
+def changed_at(hidden: Tensor, position: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a copy of hidden states `(..., positions, hidden)` with those at a position changed."""
+    changed = hidden.clone()
+    changed[..., position, :] = change(hidden[..., position, :])
+    return changed
 
 
 def hidden_at(lm: LanguageModel, prompt: Prompt, layer: Layer, position: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -14,11 +14,11 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lre_lightning import paper
-from lre_lightning.errors import LREError
+from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer, check_ranks
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
-from lre_lightning.lre.editing import PromptEdit, hidden_at
+from lre_lightning.lre.editing import PromptEdit, changed_at, hidden_at
 from lre_lightning.lre.files import check_shapes, read_lre
 from lre_lightning.lre.lens import RelationLens
 from lre_lightning.lre.operators import Dense, Factors, Operator
@@ -145,6 +145,37 @@ class LRE(RelationLens):
         delta = paper.change(object, target).to(self.bias)
         return self.operator.edits(delta, [chosen]).squeeze(-2).to(object.device)
 
+    def hook(
+        self, object: Tensor, target: Tensor, position: int, rank: int | None = None, magnitude: float = 1.0
+    ) -> Callable[..., Tensor]:
+        """Return the edit that turns o into o' as a function of the hidden states of a block.
+
+        It is a hook of TransformerLens, and a function to call on the output of a block elsewhere, such as in nnsight.
+        It needs no LM; `edit_prompt` finds o, o' and the position with one.
+
+        Args:
+            object: o, `(hidden,)`.
+            target: o', `(hidden,)`.
+            position: The subject's last token, counted from the first, 0. Runs that end before it are left as they are.
+            rank: Overrides the LRE's own rank of the pseudo-inverse.
+            magnitude: A factor of the edit.
+
+        Returns:
+            A function from `(..., positions, hidden)` to a copy that is edited at the position.
+
+        Raises:
+            LREError: If the rank is out of range, or the position is negative.
+        """
+        check_number("position", position, 0)
+        delta = magnitude * self.edit(object, target, rank)
+
+        def edited(hidden: Tensor, hook: Any = None) -> Tensor:
+            if hidden.shape[-2] <= position:
+                return hidden
+            return changed_at(hidden, position, lambda states: states + delta.to(states))
+
+        return edited
+
     @torch.no_grad()
     def predict(self, subject: str, top_k: int = 5) -> Answers:
         """Predict the object of a subject, D(LRE(s)), with s from a prompt like those of the estimate.
@@ -159,7 +190,22 @@ class LRE(RelationLens):
         """
         lm = self.bound
         prompt = self.origin.prompt(lm, subject)
-        return Answers.of(lm, self(hidden_at(lm, prompt, self.layer, prompt.subject_position)), top_k)
+        return self.predict_from(hidden_at(lm, prompt, self.layer, prompt.subject_position), top_k)
+
+    @torch.no_grad()
+    def predict_from(self, hidden: Tensor, top_k: int = 5) -> Answers:
+        """Predict the object of a subject from its hidden state, wherever that was read.
+
+        Args:
+            hidden: s at `layer`, `(hidden,)`, any floating dtype.
+            top_k: The number of answers.
+
+        Raises:
+            LREError: If the LRE is not bound to an LM, the state has another shape, or `top_k` is out of range.
+        """
+        if hidden.shape != (self.width,):
+            raise LREError(f"predict_from takes one hidden state, [{self.width}], not {[*hidden.shape]}")
+        return Answers.of(self.bound, self(hidden), top_k)
 
     @torch.no_grad()
     def edit_prompt(

@@ -1,11 +1,10 @@
 """Success rates of linear relational embeddings: pure functions of token ids and of scores.
 
-Faithfulness, causality (Hernandez et al., ICLR 2024, section 3.2) and recall at k are the same arithmetic on different
-predictions: the fraction of samples, per relation and per point of a grid of hyperparameters, whose predicted token is
-the wanted one. `success_update` counts, `success_compute` divides.
+Faithfulness and causality (Hernandez et al., ICLR 2024, section 3.2) are the same arithmetic on different predictions:
+the fraction of samples, per relation and per point of a grid of hyperparameters, whose predicted token is the wanted
+one. `success_update` counts, `success_compute` divides.
 """
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -13,9 +12,6 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.paper import succeeds
-
-KS = (1, 2, 3)
-"""The k of table "attribute-lens"."""
 
 Average = Literal["micro", "macro", "none"]
 """Averages over all samples, over relations, or neither."""
@@ -67,34 +63,6 @@ def faithfulness(
     if num_relations is None:
         num_relations = 1 + int(max([0, *relations.flatten().tolist()]))
     return success_compute(*success_update(predictions, targets, relations, num_relations, mask), average)
-
-
-def causality(
-    predictions: Tensor,
-    targets: Tensor,
-    relations: Tensor | None = None,
-    average: Average = "macro",
-    num_relations: int | None = None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Compute the fraction of edits after which the patched LM predicts the first token of the target object.
-
-    Equation "causal-efficacy" of the paper (section 3.2): argmax D(F(s, c | s := s + delta)) = o'. The caller chooses
-    the target o', an object of the same relation other than the sample's own.
-
-    Arguments, result and errors are those of `faithfulness`, but `predictions` are the patched LM's token ids at each
-    point of the grid (for example layers x ranks), and `targets` the first tokens of the target objects o'.
-
-    Example:
-        >>> from torch import tensor
-        >>> from lre_lightning.metrics.functional import causality
-        >>> target_objects = tensor([4, 5, 6, 4])
-        >>> causality(tensor([4, 5, 0, 0]), target_objects)
-        tensor(0.5000)
-        >>> causality(tensor([4, 5, 0, 0]), target_objects, mask=tensor([True, True, True, False]))
-        tensor(0.6667)
-    """
-    return faithfulness(predictions, targets, relations, average, num_relations, mask)
 
 
 def token_ranks(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -167,35 +135,6 @@ def distribution_scores(predictions: Tensor, targets: Tensor, reference: Tensor)
     return (target - total).exp(), token_ranks(predictions, targets).to(wide), divergence.clamp(min=0)
 
 
-def recall_at_k(
-    predictions: Tensor,
-    targets: Tensor,
-    relations: Tensor | None = None,
-    average: Average = "macro",
-    num_relations: int | None = None,
-    mask: Tensor | None = None,
-    ks: Sequence[int] = KS,
-) -> Tensor:
-    """Compute the fraction of samples whose wanted token is among the k most likely, for several k.
-
-    Columns "R@1", "R@2" and "R@3" of table "attribute-lens" of the paper (section "Application: The Attribute Lens").
-    At k = 1 it is the fraction of samples whose argmax is right.
-
-    Arguments, result and errors are those of `faithfulness`, but `predictions` are scores of all tokens, logits or
-    probabilities, `(batch, *grid, vocab)`, floating, and `targets` the wanted token ids. Ties are settled as in
-    `token_ranks`. `ks` are values of k, from 1 to the size of the vocabulary, and the last dimension of the result.
-
-    Example:
-        >>> from torch import tensor
-        >>> from lre_lightning.metrics import recall_at_k
-        >>> logits = tensor([[5.0, 3.0, 1.0], [1.0, 3.0, 2.0]])
-        >>> recall_at_k(logits, targets=tensor([0, 0]))
-        tensor([0.5000, 0.5000, 1.0000])
-    """
-    hits = hits_at_k(predictions, targets, checked_ks(ks))
-    return faithfulness(hits, torch.ones_like(targets), relations, average, num_relations, mask)
-
-
 def success_update(
     predictions: Tensor, targets: Tensor, relations: Tensor, num_relations: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -250,20 +189,3 @@ def _check_integers(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.dtype == torch.bool:
             raise LREError(f"{name} must be of an integer dtype, got {tensor.dtype}")
-
-
-def hits_at_k(predictions: Tensor, targets: Tensor, ks: tuple[int, ...]) -> Tensor:
-    """Mark by 1 where the wanted token is among the k most likely; `(batch, *grid, ks)`, int64."""
-    ranks = token_ranks(predictions, targets)
-    if max(ks) > predictions.shape[-1]:
-        raise LREError(f"k {max(ks)} is larger than the vocabulary, which has {predictions.shape[-1]} tokens")
-    return (ranks[..., None] < torch.tensor(ks, device=ranks.device)).long()
-
-
-def checked_ks(ks: Sequence[int]) -> tuple[int, ...]:
-    """Check values of k."""
-    if not ks:
-        raise LREError("ks is empty: give at least one k, such as 1")
-    for k in ks:
-        check_number("a k in ks", k, 1)
-    return tuple(ks)

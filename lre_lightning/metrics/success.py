@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lre_lightning.errors import LREError, check_choice, check_number
-from lre_lightning.metrics.functional import KS, Average, checked_ks, hits_at_k, success_compute, success_update
+from lre_lightning.metrics.functional import Average, success_compute, success_update
 
 
 class SuccessRate(Metric):
@@ -149,49 +149,3 @@ class Causality(SuccessRate):
     """
 
     _successes = "causal"
-
-
-class RecallAtK(SuccessRate):
-    """Fraction of samples whose wanted token is among the k most likely, for several k.
-
-    Columns "R@1", "R@2" and "R@3" of table "attribute-lens" of Hernandez et al. (ICLR 2024), section "Application: The
-    Attribute Lens". `update(predictions, targets, relations, mask=None)` takes the scores of the whole vocabulary; if
-    they do not fit into memory, pass a few samples at a time. Ties are settled as in `token_ranks`. Counts add up until
-    `reset`.
-
-    Arguments and errors are those of `Faithfulness`; `ks` are values of k, each at least 1, the last dimension of the
-    result and of `correct`.
-
-    Example:
-        >>> from torch import tensor
-        >>> from lre_lightning.metrics import RecallAtK
-        >>> metric = RecallAtK(num_relations=2, average="micro", ks=(1, 2))
-        >>> logits = tensor([[5.0, 3.0, 1.0], [1.0, 3.0, 2.0]])
-        >>> metric.update(logits, targets=tensor([0, 2]), relations=tensor([0, 1]))
-        >>> metric.compute()
-        tensor([0.5000, 1.0000])
-    """
-
-    def __init__(
-        self,
-        num_relations: int,
-        grid_shape: Sequence[int] = (),
-        average: Average = "macro",
-        ks: Sequence[int] = KS,
-        **kwargs: Any,
-    ) -> None:
-        self.ks = checked_ks(ks)
-        self._successes = "recalled_at_" + "_".join(map(str, self.ks))
-        super().__init__(num_relations, (*grid_shape, len(self.ks)), average, **kwargs)
-
-    def update(self, predictions: Tensor, targets: Tensor, relations: Tensor, mask: Tensor | None = None) -> None:
-        """Count one batch, as `Faithfulness.update` but of scores, `(batch, *grid_shape, vocab)`, floating.
-
-        Raises:
-            LREError: As there, or a k is larger than the vocabulary.
-        """
-        grid = self.grid_shape[:-1]
-        if predictions.shape[1:-1] != grid:
-            wanted = ", ".join(map(str, ("batch", *grid, "vocab")))
-            raise LREError(f"predictions must have shape ({wanted}), got {tuple(predictions.shape)}")
-        super().update(hits_at_k(predictions, targets, self.ks), torch.ones_like(targets), relations, mask)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lre_lightning.errors import LREError
 from lre_lightning.html import html_table
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.storage.files import written_whole
+from lre_lightning.storage.files import safe_name, written_whole
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
@@ -24,16 +24,35 @@ def write_records(records: Iterable[TrialRecord], path: Path, append: bool = Fal
         file.writelines(json.dumps(record.plain(), ensure_ascii=False) + "\n" for record in records)
 
 
+def write_tables(records: Iterable[TrialRecord], folder: Path, prefix: str) -> None:
+    """Write the rows of every measure whose rows have columns, as ``<prefix>_<measure>.csv`` and ``.parquet``."""
+    records = Records(records)
+    for name in dict.fromkeys(n for record in records for n, found in record.measures.items() if found.columns):
+        table, path = records.to_pandas(name), folder / f"{prefix}_{safe_name(name)}"
+        with written_whole(path.with_name(f"{path.name}.csv")) as part:
+            table.to_csv(part, index=False, lineterminator="\n")
+        with written_whole(path.with_name(f"{path.name}.parquet")) as part:
+            table.astype({"layer": str}).to_parquet(part, index=False)
+
+
 class Records(list[TrialRecord]):
     """A list of records, which shows itself as the table of results in notebooks, and is a data frame if need be."""
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return one tidy table of all scores, a `pandas.DataFrame`: see `lre_lightning.records.rows`."""
+    def to_pandas(self, measure: str | None = None) -> pandas.DataFrame:
+        """Return one tidy table of all scores, a `pandas.DataFrame`: see `lre_lightning.records.rows`.
+
+        With the name of a measure whose rows have columns, such as ``"facts"``, it is those rows.
+
+        Raises:
+            LREError: If no record has rows with columns of that measure.
+        """
         import pandas
 
-        from lre_lightning.records.rows import COLUMNS, rows
+        from lre_lightning.records.rows import COLUMNS, measured_rows, rows
 
-        return pandas.DataFrame(rows(self), columns=list(COLUMNS))
+        if measure is None:
+            return pandas.DataFrame(rows(self), columns=list(COLUMNS))
+        return pandas.DataFrame(measured_rows(self, measure))
 
     def to_dataset(self) -> datasets.Dataset:
         """Return the table of `to_pandas` as a `datasets.Dataset`, its layers as text."""

@@ -59,12 +59,15 @@ class Measurement:
         layers: The layers of the tallies, if they are not those of the record.
         chosen: Of ``"layer"``, ``"beta"`` and ``"rank"`` those whose chosen value the numbers depend on: they are
             dropped where another one is chosen later.
+        columns: The names of the rows' cells, if they are a table of their own: `Records.to_pandas` has it by the
+            measure's name, and a run's folder as CSV and Parquet.
     """
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     rows: tuple[tuple[Cell, ...], ...] = ()
     layers: tuple[Layer, ...] | None = None
     chosen: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return the measurement as plain data, without what is at its default."""
@@ -78,6 +81,8 @@ class Measurement:
         """
         own = sizes if self.layers is None else {**sizes, "layer": len(self.layers)}
         _check_axes(self.chosen, f"measures.{name} depends on")
+        if self.columns and any(len(row) != len(self.columns) for row in self.rows):
+            raise LREError(f"measures.{name} has rows that do not have its {len(self.columns)} columns")
         for label, tally in self.tallies.items():
             where = f"measures.{name}.{label}"
             _check_axes(tally.axes, f"{where} has the axis")

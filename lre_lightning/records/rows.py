@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
+from lre_lightning.errors import LREError
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.statistics.estimates import Share
 
 _NUMBERS = ("samples", "range_size", "first_tokens", "tested", "known", "edited")
 _TRIAL = ("relation", "category", "trial", "n_shot", "template", "template_index", "reported", "chose")
 COMMON = ("model", "backward", *_TRIAL, *_NUMBERS)
+_OF_ROWS = ("relation", "category", "trial", "n_shot", "reported", "chose")
 PLACE = ("layer", "identity", "beta", "rank", "chosen")
 COLUMNS = (*COMMON, "measure", "metric", "method", *PLACE, "count", "total", "score")
 
@@ -25,6 +27,27 @@ def rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
     on, or that are not known, are None. A trial that was not scored has no row.
     """
     return [row for record in records if record.scored for row in _rows(record)]
+
+
+def measured_rows(records: Iterable[TrialRecord], measure: str) -> list[dict[str, Any]]:
+    """Return the rows of a measure, after what tells apart the trials that they are of and the chosen point.
+
+    Raises:
+        LREError: If no record has rows with columns of that measure.
+    """
+    records = list(records)
+    named = {name for record in records for name, found in record.measures.items() if found.columns}
+    if measure not in named:
+        raise LREError(
+            f"there are no rows of {measure!r}: of these results {', '.join(sorted(named)) or 'nothing'} has some"
+        )
+    return [
+        {name: getattr(record, name) for name in ("model", "backward", *_OF_ROWS, "layer", "beta", "rank")}
+        | dict(zip(record.measures[measure].columns, row, strict=True))
+        for record in records
+        if measure in record.measures
+        for row in record.measures[measure].rows
+    ]
 
 
 def _rows(record: TrialRecord) -> Iterator[dict[str, Any]]:

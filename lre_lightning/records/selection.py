@@ -26,8 +26,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
             rank. ``"lens"`` takes, of the layers whose scores the data cannot tell from those at the paper's choice,
-            the one whose LRE reads all layers best (`TrialRecord.read`), or the middle one where that was not counted,
-            and the rank of the best causality there. The embedding is not among them unless it is alone.
+            the one whose LRE reads others best (`TrialRecord.read`), or the middle one where that was not counted, and
+            the rank of the best causality there. The embedding is not among them unless it is alone.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
     for record in records:

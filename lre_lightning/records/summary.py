@@ -28,7 +28,7 @@ CSV_COLUMNS = [
     *("random_guess", B_ALONE, "reported", "chose", "layer", "beta", "rank", "edited", *SCORES),
 ]
 
-NOT_KEPT = "no LRE of it was kept: fit it, or choose other relations with --data.relations"
+NOT_KEPT = "no LRE of it was kept: fit it to the end, or choose other relations with --data.relations"
 """Why a relation of which the LM knows enough is not scored."""
 
 
@@ -171,7 +171,8 @@ def _summary(group: Sequence[TrialRecord]) -> RelationSummary:
     )
     if not scores:
         unscored = too_few(first.samples, first.n_shot, tested, known) if first.told_apart else ALIKE
-        if first.told_apart and any(record.known >= record.n_shot for record in group if record.reported):
+        asked = [record for record in group if record.reported] or group  # a stopped fit may only have chosen
+        if first.told_apart and any(record.known >= record.n_shot for record in asked):
             unscored = NOT_KEPT
         return replace(summary, unscored=unscored)
     chosen = reported[0]

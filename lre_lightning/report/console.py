@@ -17,14 +17,17 @@ from lre_lightning.report.tables import Table, cell_text, to_text, write_table
 from lre_lightning.statistics.estimates import Estimate, short_text
 from lre_lightning.storage.plain import printable
 
+NARROWEST = 12
+"""Width below which names of relations don't wrap, however narrow the terminal is."""
+
 
 def results_table(summaries: Iterable[RelationSummary], width: int | None = None) -> RichTable:
     """Build the table of results: one row per relation, scores with their 95% intervals over samples and trials.
 
-    Beside the essential columns there are as many others as fit `width`; then, as far as there is room, the standard
-    deviations of scores over trials and the intervals of others; all of this if it is None. A layer at which W is the
-    identity is marked, and one that was chosen on the very trials that are shown. What measures give tables are columns
-    where a relation has them.
+    Beside the essential columns, whose relations' names wrap where there is no room, there are as many others as fit
+    `width`; then, as far as there is room, the standard deviations of scores over trials and the intervals of others;
+    all of this if it is None. A layer at which W is the identity is marked, and one that was chosen on the very trials
+    that are shown. What measures give tables are columns where a relation has them.
     """
     summaries = list(summaries)
     more = list(dict.fromkeys(name for summary in summaries for name in summary.columns))
@@ -57,6 +60,10 @@ def results_table(summaries: Iterable[RelationSummary], width: int | None = None
     )
     for name in shown:
         table.add_column(name, justify="left" if name in ("relation", "category") else "right", no_wrap=True)
+    if width is not None and (over := _width(shown) - width) > 0:
+        names = table.columns[0]
+        names.no_wrap, names.overflow = False, "fold"
+        names.max_width = max(NARROWEST, max(map(cell_len, columns["relation"])) - over)
     for row in zip(*shown.values(), strict=True):
         table.add_row(*row)
     return table

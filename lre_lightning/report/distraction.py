@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.distraction import GENERIC_LENS, LENS, LM, OTHER_LENS, LatentKnowledge
-from lre_lightning.metrics.functional import KS
+from lre_lightning.lens.distraction import GENERIC_LENS, KS, LENS, LM, OTHER_LENS, LatentKnowledge
 from lre_lightning.report.tables import Cell, Row, Table
 from lre_lightning.statistics.estimates import spread
 

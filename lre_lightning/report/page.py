@@ -67,7 +67,8 @@ def make_report(
         results: Files with the records of runs, or folders of runs; they are merged.
         out: The folder to write to.
         title: Title of the page; it names the LMs if None.
-        columns: Tables with a column ``relation`` or ``subject`` and columns of numbers to set beside the scores.
+        columns: Tables with columns ``relation``, ``subject`` or ``object``, and columns of numbers to set
+            beside the scores.
 
     Returns:
         The page.

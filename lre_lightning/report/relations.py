@@ -11,7 +11,7 @@ from lre_lightning.grid import spans
 from lre_lightning.records import analysis, choices
 from lre_lightning.records.analysis import ALL, SCORES, ModelResults
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import headline, nested, reselect
+from lre_lightning.records.selection import Criterion, headline, nested, reselect
 from lre_lightning.report import plotting
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical, by_relation, rows_of
@@ -170,7 +170,8 @@ def plot_categories(models: Sequence[ModelResults]) -> Figure:
 def agreement(records: Sequence[TrialRecord]) -> Section:
     """Return the agreement of both scores by what chose layer and rank (figures "faith_vs_edit", "scatter_faith")."""
     chosen = {"the fit": analysis.counted(records)}
-    chosen |= {criterion: reselect(records, criterion) for criterion in SCORES}
+    criteria: tuple[Criterion, ...] = ("faithfulness", "causality")
+    chosen |= {criterion: reselect(records, criterion) for criterion in criteria}
 
     def row(chooser: str) -> Row:
         names, pairs = analysis.joint(*reversed(analysis.both_by_relation(chosen[chooser]).values()))

@@ -24,7 +24,7 @@ class Table:
 
     The name is the stem of its files, and the caption says what its deviations are over. Cells are texts, numbers,
     estimates with their deviations and intervals, or None for missing values. The last `totals` rows summarize those
-    above.
+    above. A `folded` table is closed on a page until its caption is clicked.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Table:
     totals: int = 0
     digits: int = 2
     exact: tuple[str, ...] = ()
+    folded: bool = False
 
     def is_text(self, column: int) -> bool:
         """Return whether a column contains nothing but text."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lre_lightning.lre.lre import LRE
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.prompts.prompt import Prompt
+    from lre_lightning.prompts.source import PromptSource
     from lre_lightning.records.record import TrialRecord
 
 
@@ -36,6 +37,7 @@ class ScoredTrial:
         edited: The LM's answers after its edits, token ids `(edits, layers, ranks)`, int64.
         prompts: All training prompts.
         tokens: The tokens of each of the relation's objects.
+        data: The datamodule, with the other relations of the fit.
     """
 
     record: TrialRecord
@@ -45,6 +47,7 @@ class ScoredTrial:
     edited: Tensor
     prompts: Sequence[Prompt]
     tokens: Mapping[str, tuple[int, ...]]
+    data: PromptSource
 
     @property
     def lm(self) -> LanguageModel:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lre_lightning.grid import Layer
 from lre_lightning.lre.lre import LRE
+from lre_lightning.metrics.success import Causality, Faithfulness, SuccessRate
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.points import predict_points
 from lre_lightning.records.record import TrialRecord
+from lre_lightning.runs.processes import ONE_PROCESS, Processes
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
 
-READ = 8
-"""Known samples of a trial that the LREs of all layers read at all layers, to choose among those that are as good."""
+GridMetrics: TypeAlias = tuple[Faithfulness, Causality]
 
 
 def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> TrialRecord:
@@ -53,12 +54,23 @@ def new_record(trial: Trial, data: PromptSource, tested: int, known: int) -> Tri
     )
 
 
+def grid_metrics(layers: Sequence[Layer], betas: Sequence[float], ranks: Sequence[int]) -> GridMetrics:
+    """Return the metrics of a trial on a grid: faithfulness by layer and beta, causality by layer and rank."""
+    return Faithfulness(1, (len(layers), len(betas)), "none"), Causality(1, (len(layers), len(ranks)), "none")
+
+
 def with_grid(
-    record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], betas: Sequence[float], ranks: Sequence[int]
+    record: TrialRecord,
+    states: TrialStates,
+    lres: Mapping[Layer, LRE],
+    betas: Sequence[float],
+    ranks: Sequence[int],
+    metrics: GridMetrics | None = None,
 ) -> tuple[TrialRecord, Tensor, Tensor]:
     """Score LREs on the grid of layers, betas and ranks (figures "sweep" and "rank-sweep" of the paper).
 
-    `states` must have s at the layers of `lres`, in their order.
+    `states` must have s at the layers of `lres`, in their order. The record's counts are the states of the `metrics`,
+    which are those of `grid_metrics`, summed over the processes. A collective call.
 
     Returns:
         The record with faithfulness and causality; the LREs' answers for known samples, int64 `(known, layers, betas)`;
@@ -67,16 +79,31 @@ def with_grid(
     operators = list(lres.values())
     said = faithfulness_predictions(states.runs.lm, operators, states.subject[states.known], betas)
     edited = causality_predictions(states.edited_runs, operators, states.subject[states.edited], states.change, ranks)
+    faithfulness, causality = metrics or grid_metrics([*lres], betas, ranks)
+    faithful, _ = _count(faithfulness, said, states.predicted[states.known], states.processes)
+    causal, edits = _count(causality, edited, states.wanted, states.processes)
     record = replace(
         record,
         layers=tuple(lres),
         betas=tuple(betas),
         ranks=tuple(ranks),
-        faithful=grid_of(states.count_faithful(said)),
-        causal=grid_of(states.count_causal(edited)),
-        edited=len(states.all_edited),
+        faithful=faithful,
+        causal=causal,
+        edited=edits,
     )
     return record, said, edited
+
+
+def _count(metric: SuccessRate, answers: Tensor, wanted: Tensor, processes: Processes) -> tuple[Any, int]:
+    """Update a metric by a trial; return the successes and samples that it has of all processes.
+
+    Processes that share an LM hold the same answers, which the first of them counts.
+    """
+    metric.to(answers.device).reset()
+    counted = torch.full_like(wanted, not processes.member, dtype=torch.bool)
+    metric.update(answers, wanted, torch.zeros_like(wanted), counted)
+    with metric.sync_context(should_sync=processes.count * processes.members > 1):
+        return grid_of(metric.correct[0]), int(metric.total)
 
 
 def outputs(lres: Sequence[LRE], subject: Tensor, betas: Sequence[float]) -> Iterator[Tensor]:
@@ -129,20 +156,25 @@ def grid_of(counts: Tensor) -> Any:
     return tuple(map(tuple, found)) if counts.ndim == 2 else tuple(found)
 
 
-def count_read(states: TrialStates, lres: Mapping[Layer, LRE]) -> tuple[int, ...]:
-    """Count how often each LRE says what the LM does when it reads s of every layer, not of its own alone.
+def count_read(
+    lm: LanguageModel, lres: Mapping[Layer, LRE], examples: Tensor, processes: Processes = ONE_PROCESS
+) -> tuple[int, ...]:
+    """Count how often each LRE says what the LM does when it reads s of several layers, not of its own alone.
 
-    It is what `records.selection.choose` compares layers by that score equally. At most `READ` known samples are read.
-    A collective call.
+    It is what `records.selection.choose` compares layers by that score equally. No test prompt has a part in it. The
+    training prompts are split among the processes; a collective call.
+
+    Args:
+        lm: The LM.
+        lres: The LRE of each layer.
+        examples: s of training prompts at the layers to read and, last, their o, `(layers + 1, prompts, hidden)`.
+        processes: The processes of the run, which have the same examples.
 
     Returns:
-        The readings, `[layer]`, out of the samples that are read times the layers.
+        The readings, one for each LRE, out of the prompts times the layers.
     """
-    drawn = {*states.draw_known(READ)}
-    rows = [row for row, sample in enumerate(states.samples) if sample in drawn]
-    counts = [0] * len(lres)
-    if rows:
-        lm, subject, predicted = states.runs.lm, states.subject[rows], states.predicted[rows, None]
-        counts = [int((lm.predict(lre(subject.to(lre.bias))) == predicted).sum()) for lre in lres.values()]
-    (total,) = states.processes.sum(torch.tensor(counts))
+    mine = examples[:, processes.index :: processes.count]
+    said = lm.predict(mine[-1])
+    counts = [int((lm.predict(lre(mine[:-1].to(lre.bias))) == said).sum()) for lre in lres.values()]
+    (total,) = processes.sum(torch.tensor(counts))
     return tuple(total.tolist())

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lre_lightning import paper
 from lre_lightning.grid import Layer
-from lre_lightning.metrics import Causality, Faithfulness
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.prompts.batch import prompts_to_run
@@ -205,10 +204,6 @@ class TrialStates:
         """Draw at most `count` of the samples that are edited, over all processes."""
         return self._in_drawn_order(self.all_edited)[:count]
 
-    def draw_known(self, count: int) -> list[int]:
-        """Draw at most `count` of the known samples, over all processes."""
-        return self._in_drawn_order((self.tokens >= 0).nonzero().flatten().tolist())[:count]
-
     def _in_drawn_order(self, samples: Iterable[int]) -> list[int]:
         asked, key = self.trial.test_asked, draw_key(self.trial)
         return sorted(samples, key=lambda sample: draw_order(key, asked[sample].subject))
@@ -219,15 +214,15 @@ class TrialStates:
 
     def count_faithful(self, answers: Tensor) -> Tensor:
         """Count how often answers for known prompts, int64 `(known, ...)`, are the LM's, over all processes."""
-        return self._total(Faithfulness(1, answers.shape[1:], average="none"), answers, self.predicted[self.known])
+        return self._right(answers, self.predicted[self.known])
 
     def count_causal(self, answers: Tensor) -> Tensor:
         """Count how often answers after edits, int64 `(edits, ...)`, are the first tokens of o', over all processes."""
-        return self._total(Causality(1, answers.shape[1:], average="none"), answers, self.wanted)
+        return self._right(answers, self.wanted)
 
-    def _total(self, metric: Faithfulness | Causality, answers: Tensor, wanted: Tensor) -> Tensor:
-        metric.to(answers.device).update(answers, wanted, torch.zeros_like(wanted))
-        (total,) = self.processes.sum(metric.correct[0].cpu())
+    def _right(self, answers: Tensor, wanted: Tensor) -> Tensor:
+        right = paper.succeeds(answers, wanted.reshape(-1, *[1] * (answers.ndim - 1)))
+        (total,) = self.processes.sum(right.sum(0).cpu())
         return total
 
 

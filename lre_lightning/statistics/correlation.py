@@ -1,6 +1,8 @@
-"""Correlations of two scores over relations."""
+"""Correlations of two scores over relations, and of two numbers over facts that come in relations."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,3 +32,46 @@ def spearman(samples: Array) -> Array:
 def pearson_difference(samples: Array) -> Array:
     """Return how much stronger the first two of four scores are correlated than the last two, for each draw."""
     return pearson(samples[..., :2]) - pearson(samples[..., 2:])
+
+
+def sums_by_cluster(
+    clusters: Sequence[str], first: Sequence[float], second: Sequence[float], within: bool = False
+) -> Array:
+    """Return by cluster the sums that the rank correlation of two numbers is made of, `(clusters, 6)`.
+
+    They are n, x, y, x^2, y^2 and xy, of the ranks among all values less their mean or, `within`, among those of the
+    cluster less the mean there. In a bootstrap over clusters ranks are not taken again.
+    """
+    from scipy.stats import rankdata
+
+    names, values = np.array(clusters), np.array([first, second], dtype=np.float64)
+
+    def ranked(some: Array) -> Array:
+        ranks = rankdata(some, axis=1) / some.shape[1]
+        return np.asarray(ranks - ranks.mean(1, keepdims=True))
+
+    everywhere, sums = ranked(values), []
+    for name in dict.fromkeys(clusters):
+        own = names == name
+        x, y = ranked(values[:, own]) if within else everywhere[:, own]
+        sums.append([len(x), x.sum(), y.sum(), x @ x, y @ y, x @ y])
+    return np.array(sums)
+
+
+def of_sums(samples: Array) -> Array:
+    """Return the correlation over all facts from sums by cluster, `(draws, clusters, 6)` to `(draws,)`."""
+    n, x, y, xx, yy, xy = np.moveaxis(samples.sum(1), -1, 0)
+    return np.asarray((xy - x * y / n) / _root((xx - x**2 / n) * (yy - y**2 / n)))
+
+
+def clustered(samples: Array) -> Array:
+    """Return the correlation within clusters likewise: of what is left of both when each cluster's mean is taken away.
+
+    Clusters in which one of the two does not vary count in the deviation of the other alone.
+    """
+    *_, xx, yy, xy = np.moveaxis(samples.sum(1), -1, 0)
+    return np.asarray(xy / _root(xx * yy))
+
+
+def _root(product: Array) -> Array:
+    return np.sqrt(np.where(product < 1e-12, np.nan, product))

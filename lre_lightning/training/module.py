@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks
-from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.lens import LensGrid, read_lenses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
+from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.backward import check_backward
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
@@ -24,6 +24,7 @@ from lre_lightning.records.summary import Results, summarize
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.runs.processes import Processes, on_rank_zero, share_error
 from lre_lightning.scoring.measure import Measure, layers_for, measures_of
+from lre_lightning.scoring.scores import grid_metrics
 from lre_lightning.training.bank import LREBank, TrialKey, file_of
 from lre_lightning.training.forecast import Forecast, forecast
 from lre_lightning.training.options import Fitting
@@ -93,12 +94,13 @@ class LREModule(FrozenLMModule):
                 "measures": [measure.plain() for measure in self.measures],
             }
         )
+        self.faithfulness, self.causality = grid_metrics(["emb"], [1.0], [1])  # those of the trial that is scored
         self.beta = float(beta)
         self.betas = check_betas([*(DEFAULT_BETAS if betas is None else betas), self.beta])
         self.bank = LREBank()
         self.lre_dir = None if self.fitting.lre_dir is None else Path(self.fitting.lre_dir)
         self.bank.searched = [self.lre_dir] if self.lre_dir else []
-        self.jacobian_lens: JacobianLens | None = None  # in prediction
+        self.jacobian_lens: Lens | None = None  # in prediction
         self._rescored: dict[TrialKey, TrialRecord] | None = None
         self._expected: float | None = None
         self._adds = False
@@ -185,9 +187,8 @@ class LREModule(FrozenLMModule):
         data.together = prompts_in_a_sweep(self.lm)
         return forecast(self._run_of(data, Processes(count=devices)))
 
-    @property
-    def expected(self) -> float | None:
-        """Seconds from the first trial that is scored to the end of the fit, measured there; None before that."""
+    def expect(self) -> float | None:
+        """Measure how many seconds the fit takes from the first trial that is scored on, once; None before that."""
         if self._expected is None and isinstance(self._trial, FitTrial) and self._trial.unscored is None:
             epochs = self.current_epoch, self.trainer.fit_loop.max_epochs
             self._expected = forecast(self._run, *epochs, self._trial).seconds
@@ -241,8 +242,8 @@ class LREModule(FrozenLMModule):
         trial.skip_if_unknown()
         if trial.unscored is not None:
             self._keep(trial.unscored)
-        elif self.lm.shards and self._expected is None:
-            self._expected = self.expected  # here, where all who share the LM are, and not where one asks for it
+        elif self.lm.shards:
+            self.expect()  # here, where all who share the LM are, and not where one asks for it
 
     def _check_batches(self) -> None:
         """Check that a trial is given all its training prompts, and is scored after them."""
@@ -282,15 +283,17 @@ class LREModule(FrozenLMModule):
         if self.trainer.state.fn == "fit":
             if not self._trained:  # a callback has stopped the fit in the middle of the trial
                 self._trial = None
-            if self._trial is not None:
+            if self._trial is not None and self._trial.unscored is None:
                 self._trial.estimate()
+                self.faithfulness, self.causality = self._trial.metrics()
             return
         self._say_what_is_missing()
         if not self.bank.lres:
             raise LREError("there is no LRE to validate: fit first, or give a checkpoint (--ckpt_path last)")
         begun_with, tuned = self.bank.tuned or (None, self.beta)
         run = replace(self._run, beta=tuned if begun_with == self.beta else self.beta)
-        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres)
+        self.faithfulness, self.causality = metrics = grid_metrics(["emb"], [run.beta], [1])
+        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres, metrics)
 
     def _say_what_is_missing(self) -> None:
         """Warn of trials that the fit has not come to, or whose LREs it has kept since its last checkpoint."""
@@ -322,17 +325,17 @@ class LREModule(FrozenLMModule):
             for record in self._trial.finish():
                 self._keep(record)
         elif self._trial is not None and self._trial.unscored is None:
-            record, lre = self._trial.finish()
+            record, lre = self._trial.finish((self.faithfulness, self.causality))
             if lre is not None:
                 self._keep_lre(lre)
             if record is not None:
                 self._keep(record)
         self._trial = None
-        for name, score in SCORES.items():  # for the Trainer; loggers get more from `ResultsScalars`
+        for name, score in SCORES.items():  # over the relations so far; `ResultsScalars` has more for loggers
             mean = over_relations(self.records.values(), score)
             if mean is not None or self.trainer.state.fn == "fit":  # callbacks fail without the score they monitor
                 value = 0.0 if mean is None else mean[0]
-                self.log(name, value, logger=False, batch_size=1, sync_dist=True, add_dataloader_idx=False)
+                self.log(name, value, batch_size=1, sync_dist=True, add_dataloader_idx=False)
 
     def _keep_lre(self, lre: LRE) -> None:
         """Keep an LRE; the first process writes its file, and the others wait for that."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -25,13 +26,13 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
-from lre_lightning.records.record import TrialRecord
+from lre_lightning.records.record import READ, TrialRecord
 from lre_lightning.records.selection import choice_of_earlier, choose_after, takes_part
 from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
-from lre_lightning.scoring.scores import count_read, new_record, with_grid
-from lre_lightning.scoring.states import TrialStates, knows
+from lre_lightning.scoring.scores import GridMetrics, count_read, grid_metrics, new_record, with_grid
+from lre_lightning.scoring.states import TrialStates, example_states, knows
 from lre_lightning.training.method import Method, choose_method
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class TestedTrial:
     ) -> TrialRecord:
         """Return the record with what each measure has found."""
         tokens = self.run.data.coverage(self.trial.relation).tokens
-        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens)
+        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens, self.run.data)
         record = replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
         columns = Counter(
             name for found in record.measures.values() for name, tally in found.tallies.items() if tally.column
@@ -246,8 +247,6 @@ class FitTrial(TestedTrial):
 
     def estimate(self) -> None:
         """Add up the Jacobians of all processes, unless W is matrix-free, and make an LRE at each layer."""
-        if self.unscored is not None:
-            return
         means: Iterable[tuple[Layer, Tensor | Operator, Tensor]]
         if self._operators:
             means = ((layer, operator, operator.bias()) for layer, operator in self._operators.items())
@@ -261,8 +260,12 @@ class FitTrial(TestedTrial):
         """Take a batch of test prompts, unless the trial is skipped."""
         return super().test(batch) if self.unscored is None else ()
 
-    def finish(self) -> tuple[TrialRecord | None, LRE | None]:
-        """Score the LREs and choose one.
+    def metrics(self) -> GridMetrics:
+        """Return the metrics of its grid."""
+        return grid_metrics(self.layers, self.run.betas, self.ranks())
+
+    def finish(self, metrics: GridMetrics) -> tuple[TrialRecord | None, LRE | None]:
+        """Score the LREs by the metrics of its grid, and choose one.
 
         Returns:
             The record, and the LRE at the chosen layer if the trial is reported. The record is None if there was no
@@ -272,16 +275,23 @@ class FitTrial(TestedTrial):
         if tested is None or tested[1].known < len(self.trial.train):
             return (tested[1] if tested else None), None
         states, record = tested
-        record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks())
+        record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks(), metrics)
         select_by = self.run.fitting.select_by
         chose = self.choice is None and takes_part(record, self.earlier, select_by)
-        if chose and select_by == "lens" and not self._operators:  # without its elements, W takes too long to apply
-            record = replace(record, read=count_read(states, self._lres))
+        if chose and select_by == "lens":
+            record = replace(record, read=self._count_read())
         layer, rank = self._choose(record)
         record = replace(record, layer=layer, rank=rank, chose=chose)
         record = self._measured(record, states, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
+
+    def _count_read(self) -> tuple[int, ...]:
+        lm, layers = self.run.lm, self.layers[:: ceil(len(self.layers) / READ)]
+        examples = example_states(lm, self._train_prompts[:READ], layers)
+        found = {layer: operator.matrix or operator.factors for layer, operator in self._operators.items()}
+        lres = {layer: replace(lre, weight=found.get(layer, lre.weight)) for layer, lre in self._lres.items()}
+        return count_read(lm, lres, examples, self.run.processes)
 
     def _with_elements(self, lre: LRE) -> LRE:
         """Return the LRE with W that can be kept: if it is matrix-free, in all factors that were found."""
@@ -342,15 +352,15 @@ class RescoredTrial(TestedTrial):
             lre.check_model(run.lm)
         super().__init__(run, trial, run.layers[-1:] if lre is None else [lre.layer])
 
-    def finish(self) -> TrialRecord | None:
-        """Score the LRE and return the record; None if no process had a test prompt."""
+    def finish(self, metrics: GridMetrics) -> TrialRecord | None:
+        """Score the LRE by the metrics of one point and return the record; None if no process had a test prompt."""
         tested = self._tested()
         if tested is None or self.lre is None or tested[1].known < len(self.trial.train):
             return tested[1] if tested else None
         states, record = tested
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
         lres = {lre.layer: lre}
-        record, said, edited = with_grid(record, states, lres, (record.beta,), (rank,))
+        record, said, edited = with_grid(record, states, lres, (record.beta,), (rank,), metrics)
         record = replace(record, layer=lre.layer, rank=rank, backward=lre.origin.backward)
         return self._measured(record, states, lres, said, edited)
 
@@ -363,10 +373,11 @@ class SavedTrials:
     Args:
         run: What the trials have in common.
         lres: The saved LREs by trial key.
+        metrics: The metrics that score each, at one point.
     """
 
-    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE]) -> None:
-        self.run, self.lres = run, lres
+    def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE], metrics: GridMetrics) -> None:
+        self.run, self.lres, self.metrics = run, lres, metrics
         self._current: RescoredTrial | None = None
         self._next = 0
 
@@ -384,7 +395,7 @@ class SavedTrials:
     def _advance(self, index: int) -> Iterator[TrialRecord]:
         """Begin and finish trials until the one of an index in the schedule has begun; yield the finished records."""
         while self._next <= index:
-            record = None if self._current is None else self._current.finish()
+            record = None if self._current is None else self._current.finish(self.metrics)
             if record is not None:
                 yield record
             self._current = None

@@ -277,8 +277,7 @@ def test_the_files_of_results_grow_by_one_record_per_trial(tmp_path):
 class Expects(Other):
     """A module that knows in the second trial how long the rest takes."""
 
-    @property
-    def expected(self):
+    def expect(self):
         return 90.0 if self.current_epoch else None
 
 

@@ -51,5 +51,5 @@ def test_a_relation_whose_lre_was_not_kept_is_not_said_to_be_unknown(said, fitte
     more = ["--data.relations=[half colour, thing colour, wrong colour]", f"--trainer.default_root_dir={run}"]
     status, output, error = said("validate", *QUICK, "--ckpt_path=last", *more)
     assert status == 0, error
-    assert "Not scored: thing colour: no LRE of it was kept: fit it, or choose other relations" in output
+    assert "Not scored: thing colour: no LRE of it was kept: fit it to the end, or choose other relations" in output
     assert "Not scored: wrong colour: 24 samples, 4 of them examples, 20 left to test, 0 known: 4 that " in output

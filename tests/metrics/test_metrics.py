@@ -17,13 +17,11 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from lre_lightning.errors import LREError
-from lre_lightning.metrics import Causality, Faithfulness, RecallAtK, causality, faithfulness, recall_at_k, token_ranks
+from lre_lightning.metrics import Causality, Faithfulness, faithfulness, token_ranks
 from lre_lightning.metrics.functional import distribution_scores, success_compute
 
-FUNCTIONS = {Faithfulness: faithfulness, Causality: causality, RecallAtK: recall_at_k}
 AVERAGES = ["micro", "macro", "none"]
 TARGETS = 3  # few, so that chance alone makes about a third of the predictions right
-VOCABULARY = 6
 BATCH_SIZES = (5, 1, 8, 0, 3)  # uneven, one of them empty
 
 
@@ -38,67 +36,56 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A metric class and its arguments; with `ks`, predictions are scores."""
+    """A metric class and its arguments."""
 
     metric_class: type[Metric]
     average: str = "macro"
     grid_shape: tuple[int, ...] = ()
     num_relations: int = 4
     masked: bool = True
-    ks: tuple[int, ...] = ()
 
     @property
     def options(self):
-        return {"average": self.average, "num_relations": self.num_relations} | ({"ks": self.ks} if self.ks else {})
+        return {"average": self.average, "num_relations": self.num_relations}
 
     def metric(self):
         return self.metric_class(grid_shape=self.grid_shape, **self.options)
 
     def batches(self, seed, sizes=BATCH_SIZES):
-        """Draw random samples; the last relation has none at all, as long as there is another. Scores have ties."""
+        """Draw random samples; the last relation has none at all, as long as there is another."""
         generator = torch.Generator().manual_seed(seed)
 
         def draw(high, *shape):
             return torch.randint(high, shape, generator=generator)
 
-        def predictions(size):
-            scores = (4, size, *self.grid_shape, VOCABULARY)
-            return draw(*scores).float() if self.ks else draw(TARGETS, size, *self.grid_shape)
-
         return [
             Batch(
-                predictions(size),
-                draw(TARGETS, size) * (2 if self.ks else 1),
+                draw(TARGETS, size, *self.grid_shape),
+                draw(TARGETS, size),
                 draw(max(1, self.num_relations - 1), size),
                 draw(4, size) > 0 if self.masked else None,
             )
             for size in sizes
         ]
 
-    def right(self, prediction, target):
-        """Whether a prediction, a token or the scores of all, is right: one answer, or one for each k."""
-        return [target in ranked(prediction)[:k] for k in self.ks] if self.ks else [prediction == target]
-
     def expected(self, batches):
         """The result of each sample at each grid point in turn; NaN where nothing was counted."""
-        points, shape = list(itertools.product(*map(range, self.grid_shape))), (*self.grid_shape, len(self.ks) or 1)
+        points, size = list(itertools.product(*map(range, self.grid_shape))), math.prod(self.grid_shape)
         outcomes = [[] for _ in range(self.num_relations)]
         for predictions, targets, relations, mask in batches:
             for row, target in enumerate(targets.tolist()):
                 if mask is None or mask[row]:
-                    found = (self.right(predictions[row][point].tolist(), target) for point in points)
-                    outcomes[relations[row]].append([*itertools.chain(*found)])
+                    outcomes[relations[row]].append([predictions[row][point].item() == target for point in points])
 
         def rates(rows):
-            return list(map(fmean, zip(*rows, strict=True))) if rows else [math.nan] * math.prod(shape)
+            return list(map(fmean, zip(*rows, strict=True))) if rows else [math.nan] * size
 
         values = {
             "micro": rates([row for rows in outcomes for row in rows]),
             "macro": rates([rates(rows) for rows in outcomes if rows]),
             "none": [rates(rows) for rows in outcomes],
         }[self.average]
-        found = tensor(values).reshape(*[self.num_relations] * (self.average == "none"), *shape)
-        return found if self.ks else found.squeeze(-1)
+        return tensor(values).reshape([*[self.num_relations] * (self.average == "none"), *self.grid_shape])
 
 
 def ranked(scores):
@@ -111,9 +98,6 @@ CASES = [
     *(Case(Causality, average, (2,), masked=False) for average in AVERAGES),
     Case(Faithfulness, "none", (1, 1), num_relations=1),
     Case(Causality, "macro", (3, 1, 2), num_relations=2),
-    *(Case(RecallAtK, average, ks=(1, 2, 3)) for average in AVERAGES),
-    Case(RecallAtK, "none", (2, 3), masked=False, ks=(2,)),
-    Case(RecallAtK, "macro", (2,), ks=(6, 1)),
 ]
 
 
@@ -130,8 +114,7 @@ def test_metric_agrees_with_the_reference(case):
     for seen, batch in enumerate(batches, start=1):
         assert_equal(metric(*batch), case.expected([batch]))
         assert_equal(metric.compute(), case.expected(batches[:seen]))
-        function = FUNCTIONS[case.metric_class]
-        assert_equal(function(*batch[:3], mask=batch.mask, **case.options), case.expected([batch]))
+        assert_equal(faithfulness(*batch[:3], mask=batch.mask, **case.options), case.expected([batch]))
     for copy in (pickle.loads(pickle.dumps(metric)), metric.clone(), torch.nn.Sequential(metric.clone()).half()[0]):
         copy.update(*more)
         assert_equal(copy.compute(), case.expected([*batches, more]))
@@ -191,9 +174,9 @@ def test_numbers_small_enough_to_be_read_off(average, expected):
     for value in (metric.compute(), by_reference, faithfulness(*batch[:3], average, num_relations=3)):
         torch.testing.assert_close(value, expected, equal_nan=True)
     assert (metric.correct.tolist(), metric.total.tolist()) == ([[4, 2], [0, 0], [2, 0]], [6, 0, 2])
-    assert causality(*batch[:2]).tolist() == [0.75, 0.25]
-    assert causality(*batch[:3], "none").shape == (3, 2)
-    assert causality(*batch[:2], average="none").shape == (1, 2)
+    assert faithfulness(*batch[:2]).tolist() == [0.75, 0.25]
+    assert faithfulness(*batch[:3], "none").shape == (3, 2)
+    assert faithfulness(*batch[:2], average="none").shape == (1, 2)
 
 
 @pytest.mark.parametrize("average", AVERAGES)
@@ -250,13 +233,7 @@ def test_names_of_relations(names):
 
 def test_a_collection_keeps_metrics_of_different_meaning_apart():
     """On the first samples they agree, and groups are formed."""
-    scores, row = tensor([[0.1, 0.4, 0.3, 0.2]]), tensor([0])
-    recalls = MetricCollection({"near": RecallAtK(1, ks=(1, 2)), "far": RecallAtK(1, ks=(1, 3))})
-    for target in (1, 3, 0, 2):
-        recalls.update(scores, tensor([target]), row)
-    values = recalls.compute()
-    assert (values["near"].tolist(), values["far"].tolist()) == ([0.25, 0.5], [0.25, 0.75])
-    metrics, one = MetricCollection([Faithfulness(1), Causality(1)]), tensor([1])
+    metrics, one, row = MetricCollection([Faithfulness(1), Causality(1)]), tensor([1]), tensor([0])
     metrics.update(one, one, row)
     metrics["Faithfulness"].update(one, one + 1, row)
     metrics["Causality"].update(one, one, row)
@@ -338,17 +315,14 @@ def test_samples_that_do_not_fit(predictions, targets, relations, mask, message)
     ],
 )
 def test_scores_that_do_not_fit(scores, targets, message):
-    for call in (token_ranks, recall_at_k, lambda *given: RecallAtK(1).update(*given, IDS)):
-        with pytest.raises(LREError, match=message):
-            call(scores, targets)
+    with pytest.raises(LREError, match=message):
+        token_ranks(scores, targets)
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 4), (2, 3, 1)])
 def test_predictions_of_another_grid(shape):
     with pytest.raises(LREError, match=r"predictions must have shape \(batch, 3\), got \(2,"):
         Faithfulness(1, (3,)).update(torch.zeros(shape, dtype=torch.int64), IDS, IDS)
-    with pytest.raises(LREError, match=r"predictions must have shape \(batch, 3, vocab\), got \(2,"):
-        RecallAtK(1, (3,)).update(torch.zeros(*shape, 4), IDS, IDS)
 
 
 @pytest.mark.parametrize(
@@ -358,18 +332,14 @@ def test_predictions_of_another_grid(shape):
         ({"num_relations": True}, "num_relations must be .* got True"),
         ({"grid_shape": (3, 0)}, "grid_shape must be a whole number of at least 1, got 0"),
         ({"average": "weighted"}, "average must be 'micro' or 'macro' or 'none', got 'weighted'"),
-        ({"ks": ()}, "ks is empty: give at least one k"),
-        ({"ks": (1, 0)}, "a k in ks must be a whole number of at least 1, got 0"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message):
     with pytest.raises(LREError, match=message):
-        RecallAtK(**{"num_relations": 2, **arguments})
+        Faithfulness(**{"num_relations": 2, **arguments})
     if "grid_shape" not in arguments:
         with pytest.raises(LREError, match=message):
-            recall_at_k(SCORES, IDS, **arguments)
-    with pytest.raises(LREError, match="k 5 is larger than the vocabulary, which has 4 tokens"):
-        recall_at_k(SCORES, IDS, ks=(1, 5))
+            faithfulness(IDS, IDS, **arguments)
 
 
 def test_tokens_that_an_lm_excludes_have_no_part_in_a_distribution():

@@ -10,7 +10,7 @@ import pytest
 from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
 from lre_lightning.records.files import write_records
 from lre_lightning.records.measurement import Measurement, Tally
-from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, Results, summarize, write_csv
+from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, NOT_KEPT, Results, summarize, write_csv
 from lre_lightning.report.console import print_results
 from tests.helpers.records import csv_rows, majorities, small_record, unscored_record, whole_objects
 
@@ -196,6 +196,18 @@ def test_the_table_fits_the_terminal(capsys, monkeypatch, width, columns, score)
     assert ("Not shown, for want of room" in lines[-1]) == (width < 200)
 
 
+@pytest.mark.parametrize("between", " _")
+def test_long_names_of_relations_wrap(capsys, monkeypatch, between):
+    monkeypatch.setenv("COLUMNS", "80")
+    name = between.join(["name", "of", "the", "person", "who", "sings", "in", "a", "band"])
+    print_results(summarize([record(relation=name)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[4].split()[-3:] == ["0.88", "[0.53,", "0.98]"]
+    first, second = lines[4].split("  ")[0].strip(), lines[5].strip()
+    assert name in (first + second, f"{first} {second}")
+
+
 def test_results_show_themselves_as_a_table():
     results = Results(summarize([record(relation="city <b>"), unscored_record()]))
     first, second, third = (line.split() for line in repr(results).splitlines())
@@ -209,3 +221,11 @@ def test_an_lm_that_knows_nothing_gets_one_line(capsys):
     print_results(summarize([replace(unscored_record(name), n_shot=8) for name in ("ceo", "mother")]))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("None of the 2 relations is scored: the LM knows 6 of 24 test prompts")
+
+
+def test_a_stopped_fit_that_has_only_chosen_does_not_lack_known_samples():
+    chose = record(reported=False, n_shot=8)
+    (summary,) = summarize([chose])
+    assert summary.unscored == NOT_KEPT
+    (summary,) = summarize([chose, replace(unscored_record(chose.relation), trial=1, n_shot=8)])
+    assert "8 that the LM knows are needed" in summary.unscored

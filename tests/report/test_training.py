@@ -117,8 +117,8 @@ def test_a_column_by_subject_is_averaged_over_training_samples(tmp_path, text, e
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,n\na,1\n", "must have a column 'relation' or 'subject', and one of numbers: it has name, n"),
-        ("relation\na\n", "must have a column 'relation' or 'subject', and one of numbers: it has relation"),
+        ("name,n\na,1\n", "must have a column 'relation', 'subject' or 'object', and one of numbers: it has name, n"),
+        ("relation\na\n", "must have a column 'relation', 'subject' or 'object', and one of numbers: it has relation"),
         ("relation,n\ncapital,many\n", "line 2, column 'n' is 'many', not a number"),
         ("relation,n\ncapital,nan\n", "line 2, column 'n' is 'nan', not a number"),
         ("relation,n\ncapital,1\ncapital,2\n", "line 3 has 'capital' a second time"),

@@ -45,9 +45,9 @@ def states_of(lm, prompts, layers, size=100, alone=None, **trial):
     return TrialStates.run(lm, batches(prompts), trial_of(prompts, **trial), layers, alone=bare)
 
 
-def scored(record, states, lres=None, *, prompts=(), tokens=None, said=None, edited=None):
+def scored(record, states, lres=None, *, prompts=(), tokens=None, said=None, edited=None, data=None):
     """A scored trial, as measures see it."""
-    return ScoredTrial(record, states, lres or {}, said, edited, prompts, tokens or {})
+    return ScoredTrial(record, states, lres or {}, said, edited, prompts, tokens or {}, data)
 
 
 def sums_of(measurement, start=""):

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from transformers import AutoTokenizer
 
 from lre_lightning import LRE, LanguageModel
 from lre_lightning.lens.likeness import threshold
 from lre_lightning.lre.origin import Origin
 from lre_lightning.relations.relation import Relation, Sample
-from scripts.studies import calibration, components, objects, probes
+from scripts.demo_model.corpus import Piece, build_library
+from scripts.demo_model.data import PieceTokenizer, Rows
+from scripts.demo_model.recipe import Recipe
+from scripts.demo_model.world import build_world
+from scripts.studies import calibration, components, frequency, objects, probes
 from scripts.studies.common import Setting, drawn
 from tests.helpers.identities import SOME
 from tests.helpers.toy import random_toy
@@ -209,3 +214,20 @@ def test_objects_share_a_hit_of_their_first_token():
 
 def test_relations_are_those_whose_objects_share_first_tokens(demo):
     assert objects.study(demo) == []  # of the demo none does
+
+
+def test_lines_are_counted_in_the_texts_that_the_demo_was_trained_on():
+    recipe, library = Recipe(), build_library(build_world(0))
+    tokenizer = AutoTokenizer.from_pretrained(frequency.MODEL)
+    pieces = PieceTokenizer(tokenizer)
+    trained = Rows(library, pieces, recipe, epoch=3)
+    rows = list(frequency.rows_of(library, pieces, recipe, ["3-0", "3-7"]))
+    for index, row in zip((0, 7), rows, strict=True):
+        text = tokenizer.decode(trained[index][0], skip_special_tokens=True).replace("\n", "")
+        whole = "".join(piece.text for piece in row).replace("\n", "")
+        assert text.startswith(whole)
+        assert len(text) - len(whole) < 30  # the last piece may have been cut off
+    line = [Piece(" Oman"), Piece(" :"), Piece(" Muscat")]
+    texts = [*line, Piece("\n"), Piece(" Muscat"), Piece("\n"), *line, *line]
+    found = frequency.count_lines([texts], [("Oman", "Muscat"), ("Peru", "Lima")])
+    assert found == {("Oman", "Muscat"): 2, ("Peru", "Lima"): 0}

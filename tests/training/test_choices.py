@@ -20,7 +20,8 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choose, reselect
 from lre_lightning.relations.relation import Sample
 from lre_lightning.relations.sources import load_relations
-from lre_lightning.scoring.states import TrialStates
+from lre_lightning.scoring.scores import with_grid
+from lre_lightning.training import trial
 from lre_lightning.training.module import LREModule
 from lre_lightning.training.options import Fitting
 from tests.helpers import toy
@@ -50,14 +51,15 @@ def fit(random_toy, toy_relations, tmp_path):
 def count_edits(monkeypatch, best):
     """Replace the counts of edits in a fit: the best points by trial, or by relation and trial."""
 
-    def count(states, answers):
-        counts = torch.zeros(answers.shape[1:], dtype=torch.long)
-        if counts.shape != (1, 1):  # not in validation, at the point that was chosen
-            layer, rank = best.get((states.trial.relation.name, states.trial.number), best.get(states.trial.number))
-            counts[LAYERS.index(layer), RANKS.index(rank)] = len(states.edited)
-        return counts
+    def counted(*arguments):
+        record, said, edited = with_grid(*arguments)
+        counts = [[0] * len(record.ranks) for _ in record.layers]
+        if edited.shape[1:] != (1, 1):  # not in validation, at the point that was chosen
+            layer, rank = best.get((record.relation, record.trial), best.get(record.trial))
+            counts[LAYERS.index(layer)][RANKS.index(rank)] = record.edited
+        return replace(record, causal=tuple(map(tuple, counts))), said, edited
 
-    monkeypatch.setattr(TrialStates, "count_causal", count)
+    monkeypatch.setattr(trial, "with_grid", counted)
 
 
 def choices_of(module, relation="thing colour"):

@@ -3,10 +3,12 @@
 import shutil
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from lightning.pytorch.loggers import CSVLogger
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
@@ -131,6 +133,22 @@ def test_files_and_checkpoints_bring_the_lres_back(fitted):
     for key, lre in module.bank.lres.items():
         assert torch.equal(loaded.bank.lres[key].weight, lre.weight)
         assert loaded.bank.lres[key].metadata() == lre.metadata()
+
+
+def test_the_metrics_are_what_records_and_loggers_have(fitted, folders, tmp_path):
+    def counts_of(module):
+        return module.faithfulness.correct[0].tolist(), module.causality.correct[0].tolist()
+
+    module, _, root = fitted
+    last = [record for record in module.records.values() if record.scored][-1]
+    assert counts_of(module) == ([[*row] for row in last.faithful], [[*row] for row in last.causal])
+    assert (int(module.faithfulness.total), int(module.causality.total)) == (last.known, last.edited)
+    logger, saved = CSVLogger(tmp_path), LREModule(folders[0], **GRID)
+    scores = trainer_of(tmp_path, logger=logger).validate(saved, data_of(folders), root / "fit.ckpt", weights_only=True)
+    again = [record for record in saved.records.values() if record.scored][-1]
+    assert counts_of(saved) == ([[*row] for row in again.faithful], [[*row] for row in again.causal])
+    assert scores == [{name: pytest.approx(1) for name in ("faithfulness", "causality")}]
+    assert "faithfulness" in Path(logger.experiment.metrics_file_path).read_text()
 
 
 def test_validation_needs_lres_and_a_fit_a_relation_datamodule(folders, tmp_path):
