@@ -24,6 +24,7 @@ from benchmarks.common import AIM
 
 NAMES = (
     "startup",
+    "gguf",
     "data",
     "inverse",
     "matrix_free",

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import ArgsType
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from lre_lightning.commands.cache import Cache
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine, given_command
 from lre_lightning.commands.concepts import Concepts
@@ -54,6 +55,7 @@ KINDS = (
         Report,
     ),
     Data,
+    Cache,
 )
 COMMANDS: dict[str, Command] = {kind.name: kind() for kind in KINDS}
 

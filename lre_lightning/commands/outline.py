@@ -26,6 +26,7 @@ SUMMARIES = {
     "push": "Share the LREs of a run on the Hugging Face hub.",
     "report": "Write tables and figures of one or several runs.",
     "data": "List relations, and show prompts as an LM sees them.",
+    "cache": "Show how much is kept of converted LMs, or remove it.",
 }
 """The first line of each subcommand's docstring, in the order of the help."""
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from filelock import FileLock
 
 from lre_lightning.errors import first_line
+from lre_lightning.storage.files import failures_named
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -67,6 +68,14 @@ def kept(key: str, make: Callable[[], T], save: Callable[[T, Path], object], loa
     finally:
         lock.release()
     return load(entry)
+
+
+def clear() -> None:
+    """Remove all that is kept; an error if it cannot be removed."""
+    folder = converted_folder()
+    with failures_named(folder):
+        if folder.exists():
+            shutil.rmtree(folder)
 
 
 def _whole(entry: Path) -> bool:
