@@ -16,6 +16,7 @@ from typing_extensions import override
 from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.demo import DEMO
 from lre_lightning.errors import check_number
 from lre_lightning.models.tokenizer import token_text
 from lre_lightning.progress import progress
@@ -73,6 +74,8 @@ def print_data(data: RelationDataModule, prompts: int, check: bool) -> None:
     first, objects = (sum(getattr(c, name) for _, c, _ in rows) for name in ("unique_first_tokens", "range_size"))
     count = "1 relation" if len(rows) == 1 else f"{len(rows)} relations"
     console.print(f"{count}, {samples} samples; {first} of {objects} objects have a first token of their own.")
+    named = data.hparams.get("tokenizer", DEMO)
+    console.print(f"Tokens are those of {named}; --data.tokenizer takes another LM's.")
     kinds = Counter(problem.kind for _, _, problems in rows for problem in problems)
     if kinds:
         console.print("Problems: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) + ".")

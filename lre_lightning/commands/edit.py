@@ -52,13 +52,16 @@ class Edit(FromLREs):
 
 
 def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) -> LRE:
-    """Return the LRE of a relation, or of the only one in whose template a prompt asks; of its first trial."""
+    """Return the LRE of a relation, of the only one, or of the only one that a prompt asks; of its first trial."""
     first = first_trials(sorted(lres))
+    if relation is None and len(first) == 1:
+        (relation,) = first
     if relation is None:
         matching = sorted(name for name, origin in origins_of(lres).items() if origin.asked_in(prompt))
         if len(matching) != 1:
             names = ", ".join(map(repr, matching)) or "no LRE"
-            raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, --relation")
+            named = f"as in --relation {next(iter(matching or first), 'NAME')!r}"
+            raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, {named}")
         (relation,) = matching
     if relation not in first:
         raise LREError(f"there is no LRE of {relation!r}: the checkpoint has those of {', '.join(first)}")

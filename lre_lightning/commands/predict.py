@@ -51,16 +51,16 @@ class Predict(FromLREs):
         parser.add_argument("--file", type=str | None, default=None, help=file)
         parser.add_argument("--text_column", type=str, default="text", help="column of texts in a table or data set")
         parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
-        subject = "whom each text is about, where it is read; found by the templates and the samples of relations"
+        subject = "the subject of each text, as it stands in the text; by default all that relations know are found"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
-        every = "show all relations at all tokens, also where a lens is not known to speak of a subject"
+        every = "show all relations at all tokens, also where the answers are likely to be nonsense"
         parser.add_argument("--all", type=bool, default=False, help=every)
         jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
         silence = (
-            "how often the lens of a relation may speak where a text is about something else: the share of tokens, "
+            "how often a lens may answer at a token that is not one of its relation's subjects; a higher share shows "
         )
-        silence += f"{FALSE_ALARMS} unless --all"
+        silence += f"more, and more nonsense ({FALSE_ALARMS} unless --all)"
         parser.add_argument("--false_alarms", type=float | None, default=None, help=silence)
         page = "write every layer and token as well, as pictures, a page and data, to the run's folder predictions/"
         parser.add_argument("--page", type=bool, default=False, help=page)

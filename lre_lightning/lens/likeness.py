@@ -28,7 +28,7 @@ from lre_lightning.scoring.states import example_states
 from lre_lightning.storage.tensors import check_tensor, opened, write_tensors
 
 FALSE_ALARMS = 0.05
-"""The share of tokens about something else at which a lens may speak."""
+"""How often a lens may speak where the text is not about one of its subjects: a share of tokens."""
 SENTENCES = 4
 """Number of sentences of each other relation."""
 LIKENESSES = "likenesses.safetensors"
@@ -126,7 +126,7 @@ class Likenesses:
         lm: The LM that the LREs were estimated from, with its tokenizer.
         lres: LREs by relation and trial; of several trials of a relation the first is used.
         layers: The layers; all if None.
-        false_alarms: The share of tokens about something else at which a lens may speak.
+        false_alarms: How often a lens may speak where the text is not about one of its subjects: a share of tokens.
 
     Raises:
         LREError: If `false_alarms` is not between 0 and 1, or an LRE does not say what it was estimated from.

@@ -33,8 +33,8 @@ class Prompt:
         text: The prompt's text; it stops before the object.
         subject: The subject that the last line asks about.
         object: The correct answer.
-        input_ids: The tokens, start token first, if any; after those of the text, the white space that
-            `pass_over_blanks` adds.
+        input_ids: The tokens: a start token if there is one, the text, and the white space added by
+            `pass_over_blanks`, if any.
         subject_span: First token and one past the last token of the subject's last mention.
         object_tokens: All tokens of the object, read off the tokenization of the text, a space and the object.
         subject_chars: First character and one past the last character of the subject's last mention in `text`.

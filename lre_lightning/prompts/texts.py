@@ -57,5 +57,7 @@ def open_texts(source: Any, column: str, split: str | None) -> list[Rows]:
     for part in parts:
         if column not in part.names:
             named = ", ".join(part.names)
-            raise LREError(f"{part.place} has the columns {named}, and no {column!r}: name the column of texts")
+            raise LREError(
+                f"{part.place} has the columns {named}, and no {column!r}: name the column of texts, --text_column"
+            )
     return parts

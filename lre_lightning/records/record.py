@@ -21,9 +21,6 @@ from lre_lightning.statistics.estimates import Share
 from lre_lightning.storage.plain import LONGEST_NAME, check_plain, mapping, number, shown, text, whole
 from lre_lightning.storage.typed import from_json
 
-READ = 8
-"""Most training prompts, and most layers, that all LREs read to choose among those that score equally."""
-
 MOST_ENTRIES = 1_000_000
 """Upper bound on the numbers and texts in a record."""
 
@@ -50,8 +47,6 @@ class TrialRecord:
         edited: Number of known samples for which there was a target with another object.
         identity_layers: Layers of the grid at which s is o, as prompts end with their subjects, so that W is the
             identity (`lre.estimator.identity_layers`). Choices leave them out.
-        read: Right readings of the LRE of each layer, `[layer]`, of s in at most `READ` training prompts at as many
-            layers: see `scoring.scores.count_read`. Empty if they did not choose.
         layer: The chosen layer; None if the trial was not scored.
         beta: The chosen beta.
         rank: The chosen rank; None if the trial was not scored.
@@ -85,7 +80,6 @@ class TrialRecord:
     causal: Grid = ()
     edited: int = 0
     identity_layers: tuple[Layer, ...] = ()
-    read: tuple[int, ...] = ()
     layer: Layer | None = None
     beta: float = 1.0
     rank: int | None = None
@@ -244,7 +238,6 @@ def _check(record: TrialRecord) -> None:
     }
     _check_counts("faithful", record.faithful, known, sizes["layer"], sizes["beta"])
     _check_counts("causal", record.causal, record.edited, sizes["layer"], sizes["rank"])
-    _check_counts("read", record.read, READ * READ, sizes["layer"])
     for layer in record.identity_layers:
         if layer not in record.layers:
             raise LREError(f"identity_layers has {shown(layer)}, which is not on the grid")

@@ -25,9 +25,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             for layers at which W is the identity, unless there are no others: `eligible_layers`.
         criterion: ``"causality"``, the paper's choice, takes the layer and rank of the best causality, and breaks ties
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
-            rank. ``"lens"`` takes, of the layers whose scores the data cannot tell from those at the paper's choice,
-            the one whose LRE reads others best (`TrialRecord.read`), or the middle one where that was not counted, and
-            the rank of the best causality there. The embedding is not among them unless it is alone.
+            rank. ``"lens"`` takes the middle one of the layers whose scores the data cannot tell from those at the
+            paper's choice, and the rank of the best causality there. The embedding is only taken if it is alone.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
     for record in records:
@@ -59,10 +58,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     ]
     good = [place for place, scores in enumerate(both) if place == layer or all(map(_as_good, scores, both[layer]))]
     good = [place for place in good if layers[place] != "emb"] or good
-    reading = [record for record in records if record.read]
-    read = {place: sum(one.read[one.layers.index(layers[place])] for one in reading) for place in good}
-    found = max(good, key=lambda place: (read[place], -abs(place - good[len(good) // 2])))
-    return layers[found], ranks[at_rank[found]]
+    middle = good[len(good) // 2]
+    return layers[middle], ranks[at_rank[middle]]
 
 
 def _as_good(score: Estimate, best: Estimate) -> bool:

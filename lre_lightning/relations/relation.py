@@ -78,7 +78,7 @@ class Relation:
         if not self.templates:
             raise LREError(
                 f"the relation {self.name!r} has no template: give one, such as 'The capital of {{}} is', as "
-                "template or in a column of templates"
+                "--data.prompts.template or in a column of templates"
             )
         return self.templates[0]
 

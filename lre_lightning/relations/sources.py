@@ -134,7 +134,9 @@ def read_source(
     if not isinstance(opened, Path):
         return [(opened[0], relation) for relation in tables.read_rows(*opened, columns or {})]
     if columns:
-        raise LREError(f"columns is for tables and data sets, and {str(opened)!r} is neither: leave it out")
+        raise LREError(
+            f"--data.selection.columns is for tables and data sets, and {str(opened)!r} is neither: leave it out"
+        )
     read = json_files.read_json if os.path.isfile(opened) else json_files.read_folder
     return [(str(path), relation) for path, relation in read(opened)]
 

@@ -72,7 +72,9 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
         if key not in FIELDS:
             nearest = difflib.get_close_matches(str(key), FIELDS, 1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise LREError(f"columns has {key!r}, which is not a field: {hint}The fields are {', '.join(FIELDS)}")
+            raise LREError(
+                f"--data.selection.columns has {key!r}, which is not a field: {hint}The fields are {', '.join(FIELDS)}"
+            )
     problems, relations, groups = Problems(), [], dict[str, _Group]()
     for part in parts:
         if "samples" not in part.names or {"subject", "object"} & {*part.names, *columns}:
@@ -81,7 +83,9 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
                 with problems:
                     _add_sample(groups, mapping(row, at), at, fields, name)
         elif columns:
-            raise LREError(f"{part.place} has one relation per row: leave out columns, which is for samples")
+            raise LREError(
+                f"{part.place} has one relation per row: leave out --data.selection.columns, which is for samples"
+            )
         else:
             for at, row in _rows(part, [key for key in _NESTED if key in part.names]):
                 relations.append(check_relation(_present(row), at, problems, templates_required=False))
@@ -160,7 +164,9 @@ def _find_columns(part: Rows, columns: Mapping[str, str]) -> dict[str, str]:
             nearest = difflib.get_close_matches(str(column or key), part.names, 1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
             example = "{'subject': 'head', 'object': 'tail'}"
-            raise LREError(f"{there}, and no {column or key!r}: {hint}Name it with columns, as in {example}")
+            raise LREError(
+                f"{there}, and no {column or key!r}: {hint}Name it with --data.selection.columns, as in {example}"
+            )
     chosen = {key: column for key, column in by_field.items() if column is not None}
     for column in chosen.values():
         if list(part.names).count(column) > 1:

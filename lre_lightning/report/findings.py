@@ -50,11 +50,12 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
         f"The paper's findings and whether the results of {analysis.lm_of(records)} agree. Unless the criterion says "
         f"otherwise, values are means over relations at the layers and ranks of the fit. {choice_text(records)} "
         "What is compared is of the trials that have both: for layers, baselines, and choices after the last trial "
-        "these can be the ones that chose. Relations are those that meet the criterion by themselves. The 95% interval "
+        "these can be the ones that chose. The last column counts the relations that meet the criterion, each on its "
+        "own. The 95% interval "
         "(bootstrap over relations) is of the value where it is compared with a fixed number, of a β the range of "
         "those that are as good, and otherwise of the difference: a finding holds (yes) or does not (no) only if all "
-        f"of its interval says so, and fewer than {FEW_RELATIONS} relations are too few to tell. Beside it, without "
-        "the relation that changes it most, is what the interval is of.",
+        f"of its interval says so, and fewer than {FEW_RELATIONS} relations are too few to tell. The column *without* "
+        "gives the same quantity as the interval, leaving out the one relation that changes it most.",
         FINDING_COLUMNS,
         (
             *_on_agreement(records),
@@ -82,7 +83,7 @@ def _row(
     """Return a row of the table, given a value, what it is compared with, and the number of relations.
 
     Without both numbers the finding was not measured. It holds if all of the interval is in the region, above its lower
-    end and not above the upper one. Of the relations, `met` meet the criterion by themselves.
+    end and not above the upper one. `met` is the number of relations that meet the criterion, each on its own.
     """
     if value is None or other is None:
         return (finding, "not measured", None, None, None, None, None, criterion, paper)

@@ -83,8 +83,7 @@ def layers(records: Sequence[TrialRecord]) -> Section:
         table = replace(
             table,
             caption=f"{table.caption} {CONSTANT_TEXT} Says more: relations whose interval of faithfulness is above all "
-            "of these; at a layer with none, nothing shows that the LRE says anything of the "
-            "subject.",
+            "of these. At a layer without such a relation, a constant answer may do as well as the LRE.",
             columns=(*table.columns, "says more"),
             rows=tuple((*row, count and f"{count[0]} of {count[1]}") for row, count in rows),
         )

@@ -20,7 +20,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.points import predict_points
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.runs.processes import ONE_PROCESS, Processes
+from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.states import TrialStates
 
 if TYPE_CHECKING:
@@ -154,27 +154,3 @@ def grid_of(counts: Tensor) -> Any:
     """Return counts `(rows, columns)`, or `(rows,)`, as a record holds them."""
     found = counts.tolist()
     return tuple(map(tuple, found)) if counts.ndim == 2 else tuple(found)
-
-
-def count_read(
-    lm: LanguageModel, lres: Mapping[Layer, LRE], examples: Tensor, processes: Processes = ONE_PROCESS
-) -> tuple[int, ...]:
-    """Count how often each LRE says what the LM does when it reads s of several layers, not of its own alone.
-
-    It is what `records.selection.choose` compares layers by that score equally. No test prompt has a part in it. The
-    training prompts are split among the processes; a collective call.
-
-    Args:
-        lm: The LM.
-        lres: The LRE of each layer.
-        examples: s of training prompts at the layers to read and, last, their o, `(layers + 1, prompts, hidden)`.
-        processes: The processes of the run, which have the same examples.
-
-    Returns:
-        The readings, one for each LRE, out of the prompts times the layers.
-    """
-    mine = examples[:, processes.index :: processes.count]
-    said = lm.predict(mine[-1])
-    counts = [int((lm.predict(lre(mine[:-1].to(lre.bias))) == said).sum()) for lre in lres.values()]
-    (total,) = processes.sum(torch.tensor(counts))
-    return tuple(total.tolist())

@@ -40,8 +40,8 @@ class Fitting:
 
     Attributes:
         select_by: How a relation's layer and rank are chosen: by the best ``"causality"``, as in the paper, or the best
-            ``"faithfulness"``; ``"lens"`` takes, of the layers that the data cannot tell from the best one by
-            either score, the one whose LRE reads hidden states of all layers best.
+            ``"faithfulness"``; ``"lens"`` takes the middle one of the layers that the data cannot tell from the
+            best one by either score, but the embedding only if it is alone.
         selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
             rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
             reported too. This removes what is by chance in the draw of examples; trials test most of the same subjects,

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -26,13 +25,13 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
-from lre_lightning.records.record import READ, TrialRecord
+from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import choice_of_earlier, choose_after, takes_part
 from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
-from lre_lightning.scoring.scores import GridMetrics, count_read, grid_metrics, new_record, with_grid
-from lre_lightning.scoring.states import TrialStates, example_states, knows
+from lre_lightning.scoring.scores import GridMetrics, grid_metrics, new_record, with_grid
+from lre_lightning.scoring.states import TrialStates, knows
 from lre_lightning.training.method import Method, choose_method
 
 if TYPE_CHECKING:
@@ -276,22 +275,12 @@ class FitTrial(TestedTrial):
             return (tested[1] if tested else None), None
         states, record = tested
         record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks(), metrics)
-        select_by = self.run.fitting.select_by
-        chose = self.choice is None and takes_part(record, self.earlier, select_by)
-        if chose and select_by == "lens":
-            record = replace(record, read=self._count_read())
+        chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
         layer, rank = self._choose(record)
         record = replace(record, layer=layer, rank=rank, chose=chose)
         record = self._measured(record, states, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
-
-    def _count_read(self) -> tuple[int, ...]:
-        lm, layers = self.run.lm, self.layers[:: ceil(len(self.layers) / READ)]
-        examples = example_states(lm, self._train_prompts[:READ], layers)
-        found = {layer: operator.matrix or operator.factors for layer, operator in self._operators.items()}
-        lres = {layer: replace(lre, weight=found.get(layer, lre.weight)) for layer, lre in self._lres.items()}
-        return count_read(lm, lres, examples, self.run.processes)
 
     def _with_elements(self, lre: LRE) -> LRE:
         """Return the LRE with W that can be kept: if it is matrix-free, in all factors that were found."""

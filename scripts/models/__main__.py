@@ -26,7 +26,7 @@ UNTRIED = {
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "not tried: it drafts tokens from the keys and values of another model, and has none",
     ),
-    "gemma3n": "not tried: its part that sees needs timm; its text model is gemma3n_text",
+    "gemma3n": "not tried: its image encoder needs the package timm; its text model, gemma3n_text, is tried",
 }
 WAYS = {
     **{"shared": "shared prefix", "copied": "copied prefix"},

@@ -63,6 +63,7 @@ def test_the_table_counts(shown, tmp_path, cities):
     ]
     assert lines["thing colour"][2:7] == ["factual", "thing", "colour", "many-to-one", "24"]
     assert re.search(r"2 relations, 30 samples; [5-8] of 9 objects have a first token of their own\.", out)
+    assert re.search(r"Tokens are those of \S+; --data\.tokenizer takes another LM's\.", out)
     assert "Problems: 1 stray characters, 1 object in prompt." in out
 
 

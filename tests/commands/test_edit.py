@@ -45,5 +45,8 @@ def test_the_relation_is_found_by_the_form_of_the_prompt():
     assert find_lre(lres, "People in Peru speak", None).origin == lres["language", 1].origin
     with pytest.raises(LREError, match="has the form of 'capital', 'city': name the relation"):
         find_lre(lres, "The capital of Peru is", None)
-    with pytest.raises(LREError, match="has the form of no LRE: name the relation"):
+    with pytest.raises(LREError, match="has the form of no LRE: name the relation, as in --relation 'capital'"):
         find_lre(lres, "Peru", None)
+    alone = LREStore()
+    alone["city", 1] = lres["city", 1]
+    assert find_lre(alone, "Peru", None).origin.relation == "city"

@@ -95,7 +95,6 @@ def full_record(trial=0, relation="capital", **changes):
         "faithful": ((0, 1), (2, 3), (4, 5)),
         "causal": ((0, 1, 2, 3), (4, 5, 6, 7), (8, 1, 0, 2)),
         "identity_layers": (0,),
-        "read": (1, 2, 5),
         "layer": 3,
         "beta": 2.25,
         "rank": 4,

@@ -135,7 +135,7 @@ def test_a_csv_file_may_have_quotes_line_breaks_and_a_byte_order_mark(read, end)
 
 
 HAS = "facts.csv has the columns 'head', 'tail', 'x', and no"
-EXAMPLE = "with columns, as in {'subject': 'head', 'object': 'tail'}"
+EXAMPLE = "with --data.selection.columns, as in {'subject': 'head', 'object': 'tail'}"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,11 @@ EXAMPLE = "with columns, as in {'subject': 'head', 'object': 'tail'}"
         ("head,tail,x\na,b,c\n", {"subject": "heda"}, f"{HAS} 'heda': did you mean 'head'? Name it {EXAMPLE}"),
         ("head,tail,x\na,b,c\n", {"subject": "head"}, f"{HAS} 'object': Name it"),
         ("head,tail,x\na,b,c\n", {"subject": 3}, f"{HAS} 3: "),
-        ("a,b\n", {"sbject": "a"}, "columns has 'sbject', which is not a field: did you mean 'subject'? The"),
+        (
+            "a,b\n",
+            {"sbject": "a"},
+            "--data.selection.columns has 'sbject', which is not a field: did you mean 'subject'?",
+        ),
     ],
 )
 def test_the_error_of_an_invalid_csv_file_says_where_and_what(read, content, columns, message):
@@ -214,7 +218,7 @@ def test_problems_of_relations_in_json_lines_name_their_line(read):
         "  facts.jsonl, line 4 must hold an object with name, prompt_templates and samples, not 7",
     ]
     message = read(content, "facts.jsonl", columns={"relation": "name"})
-    assert message == "facts.jsonl has one relation per row: leave out columns, which is for samples"
+    assert message == "facts.jsonl has one relation per row: leave out --data.selection.columns, which is for samples"
 
 
 @pytest.mark.parametrize(

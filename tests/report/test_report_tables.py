@@ -298,9 +298,9 @@ def test_dataset_counts_known_facts_of_relations_with_at_least_n():
         ("factual", "capital", 20, flat(10), None),
         ("linguistic", "antonym", 50, flat(10), None),
     )
-    enough = [replace(r, known=r.known + 1) for r in OTHER if r.scored]
-    assert table("dataset", enough).rows[-1] == ("all", 1, 20, 5.5)
-    assert table("full_dataset", enough).rows == (("factual", "capital", 20, spread([7, 4])),)
+    enough = many([replace(r, known=r.known + 1) for r in OTHER if r.scored], 2)
+    assert table("dataset", enough).rows[-1] == ("all", 2, 40, 11.0)
+    assert [row[2:] for row in table("full_dataset", enough).rows] == [(20, spread([7, 4]))] * 2
 
 
 def test_first_tokens_with_the_unique_relations_in_one_row():
@@ -468,7 +468,7 @@ def test_findings_without_their_measurements():
     found = rows("findings", many([minimal(r) for r in MAIN]))
     measured = {name for name, cells in found.items() if cells[0] != "not measured"}
     assert measured == {CORRELATED, CRITERIA, HIGHER, "LRE is better than a random guess"}
-    assert {cells[0] for cells in rows("findings", [unscored()]).values()} == {"not measured"}
+    assert {cells[0] for cells in rows("findings", many([unscored()], 2)).values()} == {"not measured"}
 
 
 MIXED = Table(

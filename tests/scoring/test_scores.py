@@ -15,10 +15,8 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import collate
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import Sample
-from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.scores import (
     causality_predictions,
-    count_read,
     faithfulness_predictions,
     with_grid,
 )
@@ -105,29 +103,6 @@ def test_a_trial_without_known_prompts_counts_nothing(lm, lres, prompts):
     record, *_ = with_grid(record_of(known=0), states, lres, BETAS, RANKS)
     assert (states.all_known, record.edited) == (0, 0)
     assert record.faithful == record.causal == ((0, 0, 0),) * 3
-
-
-def test_lres_read_s_of_all_layers_as_the_lm_does_at_the_end(lm, lres):
-    """Outputs that LREs give at other layers make some readings right; the processes share the prompts."""
-    examples = normal(len(LAYERS) + 1, 5, WIDTH, seed=3)
-    for prompt, (layer, place) in enumerate([(0, 1), (0, 2), (1, 0)]):
-        examples[-1, prompt] = lres[LAYERS[layer]](examples[place, prompt])
-    expected = [0] * len(LAYERS)
-    for index, lre in enumerate(lres.values()):
-        for prompt in range(5):
-            said = lm.decode(examples[-1, prompt]).argmax()
-            for place in range(len(LAYERS)):
-                expected[index] += int(lm.decode(lre.weight @ examples[place, prompt] + lre.bias).argmax() == said)
-    assert count_read(lm, lres, examples) == tuple(expected)
-    assert expected[0] >= 2 > expected[2]
-
-    class Part(Processes):
-        def sum(self, *tensors):
-            return list(tensors)
-
-    for count in (2, 7):  # of seven processes two have no prompt
-        parts = [count_read(lm, lres, examples, Part(index, count)) for index in range(count)]
-        assert [*map(sum, zip(*parts, strict=True))] == expected
 
 
 # The states of a trial
