@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from lre_lightning import paper
 from lre_lightning.errors import LREError, check_number
-from lre_lightning.grid import Layer, check_ranks
+from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
 from lre_lightning.lre.answers import Answers
 from lre_lightning.lre.editing import PromptEdit, changed_at, hidden_at
@@ -70,7 +70,7 @@ class LRE(RelationLens):
             raise LREError(f"an LRE with W of the width {self.operator.width} needs b of it, not {[*self.bias.shape]}")
         self._check_finite([*tensors.values(), self.bias])
         if self.rank is not None:
-            check_ranks([self.rank], self.operator.rank)
+            self.operator.check_rank(self.rank)
 
     @property
     def title(self) -> str:  # type: ignore[override]

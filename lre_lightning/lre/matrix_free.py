@@ -85,7 +85,7 @@ class MatrixFree(Operator):
 
     def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the leading singular triplets, from as few products as their accuracy takes."""
-        self._check_rank(count)
+        self.check_rank(count)
         if self.matrix is None and self._factorized < count:
             self._factorize(count)
         return (self.matrix or self.factors).triplets(count)

@@ -33,6 +33,7 @@ class Operator(ABC):
     Attributes:
         width: The width of the hidden states.
         rank: The largest rank at which it can be factorized.
+        bound: What sets that limit, for errors.
         dtype: The dtype of results, float32 or float64.
         device: The device of its tensors.
 
@@ -46,6 +47,7 @@ class Operator(ABC):
 
     width: int
     rank: int
+    bound = "the width of the hidden states"
     dtype: torch.dtype
     device: torch.device
     _kept: tuple[Tensor, Tensor, Tensor] | None = None
@@ -70,7 +72,7 @@ class Operator(ABC):
         Raises:
             LREError: If `count` is above `rank` or below 1.
         """
-        self._check_rank(count)
+        self.check_rank(count)
         if self._kept is None or len(self._kept[1]) < count:
             self._kept = leading_singular_triplets(self.dense(), count)
         left, values, right = self._kept
@@ -124,8 +126,9 @@ class Operator(ABC):
     def __rmul__(self, factor: float) -> Operator:
         return Scaled(self, factor=factor)
 
-    def _check_rank(self, count: int) -> None:
-        check_ranks([count], self.rank, "the rank of W")
+    def check_rank(self, rank: int) -> None:
+        """Raise an `LREError` unless W can be cut down to a rank."""
+        check_ranks([rank], self.rank, self.bound)
 
 
 class Dense(Operator):
@@ -171,6 +174,8 @@ class Factors(Operator):
         [2.0, 0.0, 0.0]
     """
 
+    bound = "the number of factors of W that are kept"
+
     def __init__(self, left: Tensor, values: Tensor, right: Tensor) -> None:
         if (values < 0).any() or (values.diff() > 0).any():
             raise LREError("the singular values of W must be positive or zero, the largest first")
@@ -199,7 +204,7 @@ class Factors(Operator):
 
     def triplets(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first factors, in the dtype of results."""
-        self._check_rank(count)
+        self.check_rank(count)
         return self.left[:, :count].to(self.dtype), self.values[:count], self.right[:, :count].to(self.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
