@@ -74,7 +74,7 @@ class Change(Ask):
 
     relation: str = Field(max_length=LONGEST)
     subject: str = Field(default="", max_length=LONGEST)
-    target: str = Field(min_length=1, max_length=200)
+    target: str = Field(max_length=200)
     layer: int | Literal["emb"] | None = None
     rank: int | None = Field(None, ge=1)
 

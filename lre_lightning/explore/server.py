@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from lre_lightning.errors import LREError
 from lre_lightning.explore.explorer import Ask, Change, Explorer, Read
 from lre_lightning.lens.grid import script, style
+from lre_lightning.storage.typed import Invalid
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -87,8 +88,7 @@ def application(explorers: Sequence[Explorer], token: str) -> Starlette:
                 async with turn:
                     reply = await run_in_threadpool(answer, ask)
             except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False)[0]
-                return refused(f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
+                return refused(str(Invalid(error, "it")))
             except LREError as error:
                 return refused(" ".join(str(error).split()))
             return JSONResponse(reply, headers=HEADERS)

@@ -112,6 +112,7 @@ _WANTED = {
     "dict_type": "an object with names for keys",
     "mapping_type": "an object with names for keys",
     "dataclass_type": "an object with names for keys",
+    "model_type": "an object with names for keys",
     "string_type": "a string",
     "int_type": "a whole number",
     "float_type": "a number",
@@ -131,6 +132,14 @@ def _problems(error: ValidationError, what: str) -> Iterator[str]:
             says = f"must be {_WANTED[detail['type']]}, not {shown(detail['input'])}"
         elif detail["type"] == "literal_error":
             says = f"must be {detail['ctx']['expected']}, not {shown(detail['input'])}"
+        elif detail["type"] == "string_too_long":
+            says = f"must have at most {detail['ctx']['max_length']} characters"
+        elif detail["type"] == "greater_than_equal":
+            says = f"must be at least {detail['ctx']['ge']}, not {shown(detail['input'])}"
+        elif detail["type"] == "extra_forbidden":
+            says = "is not known here"
+        elif detail["type"] == "json_invalid":
+            says = "is not JSON"
         elif detail["type"] == "too_short":
             says = "is empty; it must hold at least one entry"
         elif detail["type"] == "value_error":
