@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -141,7 +143,7 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
             else:
                 model = _load_gguf(path, gguf_file, given)
     except Exception as error:  # of a hub, a config, a file of weights, a device
-        where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
+        where = not_here(path) + ("" if loading.device_map is None else f" with device_map {loading.device_map!r}")
         raise LREError(
             f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {why_not(error, gguf_file)}"
         ) from error
@@ -265,7 +267,12 @@ def check_model(
         AutoConfig.from_pretrained(path, **options, **({"gguf_file": gguf_file} if gguf_file else {}))
     except Exception as error:
         name = f"{name_or_path}@{revision}" if revision else name_or_path
-        raise LREError(f"no LM can be loaded from {name!r}: {why_not(error, gguf_file)}") from error
+        raise LREError(f"no LM can be loaded from {name!r}{not_here(path)}: {why_not(error, gguf_file)}") from error
+
+
+def not_here(path: str) -> str:
+    """Return what errors say of a path that is no folder, so that the hub was asked: perhaps it is misspelt."""
+    return "" if Path(path).is_dir() else " (no such folder here, and from the hub)"
 
 
 def why_not(error: Exception, gguf_file: str | None) -> str:
@@ -280,6 +287,10 @@ def why_not(error: Exception, gguf_file: str | None) -> str:
     return reason if told else f"{gguf_file!r} is cut off or damaged ({reason})"
 
 
+_HUB_NAME = re.compile(r"[\w.-]*(/[\w.-]+)?")
+"""The form of names on the hub, which takes some seconds to say that it has no such LM."""
+
+
 class Located(NamedTuple):
     """Where an LM and its tokenizer are: a hub name or the path of a folder, and the GGUF file there, if it is one."""
 
@@ -289,8 +300,9 @@ class Located(NamedTuple):
 
 def locate(name_or_path: str, gguf_file: str | None = None) -> Located:
     """Find what `from_pretrained` takes for a hub name, a folder or a GGUF file, which must exist."""
-    path = Path(resolve(name_or_path)).expanduser()
-    looks_local = path.is_absolute() or name_or_path.startswith(".") or len(path.parts) > 2
+    name = resolve(name_or_path)
+    path = Path(os.path.expanduser(name))  # which leaves the ~ of an unknown user, unlike Path's own
+    looks_local = not _HUB_NAME.fullmatch(name) or name.startswith(".") or path.suffix in (".json", ".safetensors")
     if path.suffix.lower() == ".gguf" and gguf_file is None:
         if not path.is_file():
             raise LREError(
@@ -300,4 +312,4 @@ def locate(name_or_path: str, gguf_file: str | None = None) -> Located:
         return Located(str(path.parent), path.name)
     if looks_local and not path.is_dir():
         raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
-    return Located(str(path) if looks_local else name_or_path, gguf_file)
+    return Located(str(path) if looks_local else name, gguf_file)

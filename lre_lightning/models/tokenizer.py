@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.loading import gguf_key, gguf_path, locate, why_not
+from lre_lightning.models.loading import gguf_key, gguf_path, locate, not_here, why_not
 from lre_lightning.storage.cache import kept
 
 if TYPE_CHECKING:
@@ -116,8 +115,7 @@ def load_tokenizer(
                 "tokenizer.model needs sentencepiece and protobuf: pip install 'lre-lightning[sentencepiece]', or save "
                 "the tokenizer as tokenizer.json"
             )
-        where = "the folder" if os.path.isdir(path) else "no such folder here, and from the Hub"
-        raise LREError(f"cannot load the tokenizer {name_or_path!r} ({where}): {reason}") from error
+        raise LREError(f"cannot load the tokenizer {name_or_path!r}{not_here(path)}: {reason}") from error
     check_tokenizer(tokenizer)
     if len(tokenizer) < 2:
         raise LREError(
