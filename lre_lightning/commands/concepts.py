@@ -20,10 +20,10 @@ from lre_lightning.storage.locks import FolderLock
 class Concepts(Command):
     """Compare directions of objects with linear probes.
 
-    The direction of an object, a concept, is W^+ (o - b) of its mean hidden state o (Chanin et al., 2024). Concepts and
-    probes classify subjects that they were not trained on, and steer the LM from one object to another. Concepts,
-    records and tables go to the folder ``concepts`` below --trainer.default_root_dir, where `lre report` finds them.
-    The same command resumes a comparison that was stopped.
+    The LRE of a relation, inverted, turns o, the state of an object, into a direction among s, those of subjects: a
+    concept (Chanin et al., 2024). Concepts and probes classify subjects that they were not trained on. They also steer
+    the LM from one object to another. Concepts, records and tables go to the folder ``concepts`` below
+    --trainer.default_root_dir, where `lre report` finds them. The same command resumes a comparison that was stopped.
     """
 
     name = "concepts"

@@ -22,9 +22,9 @@ from lre_lightning.storage.files import write_whole
 class Cross(FromCheckpoint):
     """Score the LRE of each relation on all relations.
 
-    Faithfulness and causality of every LRE on the test samples of every relation of the fit, as a heat map, beside
-    controls of a relation's own LRE: W without b, b alone, and an LRE from examples whose objects are exchanged.
-    Tables and the figure go to the folder ``cross`` below --trainer.default_root_dir.
+    Every LRE of the fit is scored on the test samples of every relation. So are controls: a relation's own LRE without
+    its offset b, b alone, and an LRE from examples whose objects are exchanged. Tables and a heat map go to the folder
+    ``cross`` below --trainer.default_root_dir.
     """
 
     name = "cross"

@@ -26,9 +26,9 @@ from lre_lightning.storage.locks import FolderLock
 class Dataset(Command):
     """Count what an LM knows of the relations.
 
-    Nothing is estimated. Samples, known facts (mean and deviation over trials) and first-token coverage, the paper's
-    tables "dataset", "full-dataset" and "first_token_filter", go as CSV and LaTeX to the folder ``dataset`` below
-    --trainer.default_root_dir. The same command resumes a count that was stopped.
+    No LRE is estimated. Counted are the samples, the facts that the LM knows, and the objects that their first token
+    tells apart (the paper's tables "dataset", "full-dataset" and "first_token_filter"). The tables go as CSV and LaTeX
+    to the folder ``dataset`` below --trainer.default_root_dir. The same command resumes a count that was stopped.
     """
 
     name = "dataset"

@@ -21,10 +21,10 @@ from lre_lightning.report.distraction import distraction_table
 class Distract(FromCheckpoint):
     """Ask what an LM still knows under distraction.
 
-    Each known fact is asked for after a falsehood, stated twice or followed by an instruction to repeat it (the paper's
-    table "attribute-lens"): how often the true object is among the LM's k most likely tokens, and among those of the
-    relation's lens at the subject's last mention, beside controls. The tables go as CSV and LaTeX to the folder
-    ``distraction`` below --trainer.default_root_dir.
+    Each known fact is asked for after a falsehood, which is stated twice or followed by an instruction to repeat it.
+    The LM is then likely to say the falsehood. How often is the truth among its k most likely tokens, and among those
+    of the relation's lens at the subject (the paper's table "attribute-lens")? Controls stand beside. The tables go as
+    CSV and LaTeX to the folder ``distraction`` below --trainer.default_root_dir.
     """
 
     name = "distract"

@@ -22,8 +22,8 @@ from lre_lightning.training.bank import LREStore
 class Edit(FromLREs):
     """Edit the subject of a prompt, and let the LM go on.
 
-    Its continuations before and after are shown. An LRE adds W^+ (o' - o) to the subject's hidden state, so that the LM
-    answers for another subject (table "causal-generations").
+    The LRE of the prompt's relation changes the hidden state of the subject, so that the LM answers for another
+    subject, --target. Continuations before and after the edit are shown (the paper's table "causal-generations").
     """
 
     name = "edit"

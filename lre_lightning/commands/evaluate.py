@@ -73,15 +73,15 @@ class Evaluate(Command):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        numbers = 'other numbers n of examples (figure "varying_n"); 1 to n - 1 if null, [] for none'
+        numbers = 'fit with these numbers of examples too (figure "varying_n"); 1 to n - 1 if null, [] for none'
         parser.add_argument("--n_shots", type=list[int] | None, default=None, help=numbers)
         templates = """fit with every relation's other prompt templates too (table "prompt_template")"""
         parser.add_argument("--templates", type=bool, default=True, help=templates)
         bare = 'fit without relation-specific text too, with the template {} alone (figure "mode-switch")'
         parser.add_argument("--bare", type=bool, default=True, help=bare)
-        models = "evaluate these LMs in place of --model.name_or_path: hub names or folders, main fits alone"
+        models = "evaluate these LMs in place of --model.name_or_path, by main fits alone: hub names or folders"
         parser.add_argument("--models", type=list[str], default=[], help=models)
-        revisions = "evaluate these revisions of --model.name_or_path on the hub, main fits alone"
+        revisions = "evaluate these revisions of --model.name_or_path on the hub, by main fits alone"
         parser.add_argument("--revisions", type=list[str], default=[], help=revisions)
         # The paper's figures and tables need baselines and line integrals, and a fit alone does not. The records then
         # differ from a fit's, and one report cannot have both: an evaluation has a folder of its own.

@@ -22,8 +22,9 @@ from lre_lightning.storage.files import check_writable
 class JLens(Command):
     """Estimate the Jacobian lens of an LM from texts.
 
-    The lens, E[do/dh] at every layer, goes to ``jacobian_lens.safetensors`` in --trainer.default_root_dir, from where
-    `lre predict --jlens` takes it. The same command resumes an estimate that was stopped.
+    The lens is a matrix for every layer: how the LM's output changes with the hidden state, on average over texts. It
+    goes to ``jacobian_lens.safetensors`` in --trainer.default_root_dir, from where `lre predict --jlens` takes it. The
+    same command resumes an estimate that was stopped.
     """
 
     name = "jlens"

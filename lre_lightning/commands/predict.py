@@ -47,20 +47,20 @@ class Predict(FromLREs):
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         self.add_lres(parser, "take the LREs from")
         parser.add_argument("texts", nargs="*", type=str, help="texts; one per line of standard input if none")
-        file = "file with a text per line, or a table or data set, perhaps with columns subject and relation"
+        file = "file with one text per line, or a table or data set; it may have columns subject and relation"
         parser.add_argument("--file", type=str | None, default=None, help=file)
         parser.add_argument("--text_column", type=str, default="text", help="column of texts in a table or data set")
         parser.add_argument("--split", type=str | None, default=None, help="split of a data set")
-        subject = "the subject of each text, as it stands in the text; by default all that relations know are found"
+        subject = "the subject of each text, as the text spells it; by default all subjects of the relations are found"
         parser.add_argument("--subject", type=str | None, default=None, help=subject)
         every = "show all relations at all tokens, also where the answers are likely to be nonsense"
         parser.add_argument("--all", type=bool, default=False, help=every)
         jlens = "Jacobian lens to show as well, or alone: a file, a folder or a hub name"
         parser.add_argument("--jlens", type=str | None, default=None, help=jlens)
         silence = (
-            "how often a lens may answer at a token that is not one of its relation's subjects; a higher share shows "
+            "the share of tokens other than subjects at which the lens of a relation may answer all the same; with a "
+            f"higher share there are more rows, and there is more nonsense ({FALSE_ALARMS} unless --all)"
         )
-        silence += f"more, and more nonsense ({FALSE_ALARMS} unless --all)"
         parser.add_argument("--false_alarms", type=float | None, default=None, help=silence)
         page = "write every layer and token as well, as pictures, a page and data, to the run's folder predictions/"
         parser.add_argument("--page", type=bool, default=False, help=page)

@@ -44,7 +44,7 @@ class Push(Command):
         parser.add_argument("--out", type=str, default="lre_collection", help=out)
         parser.add_class_arguments(Form, None, instantiate=False)
         parser.add_class_arguments(About, None, skip={"repository"}, instantiate=False)
-        measure = "load the LM and the data of the run and score LREs whose form changes"
+        measure = "score LREs again that are cut down, rounded or averaged; this loads the run's LM and data"
         parser.add_argument("--measure", type=bool, default=True, help=measure)
         parser.add_argument("--device", type=str, default="auto", help='device to score on; "auto" for a GPU if any')
         parser.add_argument("--revision", type=str | None, help="branch on the hub, made if it does not exist")

@@ -19,15 +19,15 @@ class Report(Command):
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         results = (
-            "folders of runs or fit_results.jsonl files; jobs that split the relations of one LM are merged, several "
-            "LMs are compared"
+            "folders of runs or fit_results.jsonl files; runs of one LM are merged, and those of several LMs are "
+            "compared"
         )
         parser.add_argument("results", nargs="+", type=str, help=results)
         parser.add_argument("--out", type=str, default="lre_report", help="folder for index.html and the files")
         parser.add_argument("--title", type=str | None, default=None, help="title of the page; the LMs' names if null")
         column = (
-            "CSV files (or other tables) with columns relation, subject or object, and columns of numbers to set "
-            "beside the scores and, where the measure Facts was taken, beside single facts: frequencies, for instance"
+            "tables, such as CSV files, with columns relation, subject or object, and columns of numbers, such as "
+            "frequencies; these are set beside the scores, and beside single facts if the fit has the measure Facts"
         )
         parser.add_argument("--column", nargs="+", type=str, default=[], help=column)
 

@@ -39,12 +39,11 @@ class ConceptOptions:
         layer: The layer of s, "emb" or the index of a block; the middle block if null.
         rank: The rank of the pseudo-inverse of W; an eighth of the LM's width, but at most 128, if null.
         object_layer: The layer of o; the last block if null. A layer before the last often makes better concepts.
-        object_tokens: "first" for o at the prompt's last token, "mean" for all tokens that predict the object. The
-            prompt's last token predicts the object's first one; the mean is that of the states at it and at the
-            object's tokens but the last, in a prompt that ends with the object.
+        object_tokens: "first" for o at the prompt's last token, "mean" for all tokens that predict the object. These
+            are the prompt's last token and the object's own but its last, in a prompt that ends with the object.
         train_fraction: The fraction of a relation's subjects to train on. At least n_shot subjects are for training.
         jacobians: The largest number of training samples whose Jacobians make W. Their objects take turns.
-        magnitude: The factor of edits, by the norm of s.
+        magnitude: The length of edits, as a multiple of the norm of s.
     """
 
     layer: Layer | None = None

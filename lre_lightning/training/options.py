@@ -40,24 +40,24 @@ class Fitting:
 
     Attributes:
         select_by: How a relation's layer and rank are chosen: by the best ``"causality"``, as in the paper, or the best
-            ``"faithfulness"``; ``"middle"`` takes the middle one of the layers that the data cannot tell from the
-            best one by either score, but the embedding only if it is alone.
-        selection_trials: The number of trials per relation, the first ones, that only serve to choose its layer and
-            rank, by their mean score, and are not reported. With 0 the first trial that can be scored chooses, and is
-            reported too. This removes what is by chance in the draw of examples; trials test most of the same subjects,
-            and what is by chance in these is removed by as many ``data.prompts.choosing_trials``.
+            ``"faithfulness"``. ``"middle"`` looks at all layers that the data cannot tell from the best one by either
+            score, and takes the middle one; it takes the embedding only if there is no other.
+        selection_trials: The number of first trials per relation that choose its layer and rank, by their mean score,
+            and are not reported. With 0 the first trial that can be scored chooses, and is reported too. A choice by
+            other trials does not rest on the chance of their examples. It still rests on that of the test subjects,
+            which trials share, unless as many ``data.prompts.choosing_trials`` are given.
         choices: Layer and rank by name of the relation. Such a relation is not searched: only that layer is estimated,
             and edits use that rank, and `ranks` where they are given.
         grid: ``"whole"`` scores every trial on the whole grid. ``"choice"`` does so with the trials that choose, and
             estimates and scores the others at the chosen layer and rank alone.
-        max_known: The number of known test samples that a trial scores at most: its samples are asked in a drawn order
+        max_known: The largest number of known test samples that a trial scores. Samples are asked in a drawn order
             until the LM knows as many. All are asked if None, which takes long for relations of hundreds of samples.
-        method: How W is used: ``"dense"`` computes all elements of W at all layers in one sweep, ``"matrix_free"`` only
-            products with it for the test subjects, and with few directions for the inverse. Counts are the same up to
-            rounding; the LRE that is kept has W in factors. ``"auto"`` takes the one with fewer products: for few given
-            layers of a wide LM the second.
-        backward: The rule of the backward pass that W is read off: ``"exact"`` for the LM's derivatives, ``"frozen"``
-            for those with the scales of norms and the attention weights as constants. The LM's own runs do not change.
+        method: How W is used. ``"dense"`` computes all elements of W, at all layers in one sweep. ``"matrix_free"``
+            computes products with W alone: for the test subjects, and for the few directions of the inverse; its LRE
+            has W in factors. Counts are the same up to rounding. ``"auto"`` takes the one with fewer products, which is
+            the second for few layers of a wide LM.
+        backward: The backward pass that W comes from: ``"exact"`` takes the LM's derivatives. ``"frozen"`` takes the
+            scales of norms and the attention weights for constants. What the LM says does not change.
         lre_dir: The folder for the files of LREs, which checkpoints refer to; ``<default_root_dir>/lres`` if None.
     """
 
