@@ -67,36 +67,44 @@ STUDIES = (
     ),
     (
         "Readings of what isn't there",
-        "What tells known subjects from null ones, at a threshold with 5% of false alarms; and over relations, what "
-        "goes with the LM's answers about made-up names.",
+        "Can a lens tell subjects of its relation from what has no object to read, a *null*? The first table "
+        "compares statistics that tell them apart, each at a threshold with 5% of false alarms. The second says, "
+        "over relations, what goes with the LM's answers about made-up names.",
         "readings-of-what-isnt-there",
         ("calibration", "linearity"),
     ),
     (
         "How often a fact occurs",
-        "Is what occurs more often more linear (Merullo et al., 2025)? Numbers by fact beside what is known, faithful "
-        "and edited. Of the demo they count the lines of its training texts; of SmolLM2 they are frequencies of words "
-        "in general English, of eight relations, at layer 12, rank 64 and beta 1, with up to 60 known samples of each. "
-        "The demo has 27 relations, layers 1 to 3, beta 2.25, and knows all of its facts, each told 103 to 738 times.",
+        "Is what occurs more often more linear (Merullo et al., 2025)? How often each fact occurs is set beside "
+        "whether it is known, faithful and edited. For the demo, occurrences are lines of its training texts. For "
+        "SmolLM2 they are frequencies of words in general English, for eight relations, at layer 12, rank 64 and "
+        "beta 1, with up to 60 known samples of each. The demo has 27 relations, layers 1 to 3, beta 2.25, and knows "
+        "all of its facts, each told 103 to 738 times.",
         "fact-by-fact",
         ("frequency",),
     ),
     (
         "What an edit leaves alone",
-        "Edits at each rank, by success and by what else they change, over one trial of each relation. What moves a "
-        "fact moves others about the same subject: of the answers by other relations, SmolLM2 keeps 6% at rank 64, "
-        "where 91% of edits succeed, and 35% at rank 16, where 45% do; the demo 15% at rank 16 (87%), and 60% at rank "
-        "4 (54%). Paraphrases move along, and hardly any neighbour does. `lre fit` with "
-        "`--model.measures+=Specificity` and `lre report` make the table; SmolLM2's is of four relations of countries, "
-        "at layer 12, with 10 to 14 edits of each, and the demo's of its 27 relations, of which 23 share subjects with "
-        "others, at layers 1 to 3, with up to 60.",
+        "How many edits of each rank succeed, and what else they change, over one trial of each relation. An edit of "
+        "one fact also changes others about the same subject. Of the answers by other relations, SmolLM2 keeps 6% at "
+        "rank 64, where 91% of edits succeed, and 35% at rank 16, where 45% do. The demo keeps 15% at rank 16 (87%), "
+        "and 60% at rank 4 (54%). Answers to paraphrases change along, and those about other subjects hardly ever "
+        "do. `lre fit` with `--model.measures+=Specificity` and `lre report` make the table; SmolLM2's is of four "
+        "relations of countries, at layer 12, with 10 to 14 edits of each, and the demo's of its 27 relations, of "
+        "which 23 share subjects with others, at layers 1 to 3, with up to 60.",
         "what-an-edit-leaves-alone",
         ("specificity",),
     ),
-    ("Trained maps", "Maps trained from n samples, beside LREs of as many.", "trained-maps", ("probes",)),
+    (
+        "Trained maps",
+        "Linear maps that are trained from n samples, beside LREs of as many samples.",
+        "trained-maps",
+        ("probes",),
+    ),
     (
         "Whole objects by templates",
-        "How often a reading is the object of the range that the LM itself finds most probable.",
+        "How often the lens reads that object, of all objects of the relation, which the LM itself finds most "
+        "probable.",
         "whole-objects-by-templates",
         ("objects",),
     ),
@@ -121,20 +129,22 @@ MORE = (
     ),
     (
         "Concepts",
-        "Directions of objects, W^+ (o - b) (Chanin et al., 2024), as classifiers of subjects and as edits, beside "
-        "linear probes: accuracy on subjects that they were not made from, and edits that succeed. Every fourth "
+        "Concepts are directions of objects, W⁺ (o - b) (Chanin et al., 2024), with W⁺ the pseudo-inverse of W and o "
+        "the mean state of an object. They classify subjects and edit them, and are set beside linear probes: "
+        "accuracy on subjects that they were not made from, and the share of edits that succeed. Every fourth "
         "relation by known samples. `lre concepts` makes the tables.",
         "concepts_accuracy",
         "concepts_causality",
     ),
     (
         "Moves along lenses",
-        "The subject's state moved so that the LM answers for another subject, in prompts without examples that it "
-        "knows: success, and how that compares with what else changes, KL(before || after) in nats of the next token "
-        "in prompts of other relations with the same subject, and with the mean log probability that the LM without "
-        "the move gives to the eight tokens that it writes with it. [Guide](guides/edits.md#moves-along-a-lens). "
-        "A second live swap undoes the first, so that nothing is left of it on SmolLM2; clamping avoids that. "
-        "`python -m scripts.moves` makes the table, from a few relations.",
+        "The subject's state is moved so that the LM answers for another subject. Prompts have no examples, and the "
+        "LM knows their answers. The table sets success beside what else changes. One column is KL(before || after), "
+        "in nats, of the next token in prompts of other relations with the same subject. The last column is about "
+        "the eight tokens that the LM writes with the move: the mean log probability that the LM without the move "
+        "gives to them. [Guide](guides/edits.md#moves-along-a-lens). A second live swap undoes the first, so that "
+        "nothing is left of it on SmolLM2; clamping avoids that. `python -m scripts.moves` makes the table, from a "
+        "few relations.",
         "moves",
     ),
     *(
@@ -374,12 +384,12 @@ def rules(lms: Mapping[str, tuple[Sequence[TrialRecord], Sequence[TrialRecord]]]
     note = (
         "W from the LM's own derivatives (*exact*), and from those with the scales of norms and attention weights as "
         "constants (*frozen*, `--model.fitting.backward frozen`, [method](method.md#backward-rules)), on the same "
-        "trials. The first trial chose layer, rank and β for each rule, and scores are those of the other two; at the "
-        "best layer, of the first, for LMs with counts at all layers by both. SmolLM2 has none: of `frozen.jsonl` only "
-        "the layers and ranks are kept at which all edits were run, and of its other scores none depends on the rest. "
-        "Means over the relations that have been measured by both, their paired difference "
-        "and its 95% interval. By the frozen rule the demo's LREs are more faithful at β = 1 than by the exact one at "
-        "its best β, and the best β is nearer to 1 on both LMs. Of causality these relations can't tell a difference."
+        "trials. The first trial chose layer, rank and β for each rule, and scores are those of the other two. Scores "
+        "at the best layer are of the first trial, for LMs with counts at all layers by both rules. SmolLM2 has none: "
+        "its `frozen.jsonl` keeps only the layers and ranks at which all edits were run, and its other scores do not "
+        "depend on the rest. Means over the relations that have been measured by both, their paired difference and "
+        "its 95% interval. By the frozen rule the demo's LREs are more faithful at β = 1 than by the exact one at its "
+        "best β, and the best β is nearer to 1 on both LMs. For causality these relations can't tell a difference."
     )
     rows = [(name, *row) for name, (exact, frozen) in lms.items() for row in _rule_rows(exact, frozen)]
     columns = ("LM", "score", "relations", "exact", "frozen", "difference", "better", "worse")
