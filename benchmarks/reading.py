@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.common import aimed, table, timed
 from lre_lightning.explore.explorer import Explorer, Read
-from lre_lightning.lens.lens import LensGrid, read_lenses, readings_of, with_mentions
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.reading import LensGrid, read_lenses, readings_of, with_mentions
 from lre_lightning.lens.subjects import Subjects
 from lre_lightning.lre.lre import LRE, origins_of
 from lre_lightning.models.language_model import LanguageModel

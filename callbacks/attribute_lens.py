@@ -18,7 +18,7 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import LensGrid, check_text, read_lenses
+from lre_lightning.lens.reading import LensGrid, check_text, read_lenses
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
@@ -34,7 +34,7 @@ class AttributeLens(Callback):
     """Show what the hidden states of some texts say about attributes, at every layer and token.
 
     At the end of fit, and of chosen epochs, each text is read through the LRE of each relation, a Jacobian lens, if
-    there is one, and the logit lens (`lre_lightning.lens.lens.read_lenses`), and written:
+    there is one, and the logit lens (`lre_lightning.lens.reading.read_lenses`), and written:
 
     - to the Trainer's loggers that take images, as ``attribute_lens/<number> <text>``;
     - as ``<dirpath>/text<number>.png``;

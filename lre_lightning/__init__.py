@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from lre_lightning.jlens.estimator import estimate_jacobian_lens
     from lre_lightning.jlens.lens import JacobianLens
     from lre_lightning.jlens.module import JacobianLensModule
-    from lre_lightning.lens.lens import read_lenses
     from lre_lightning.lens.likeness import Likenesses
+    from lre_lightning.lens.reading import read_lenses
     from lre_lightning.lre.estimator import LREEstimator, estimate
     from lre_lightning.lre.jacobian import PromptJacobian, prompt_jacobian
     from lre_lightning.lre.lre import LRE
@@ -56,7 +56,7 @@ _ROOMS = {
     "load_relations": "relations.sources",
     "load_tokenizer": "models.tokenizer",
     "prompt_jacobian": "lre.jacobian",
-    "read_lenses": "lens.lens",
+    "read_lenses": "lens.reading",
     "read_records": "records.files",
 }
 _FOLDERS = ("callbacks", "datamodules", "metrics")

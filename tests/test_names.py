@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import lens_page
+from lre_lightning.lens.reading import LensGrid
 from lre_lightning.measures.baselines import plot_baselines_by_relation
 from lre_lightning.records.files import read_records
 from lre_lightning.report import relations

@@ -10,7 +10,7 @@ import torch
 
 from lre_lightning import JacobianLens, LanguageModel, LRECollection, LREError
 from lre_lightning.concepts.concepts import Concepts
-from lre_lightning.lens.lens import TextStates
+from lre_lightning.lens.reading import TextStates
 from lre_lightning.lre.editing import hidden_at
 from lre_lightning.lre.moving import Coordinates, move_prompt, put
 from lre_lightning.models.hooks import replace

@@ -27,10 +27,11 @@ def rounded(name: str, bits: int | None) -> LanguageModel:
     return lm
 
 
-def fit(lm: LanguageModel, relation: str, layer: int) -> tuple[TrialRecord, LRE | None]:
+def fit(lm: LanguageModel, relation: str, layer: int, folder: str) -> tuple[TrialRecord, LRE | None]:
     """Estimate and score the LRE of one trial; None if the LM knows too few of its facts."""
     module = LREModule(lm, layers=[layer], betas=[1.0], ranks=[16])
     trainer = L.Trainer(
+        default_root_dir=folder,
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
@@ -51,7 +52,7 @@ def main(model: str, relation: str, layer: int, bits: list[int]) -> None:
     for count in (None, *bits):
         with torch.no_grad():
             lm = rounded(model, count)
-        record, lre = fit(lm, relation, layer)
+        record, lre = fit(lm, relation, layer, f"rounded/{count or 'all'}")
         scores = "not scored" if lre is None else "{:12.2f}  {:9.2f}".format(*record.chosen_scores)
         whole = whole or lre
         same = "" if lre is None else f"{cosine_similarity(lre.weight.flatten(), whole.weight.flatten(), dim=0):15.2f}"

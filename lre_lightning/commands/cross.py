@@ -10,9 +10,10 @@ from typing_extensions import override
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import add_ckpt_path
 from lre_lightning.commands.validate import FromCheckpoint
+from lre_lightning.records.analysis import SCORES
 from lre_lightning.report import page
 from lre_lightning.report.console import show_tables
-from lre_lightning.report.cross import SCORES, controls_table, matrix_table, plot_cross
+from lre_lightning.report.cross import controls_table, matrix_table, plot_cross
 from lre_lightning.report.sections import picture_of
 from lre_lightning.report.tables import write_table
 from lre_lightning.scoring.cross import cross_scores

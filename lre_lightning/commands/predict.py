@@ -20,8 +20,8 @@ from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError, first_line
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.files import write_lenses
-from lre_lightning.lens.lens import print_lenses, read_lenses, readings_of, with_mentions
 from lre_lightning.lens.likeness import FALSE_ALARMS, Likenesses, check_false_alarms
+from lre_lightning.lens.reading import print_lenses, read_lenses, readings_of, with_mentions
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
 from lre_lightning.lre.lre import first_trials, origins_of

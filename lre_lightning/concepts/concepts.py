@@ -39,7 +39,7 @@ from lre_lightning.storage.typed import Text, typed
 Indices: TypeAlias = int | Sequence[int] | Tensor
 
 
-class Metadata(TypedDict):
+class ConceptsMetadata(TypedDict):
     """All of some concepts but their vectors."""
 
     objects: tuple[Text, ...]
@@ -192,8 +192,8 @@ class Concepts(RelationLens):
 
     def save(self, path: str | Path) -> None:
         """Write the vectors, the objects and the origin to one safetensors file, atomically."""
-        metadata = {name: getattr(self, name) for name in Metadata.__annotations__} | {"origin": asdict(self.origin)}
-        write_tensors(path, {"vectors": self.vectors}, "concepts", metadata)
+        metadata = {name: getattr(self, name) for name in ConceptsMetadata.__annotations__}
+        write_tensors(path, {"vectors": self.vectors}, "concepts", metadata | {"origin": asdict(self.origin)})
 
     @classmethod
     def load(cls, path: str | Path, lm: LanguageModel | None = None) -> Self:
@@ -210,7 +210,7 @@ class Concepts(RelationLens):
             if [*file.keys()] != ["vectors"]:
                 raise LREError(f"it has the tensors {', '.join(file.keys())}, and should have vectors alone")
             vectors = check_tensor(file.get_tensor("vectors"), "vectors")
-            concepts = cls(vectors=vectors, **typed(Metadata, metadata))
+            concepts = cls(vectors=vectors, **typed(ConceptsMetadata, metadata))
         return concepts if lm is None else concepts.bind(lm)
 
     def _repr_html_(self) -> str:

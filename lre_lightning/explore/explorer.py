@@ -14,8 +14,8 @@ from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.grid import grid_of
-from lre_lightning.lens.lens import LensGrid, TextStates, start_of, with_mentions
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.reading import LensGrid, TextStates, start_of, with_mentions
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lens.tokens import SIGNS
 from lre_lightning.lre.lens import Lens, LogitLens

@@ -61,7 +61,7 @@ class LensOrigin:
     start_token: StartToken | None = None
 
 
-class Metadata(TypedDict):
+class JacobianLensMetadata(TypedDict):
     """All of a lens but its Jacobians."""
 
     n_prompts: Annotated[int, Checked(whole, least=1)]
@@ -82,12 +82,12 @@ def check_jacobians(shapes: Sequence[Sequence[int]]) -> None:
         raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {sorted(distinct)[:3]}")
 
 
-def read_lens(path: Path) -> tuple[Metadata, dict[Layer, Tensor]]:
+def read_lens(path: Path) -> tuple[JacobianLensMetadata, dict[Layer, Tensor]]:
     """Read our own file of a lens: its metadata, checked, and its Jacobians by layer."""
     with opened(path, "the file of a Jacobian lens", "jacobian_lens") as (file, metadata):
         names = file.keys()
         check_jacobians([file.get_slice(name).get_shape() for name in names])
-        checked = typed(Metadata, metadata)
+        checked = typed(JacobianLensMetadata, metadata)
         return checked, {layer_named(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in names}
 
 

@@ -13,9 +13,9 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import lens_page
 from lre_lightning.lens.plotting import plot_lenses, to_pixels
+from lre_lightning.lens.reading import LensGrid
 from lre_lightning.storage.files import write_whole, written_whole
 
 LENSES = "lenses.json"

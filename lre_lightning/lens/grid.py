@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from lre_lightning.lens.tokens import sentence, visible
 
 if TYPE_CHECKING:
-    from lre_lightning.lens.lens import LensGrid
+    from lre_lightning.lens.reading import LensGrid
 
 COLOURS, DARK_COLOURS = "magma_r", "magma"
 """Perceptually uniform: more likely is darker on a white page, and lighter on a black one."""

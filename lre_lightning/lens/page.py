@@ -13,7 +13,7 @@ from lre_lightning.lens.tokens import sentence
 from lre_lightning.storage.templates import load_template
 
 if TYPE_CHECKING:
-    from lre_lightning.lens.lens import LensGrid
+    from lre_lightning.lens.reading import LensGrid
 
 
 def lens_page(lenses: Sequence[LensGrid], title: str = "Attribute lens") -> str:

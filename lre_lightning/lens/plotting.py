@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import COLOURS, inks_of, step_of, title_of
-from lre_lightning.lens.lens import NOTHING, LensGrid
+from lre_lightning.lens.reading import NOTHING, LensGrid
 from lre_lightning.lens.tokens import escape, sentence, visible
 from lre_lightning.pictures import Picture
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import start_of
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.reading import start_of
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lre.answers import check_top_k, most_likely
 from lre_lightning.lre.lre import LRE

@@ -7,7 +7,7 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.lens.grid import grid_of, script, style
-from lre_lightning.lens.lens import LensGrid
+from lre_lightning.lens.reading import LensGrid
 
 try:
     import anywidget

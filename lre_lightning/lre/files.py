@@ -17,7 +17,7 @@ from lre_lightning.storage.tensors import FLOATS, WIDE, check_tensor, opened
 from lre_lightning.storage.typed import Number, typed
 
 
-class Metadata(TypedDict):
+class LREMetadata(TypedDict):
     """All of an LRE but its tensors."""
 
     layer: CheckedLayer
@@ -29,7 +29,7 @@ class Metadata(TypedDict):
 def checked_metadata(metadata: object) -> dict[str, Any]:
     """Check the metadata of an LRE as plain data; lists become tuples, and unknown keys are dropped."""
     try:
-        checked = typed(Metadata, metadata)
+        checked = typed(LREMetadata, metadata)
     except LREError as error:
         raise LREError(f"this is not the metadata of an LRE: {error}") from error
     return {**checked, "origin": asdict(checked["origin"])}

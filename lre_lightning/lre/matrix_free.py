@@ -14,7 +14,7 @@ from lre_lightning.lre.triplets import Accuracy, triplets_of_products
 from lre_lightning.models.backward import Backward, backward_rule
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.models.precision import check_finite
-from lre_lightning.models.products import Product, double_vjp, jvp, vjp
+from lre_lightning.models.products import JacobianProduct, double_vjp, jvp, vjp
 from lre_lightning.runs.processes import ONE_PROCESS, Processes
 
 
@@ -49,7 +49,7 @@ class MatrixFree(Operator):
         self,
         runs: PromptBatch,
         layer: Layer,
-        forward: Product = jvp,
+        forward: JacobianProduct = jvp,
         processes: Processes = ONE_PROCESS,
         backward: Backward = "exact",
     ) -> None:
@@ -116,12 +116,12 @@ class MatrixFree(Operator):
         """Return it as it is, on the devices of the LM."""
         return self
 
-    def _mean(self, states: Tensor, product: Product) -> Tensor:
+    def _mean(self, states: Tensor, product: JacobianProduct) -> Tensor:
         vectors = states.reshape(-1, self.width).to(self.device, self.dtype)
         means = self._means(vectors.expand(len(self.runs), -1, -1), product) if len(vectors) else vectors
         return means.to(states.device, self.dtype).reshape(states.shape)
 
-    def _means(self, vectors: Tensor, product: Product) -> Tensor:
+    def _means(self, vectors: Tensor, product: JacobianProduct) -> Tensor:
         """Return the means over prompts of their products with vectors, `(prompts, vectors, width)`, in wide dtype."""
         self.products += vectors.shape[1]
         lm = self.runs.lm
@@ -150,13 +150,13 @@ class MatrixFree(Operator):
         return int(agreed) == self._processes.count
 
 
-def forward_product(runs: PromptBatch, backward: Backward = "exact") -> Product:
+def forward_product(runs: PromptBatch, backward: Backward = "exact") -> JacobianProduct:
     """Find the cheapest product F'(s) v that the LM has and that agrees with F'(s)^T v, by trying each once."""
     with backward_rule(backward):
         return _forward_product(runs)
 
 
-def _forward_product(runs: PromptBatch) -> Product:
+def _forward_product(runs: PromptBatch) -> JacobianProduct:
     lm, one = runs.lm, runs.select(torch.tensor([0]))
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, 1, lm.hidden_size, generator=generator).to(one.lm.device, lm.dtype)

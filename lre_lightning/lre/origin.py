@@ -13,7 +13,7 @@ from lre_lightning.models.backward import Backward
 from lre_lightning.models.identity import Identity
 from lre_lightning.models.language_model import LanguageModel, label_of
 from lre_lightning.prompts.mentions import Mention, mentions
-from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, Form, Prompts
+from lre_lightning.prompts.options import BETWEEN_TEMPLATES, LINES, PromptForm, Prompts
 from lre_lightning.prompts.prompt import Prompt, make_prompt, make_prompts
 from lre_lightning.prompts.tokenization import Span
 from lre_lightning.relations.relation import SLOT, Sample
@@ -50,7 +50,7 @@ class Origin:
     trial: Count = 0
     template: Text = ""
     train: tuple[tuple[Text, Text], ...] = ()
-    form: Form = field(default_factory=lambda: LINES.form)
+    form: PromptForm = field(default_factory=lambda: LINES.form)
     backward: Backward = "exact"
 
     @classmethod

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "distributions"
-SCORES = {
+DISTRIBUTION_SCORES = {
     "probability": ("beta", "known"),
     "token rank": ("beta", "known"),
     "KL": ("beta", "known"),
@@ -153,7 +153,7 @@ class Sums:
             yield rows, logits
 
     def sums(self, lres: Mapping[Layer, LRE], betas: Sequence[float]) -> dict[str, Tensor]:
-        """Return the sums over all processes by the names of `SCORES`, `(layers, points)`; a collective call."""
+        """Return the sums over all processes by `DISTRIBUTION_SCORES`, `(layers, points)`; a collective call."""
         said, edited = torch.stack(self._said), torch.stack(self._edited)
         by_name = [
             *said[..., :4].unbind(-1),
@@ -161,7 +161,8 @@ class Sums:
             self._differences(lres),
             *self._truth(lres, betas),
         ]
-        return dict(zip(SCORES, self.states.processes.sum(*(total.contiguous() for total in by_name)), strict=True))
+        sums = self.states.processes.sum(*(total.contiguous() for total in by_name))
+        return dict(zip(DISTRIBUTION_SCORES, sums, strict=True))
 
     def _differences(self, lres: Mapping[Layer, LRE]) -> Tensor:
         """Return the sums of the cosines of W (s' - s) and o' - o over edits, `(layers, 1)`."""
@@ -220,7 +221,7 @@ class Distributions(Measure):
     applied = 1
 
     def measure(self, trial: ScoredTrial) -> Measurement:
-        """Sum up `SCORES`; the LM runs every edit again."""
+        """Sum up `DISTRIBUTION_SCORES`; the LM runs every edit again."""
         states, record, lres = trial.states, trial.record, trial.lres
         sums = Sums(states)
         for output in outputs([*lres.values()], states.subject[states.known], record.betas):
@@ -230,7 +231,7 @@ class Distributions(Measure):
             sums.read_edits(output)
         tallies = {}
         for name, values in sums.sums(lres, record.betas).items():
-            axis, over = SCORES[name]
+            axis, over = DISTRIBUTION_SCORES[name]
             found = grid_of(values if axis else values[:, 0])
             axes = ("layer", axis) if axis else ("layer",)
             tallies[name] = Tally(found, int(getattr(record, over)), axes, counts=False)
@@ -259,14 +260,16 @@ def section(records: Sequence[TrialRecord]) -> Section:
         "rank by the LRE and by the LM, on what the LM does not know and on all test samples; and how often the LRE "
         "agrees with the LM on what it does not know."
     )
-    by_measure = analysis.side_by_side(measured, {name: analysis.tally_score(NAME, name) for name in SCORES})
-    truth = {name: by_measure.pop(name) for name, (_, over) in SCORES.items() if over in ("unknown", "tested")}
+    scores = {name: analysis.tally_score(NAME, name) for name in DISTRIBUTION_SCORES}
+    by_measure = analysis.side_by_side(measured, scores)
+    of_truth = [name for name, (_, over) in DISTRIBUTION_SCORES.items() if over in ("unknown", "tested")]
+    truth = {name: by_measure.pop(name) for name in of_truth}
     trials = f"Means and standard deviations over trials. {choice_text(measured)}"
     tables = [
         by_relation(name, f"{text} {trials}", analysis.categories(measured), columns)
         for name, text, columns in (("measures", caption, by_measure), ("truth", truth_caption, truth))
     ]
-    sweeps = {name: analysis.by_layer(kept, analysis.tally_score(NAME, name)) for name in SCORES}
+    sweeps = {name: analysis.by_layer(kept, analysis.tally_score(NAME, name)) for name in DISTRIBUTION_SCORES}
     caption = f"Measures beyond the argmax by layer of {lm}. {choice_text(kept)}"
     by_layer = sweep_table("measures_by_layer", caption, "layer", sweeps)
     return Section(title, (picture_of(plot_measures, kept),), (*tables, by_layer))

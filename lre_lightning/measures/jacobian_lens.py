@@ -58,7 +58,7 @@ def generic_lres(lre: LRE, jacobian: Tensor, subjects: Tensor, objects: Tensor) 
     return dict(zip(GENERIC, (plain, with_bias(generic), with_bias(mixed)), strict=True))
 
 
-def likeness(weight: Tensor, jacobian: Tensor) -> tuple[float, float, float]:
+def matrix_likeness(weight: Tensor, jacobian: Tensor) -> tuple[float, float, float]:
     """Compare two matrices `(hidden, hidden)`.
 
     Returns:
@@ -76,7 +76,7 @@ def likeness(weight: Tensor, jacobian: Tensor) -> tuple[float, float, float]:
 class JacobianLensLREs(Measure):
     """The counts of `GENERIC` on the grid, at the layers that a Jacobian lens has, and how alike W and J are.
 
-    A row is the `likeness` of W and J at a layer.
+    A row is the `matrix_likeness` of W and J at a layer.
 
     Attributes:
         lens: The lens: a file, a folder or a hub name.
@@ -113,7 +113,7 @@ class JacobianLensLREs(Measure):
             f"causality: {name}": Tally(grid_of(causal[i :: len(GENERIC) - 1]), record.edited, ("layer", "rank"))
             for i, name in enumerate(GENERIC[1:])
         }
-        alike = (likeness(trial.lres[layer].operator.dense(), lens.jacobians[layer]) for layer in layers)
+        alike = (matrix_likeness(trial.lres[layer].operator.dense(), lens.jacobians[layer]) for layer in layers)
         return Measurement(tallies, rows=tuple(alike), layers=tuple(layers))
 
     @classmethod

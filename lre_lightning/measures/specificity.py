@@ -105,7 +105,7 @@ class Specificity(Measure):
             "and about another subject in the same text, that are kept; and answers to another template of the "
             f"relation that become the target's. {choice_text(measured)}"
         )
-        columns = analysis.side_by_side(measured, SCORES)
+        columns = analysis.side_by_side(measured, EDIT_SCORES)
         total = ("mean", *map(analysis.overall, columns.values()))
         table = by_relation(
             "specificity", f"{text} Means and standard deviations over trials.", analysis.categories(measured), columns,
@@ -230,12 +230,12 @@ KINDS: dict[str, tuple[Callable[[ScoredTrial, Edit], Questions], bool]] = {
 }
 """The questions of each kind, and whether their answers are to become the target's."""
 
-SCORES = {"causality": analysis.causality, **{name: analysis.tally_score(NAME, name) for name in KINDS}}
+EDIT_SCORES = {"causality": analysis.causality, **{name: analysis.tally_score(NAME, name) for name in KINDS}}
 
 
 def _by_rank(records: Sequence[TrialRecord]) -> dict[str, analysis.Sweep]:
     ranks = records[0].ranks
-    return {name: analysis.sweep(records, score, "rank", ranks) for name, score in SCORES.items()}
+    return {name: analysis.sweep(records, score, "rank", ranks) for name, score in EDIT_SCORES.items()}
 
 
 def plot_specificity(records: Sequence[TrialRecord]) -> Figure:

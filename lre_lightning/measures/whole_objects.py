@@ -39,7 +39,7 @@ from lre_lightning.scoring.measure import Measure, ScoredTrial
 from lre_lightning.scoring.states import TrialStates
 
 KNOWN = "known as a whole"
-SCORES = {
+WHOLE_OBJECT_SCORES = {
     "first-token faithfulness": "known",
     "closed-set faithfulness": "known",
     "closed-set faithfulness, b alone": "known",
@@ -62,7 +62,7 @@ class WholeObjects(Measure):
     applied = 1
 
     def measure(self, trial: ScoredTrial) -> Measurement:
-        """Count the successes of each of `SCORES`."""
+        """Count the successes of each of `WHOLE_OBJECT_SCORES`."""
         states, record, lre, lm, tokens = trial.states, trial.record, trial.lre, trial.lm, trial.tokens
         subject = states.subject[:, trial.index]
         places = {sequence: place for place, sequence in enumerate(dict.fromkeys(tokens.values()))}
@@ -77,7 +77,7 @@ class WholeObjects(Measure):
         totals = {"known": whole.all_known, "edited": len(whole.all_edited)}
         scores = {
             name: Tally(count, totals[out_of], column=True)
-            for (name, out_of), count in zip(SCORES.items(), (*faithful, *causal), strict=True)
+            for (name, out_of), count in zip(WHOLE_OBJECT_SCORES.items(), (*faithful, *causal), strict=True)
         }
         known_as_whole = {KNOWN: Tally(whole.all_known, record.tested)}
         return Measurement(known_as_whole | scores, chosen=("layer", "beta", "rank"))
@@ -91,7 +91,7 @@ class WholeObjects(Measure):
         measured = headline(measured)
         known = analysis.spreads((r.relation, r.measured(cls.name, KNOWN) * r.tested) for r in measured)
         columns = analysis.both_by_relation(measured)
-        for name in SCORES:
+        for name in WHOLE_OBJECT_SCORES:
             columns[name] = analysis.spreads((record.relation, record.measured(cls.name, name)) for record in measured)
         columns = {n: columns[n] for n in sorted(columns, key=lambda name: "causality" in name) if columns[n]}
         table = by_relation(

@@ -21,7 +21,7 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.memory import T, busy_rows, slim_graph
 from lre_lightning.models.precision import check_finite
 from lre_lightning.models.prefix import Prefix, pieces
-from lre_lightning.models.products import Product, vjp
+from lre_lightning.models.products import JacobianProduct, vjp
 
 NUMBERS_AT_A_TIME = {"cpu": 2**17, "other": 2**22}
 """Numbers (patched prompts times width of the hidden states) that keep a device busy."""
@@ -240,7 +240,7 @@ class PromptBatch:
         return self._run(subject[..., 0].numel(), work)
 
     @torch.no_grad()
-    def products(self, layer: Layer, vectors: Tensor, product: Product) -> Tensor:
+    def products(self, layer: Layer, vectors: Tensor, product: JacobianProduct) -> Tensor:
         """Multiply vectors by the Jacobians F'(s) of the prompts as they are.
 
         Args:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
-Product: TypeAlias = Callable[[Function, Tensor, Tensor], Tensor]
+JacobianProduct: TypeAlias = Callable[[Function, Tensor, Tensor], Tensor]
 """Takes F, states x and as many vectors, of one shape; returns F'(x) v or F'(x)^T v for each."""
 
 

@@ -32,7 +32,7 @@ BETWEEN_TEMPLATES = " | "
 """What joins the templates of a trial where there are several."""
 
 
-class Form(TypedDict):
+class PromptForm(TypedDict):
     """The options of `Prompts` that the form of a prompt depends on."""
 
     shots: Count | None
@@ -112,7 +112,7 @@ class Prompts:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["recorded"]}
 
     @property
-    def form(self) -> Form:
+    def form(self) -> PromptForm:
         """The options that the form of a prompt depends on, as plain data."""
         names = ("shots", "separator", "chat", "system", "start_token")
         return {name: getattr(self, name) for name in names}  # type: ignore[return-value]

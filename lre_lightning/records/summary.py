@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lre_lightning.grid import Layer
 from lre_lightning.html import html_table
+from lre_lightning.records.analysis import SCORES
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.selection import headline
 from lre_lightning.statistics.estimates import Estimate, over_trials, short_text
@@ -18,7 +19,6 @@ from lre_lightning.storage.files import written_whole
 
 ALIKE = "all of its objects begin with the same token"
 
-SCORES = ("faithfulness", "causality")
 ESSENTIAL = ("relation", "known", "layer", *SCORES)
 """The columns of every table of results, however narrow."""
 B_ALONE = "b alone"

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from lre_lightning.errors import LREError, first_line
-from lre_lightning.relations.formats import FORMATS, Opened, Row, Rows, has_table_suffix, open_rows, rows_of_batches
+from lre_lightning.relations.formats import (
+    FORMATS,
+    NumberedRow,
+    Opened,
+    Rows,
+    has_table_suffix,
+    open_rows,
+    rows_of_batches,
+)
 from lre_lightning.storage.plain import printable, shown
 
 if TYPE_CHECKING:
@@ -64,7 +72,7 @@ def open_loaded(loaded: Any, place: str = "the data set", name: str = "dataset",
 
 
 def _rows(dataset: Dataset, place: str) -> Rows:
-    def rows(names: Sequence[str]) -> Iterator[Row]:
+    def rows(names: Sequence[str]) -> Iterator[NumberedRow]:
         to_text = {name: getattr(dataset.features[name], "int2str", None) for name in names}
         labels = {name: int2str for name, int2str in to_text.items() if int2str}
         batches = dataset.select_columns(list(names)).with_format("arrow").iter(batch_size=10_000)

@@ -27,7 +27,7 @@ from lre_lightning.storage.plain import printable
 LARGEST_TABLE = 2**31
 """Largest size of a table in bytes."""
 
-Row: TypeAlias = tuple[int, Any]
+NumberedRow: TypeAlias = tuple[int, Any]
 """The number of a row, and its cells by column."""
 
 
@@ -45,7 +45,7 @@ class Rows:
     place: str
     unit: str
     names: Sequence[str]
-    read: Callable[[Sequence[str]], Iterable[Row]]
+    read: Callable[[Sequence[str]], Iterable[NumberedRow]]
 
     def placed(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """Iterate over the rows, each with its place for error messages; the first unreadable one is an `LREError`."""
@@ -119,7 +119,7 @@ def _csv(path: Path, delimiter: str = ",") -> Rows:
             hint = 'is a quotation mark " left open, or a mark in a cell not written as ""?'
             raise LREError(f"{path}, line {line} is not CSV: {error}; {hint}") from error
 
-    def rows(names: Sequence[str]) -> Iterator[Row]:
+    def rows(names: Sequence[str]) -> Iterator[NumberedRow]:
         for line, cells in records():
             if len(cells) != len(header):
                 wrong = f"must have {len(header)} cells, as the header has, not {len(cells)}"
@@ -134,7 +134,7 @@ def _csv(path: Path, delimiter: str = ",") -> Rows:
 def text_lines(path: Path, column: str) -> Rows:
     """Open a text file whose lines, without their ends and without blank ones, are the only column."""
 
-    def rows(names: Sequence[str]) -> Iterator[Row]:
+    def rows(names: Sequence[str]) -> Iterator[NumberedRow]:
         lines = enumerate(_lines(path), start=1)
         return ((number, {column: line.rstrip("\r\n")}) for number, line in lines if line.strip())
 
@@ -142,7 +142,7 @@ def text_lines(path: Path, column: str) -> Rows:
 
 
 def _json_lines(path: Path) -> Rows:
-    def items() -> Iterator[Row]:
+    def items() -> Iterator[NumberedRow]:
         for number, line in enumerate(_lines(path), start=1):
             if line.strip():
                 try:
@@ -166,7 +166,7 @@ def _json(path: Path) -> Rows:
     return _rows_of_items(path, "item", lambda: enumerate(items, start=1))
 
 
-def _rows_of_items(path: Path, unit: str, items: Callable[[], Iterable[Row]]) -> Rows:
+def _rows_of_items(path: Path, unit: str, items: Callable[[], Iterable[NumberedRow]]) -> Rows:
     names = dict.fromkeys(key for _, item in items() if isinstance(item, dict) for key in item)
     return Rows(str(path), unit, list(names), lambda names: items())
 
@@ -174,7 +174,7 @@ def _rows_of_items(path: Path, unit: str, items: Callable[[], Iterable[Row]]) ->
 def _parquet(path: Path) -> Rows:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    def rows(names: Sequence[str]) -> Iterator[Row]:
+    def rows(names: Sequence[str]) -> Iterator[NumberedRow]:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield from rows_of_batches(file.iter_batches(batch_size=10_000, columns=list(names)))
 
@@ -182,7 +182,7 @@ def _parquet(path: Path) -> Rows:
         return Rows(str(path), "row", file.schema_arrow.names, rows)
 
 
-def rows_of_batches(batches: Iterable[Any]) -> Iterator[Row]:
+def rows_of_batches(batches: Iterable[Any]) -> Iterator[NumberedRow]:
     """Iterate over the rows of Arrow tables or record batches."""
     return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 

@@ -38,7 +38,7 @@ PAPER = "paper"
 """The name of the paper's relations."""
 
 Source: TypeAlias = Union[str, Path, Relation, "Dataset", "DatasetDict", Sequence[Any]]
-Entry: TypeAlias = tuple[str, Relation]
+PlacedRelation: TypeAlias = tuple[str, Relation]
 """The place where a relation was found, and the relation."""
 
 
@@ -74,7 +74,7 @@ def load_relations(
             "the selection of relations is empty: name a relation, a category or a path, or give None for all"
         )
 
-    def find(item: str) -> list[Entry]:
+    def find(item: str) -> list[PlacedRelation]:
         if not isinstance(item, str):
             raise LREError(f"relations must be selected by strings, got {item!r}")
         if is_path(item) and os.path.exists(_path(item)):
@@ -87,7 +87,7 @@ def load_relations(
         return matches or _unknown(item, source, [relation for _, relation in entries])
 
     entries = read() if items is None else [entry for item in items for entry in find(item)]
-    chosen: dict[str, Entry] = {}
+    chosen: dict[str, PlacedRelation] = {}
     for place, relation in entries:
         first_place, first = chosen.setdefault(_normalise(relation.name), (place, relation))
         if first != relation:
@@ -122,7 +122,7 @@ def _normalise(name: str) -> str:
 
 def read_source(
     source: Source, columns: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
-) -> list[Entry]:
+) -> list[PlacedRelation]:
     """Read all relations of a source; the arguments are those of `load_relations`."""
     if isinstance(source, Relation):
         return [(f"the relation {source.name!r}", source)]

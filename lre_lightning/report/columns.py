@@ -210,7 +210,7 @@ def fifths(numbers: Sequence[float]) -> list[int]:
     """Return the fifth, 0 to 4, of each number among them; equal ones have the same.
 
     >>> fifths([1, 2, 3, 4, 5]), fifths([1, 1, 1, 1, 9])
-    ([0, 1, 2, 3, 4], [1, 1, 1, 1, 4])
+    ([0, 1, 2, 3, 4], [2, 2, 2, 2, 4])
     """
     from scipy.stats import rankdata
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lre_lightning.records import analysis
+from lre_lightning.records.analysis import SCORES
 from lre_lightning.report import plotting
 from lre_lightning.report.tables import Cell, Row, Table, alphabetical
 from lre_lightning.scoring.cross import CONTROLS, CrossScore
@@ -16,7 +17,6 @@ from lre_lightning.scoring.cross import CONTROLS, CrossScore
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCORES = ("faithfulness", "causality")
 OWN = "its own LRE"
 NO_EDITS = ("W without b", "b alone")
 """Controls whose causality is known beforehand: that of the relation's own LRE, and none."""

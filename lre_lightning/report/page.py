@@ -18,8 +18,8 @@ from lre_lightning.concepts.record import read_concept_records
 from lre_lightning.errors import LREError
 from lre_lightning.lens.files import LENSES, read_lenses_file
 from lre_lightning.lens.grid import script, style
-from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.page import grid_json
+from lre_lightning.lens.reading import LensGrid
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.progress import progress
 from lre_lightning.records import analysis

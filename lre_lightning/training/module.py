@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import DEFAULT_BETAS, check_betas, check_ranks
-from lre_lightning.lens.lens import LensGrid, read_lenses
+from lre_lightning.lens.reading import LensGrid, read_lenses
 from lre_lightning.lre.jacobian import prompts_in_a_sweep
 from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.lre import LRE

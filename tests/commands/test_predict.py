@@ -13,7 +13,7 @@ from lre_lightning.commands.explore import explorer_of_collection
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.lens import read_lenses
+from lre_lightning.lens.reading import read_lenses
 from lre_lightning.models import language_model
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.tokenizer import token_text

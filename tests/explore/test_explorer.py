@@ -12,8 +12,8 @@ from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.explore import server
 from lre_lightning.explore.explorer import Change, Explorer, Read
-from lre_lightning.lens.lens import read_lenses
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.reading import read_lenses
 from lre_lightning.lens.tokens import visible
 from lre_lightning.lre import operators
 from lre_lightning.lre.lens import JACOBIAN_LENS, LOGIT_LENS

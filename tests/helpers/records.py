@@ -3,10 +3,9 @@
 import csv
 from dataclasses import replace
 
-from lre_lightning.measures.distributions import SCORES
+from lre_lightning.measures.distributions import DISTRIBUTION_SCORES
 from lre_lightning.measures.jacobian_lens import GENERIC
-from lre_lightning.measures.whole_objects import KNOWN
-from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
+from lre_lightning.measures.whole_objects import KNOWN, WHOLE_OBJECT_SCORES
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
 
@@ -56,7 +55,7 @@ def whole_objects(known, edited, *counts, tested=12):
     totals = {"known": known, "edited": edited}
     found = {
         name: Tally(count, totals[over], column=True)
-        for (name, over), count in zip(WHOLE_OBJECTS.items(), counts, strict=True)
+        for (name, over), count in zip(WHOLE_OBJECT_SCORES.items(), counts, strict=True)
     }
     return Measurement({KNOWN: Tally(known, tested), **found}, chosen=("layer", "beta", "rank"))
 
@@ -64,7 +63,7 @@ def whole_objects(known, edited, *counts, tested=12):
 def distributions(record, sums):
     """Scores beyond the argmax whose sums at each layer of a record are those given, at all points of another axis."""
     found = {}
-    for name, (axis, over) in SCORES.items():
+    for name, (axis, over) in DISTRIBUTION_SCORES.items():
         at = tuple((total,) * len(getattr(record, f"{axis}s")) if axis else total for total in sums)
         axes = ("layer", axis) if axis else ("layer",)
         total = getattr(record, over)

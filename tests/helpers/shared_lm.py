@@ -8,7 +8,7 @@ from torch import distributed
 
 from lre_lightning.concepts.concepts import estimate_concepts
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import read_lenses
+from lre_lightning.lens.reading import read_lenses
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.models import sharding
 from lre_lightning.models.language_model import LanguageModel

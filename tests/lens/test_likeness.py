@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import NOTHING, TextStates, print_lenses, read_lenses
 from lre_lightning.lens.likeness import (
     LIKENESSES,
     PARTS,
@@ -17,6 +16,7 @@ from lre_lightning.lens.likeness import (
     words_of,
 )
 from lre_lightning.lens.plotting import plot_lenses
+from lre_lightning.lens.reading import NOTHING, TextStates, print_lenses, read_lenses
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import fill
 from lre_lightning.relations.sources import load_relations

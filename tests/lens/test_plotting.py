@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from lre_lightning.errors import LREError
 from lre_lightning.lens import plotting
 from lre_lightning.lens.grid import inks_of, step_of
-from lre_lightning.lens.lens import LensGrid
 from lre_lightning.lens.plotting import families_of, plot_lenses, to_pixels
+from lre_lightning.lens.reading import LensGrid
 from lre_lightning.lens.tokens import visible
 
 AWKWARD = [

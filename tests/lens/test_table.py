@@ -9,8 +9,8 @@ import torch
 from datasets import Dataset
 
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import most_certain_token, read_lenses
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.reading import most_certain_token, read_lenses
 from lre_lightning.lens.subjects import Subjects
 from lre_lightning.lens.table import AnswerTable, read_answers, write_answers
 from lre_lightning.models.language_model import LanguageModel
@@ -18,7 +18,7 @@ from lre_lightning.models.tokenizer import token_text
 from lre_lightning.prompts.texts import Text, read_text_file
 from lre_lightning.sharing.collection import LRECollection
 from tests.helpers.tiny_models import tiny_model
-from tests.lens.test_lens import random_lre, words
+from tests.lens.test_reading import random_lre, words
 
 TEXTS = [Text("w40 w7 w7 w93", "w7"), Text("w5"), Text("w9 w12 w30 w31 w32 w33"), Text("w8 w3 w50", relation="second")]
 READ = [  # relation, subject, place

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
-from lre_lightning.measures.distributions import NAME, SCORES, Distributions
+from lre_lightning.measures.distributions import DISTRIBUTION_SCORES, NAME, Distributions
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import Relation, Sample
@@ -58,7 +58,7 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
     record, hand = module.records[states.trial.relation.name, 0], ByHand(random_toy, states.trial)
     pairs = zip(states.edited.tolist(), states.targets.tolist(), strict=True)
     edits = [(states.prompts[row].subject, states.prompts[target].subject) for row, target in pairs]
-    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in SCORES.items()}
+    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in DISTRIBUTION_SCORES.items()}
 
     def logs(output):
         return logs_of(hand, output)
@@ -91,9 +91,9 @@ def test_every_sum_is_that_of_a_loop(random_toy, measured, index):
     for name in ("probability", "token rank"):
         expected[f"{name} of the truth"] = expected[name]
     found = sums_of(record.measures[NAME])
-    assert list(found) == list(SCORES)
+    assert list(found) == list(DISTRIBUTION_SCORES)
     for name, sums in found.items():
-        squeezed = expected[name] if SCORES[name][0] else expected[name][:, 0]
+        squeezed = expected[name] if DISTRIBUTION_SCORES[name][0] else expected[name][:, 0]
         np.testing.assert_allclose(sums, squeezed, rtol=1e-6, atol=1e-6, err_msg=name)
     mean = record.measured(NAME, "cosine", layer=1, beta=1.0)
     assert mean == pytest.approx(expected["cosine"][2, 2] / record.known, rel=1e-4)
@@ -113,7 +113,7 @@ def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, tmp_pa
     hand = ByHand(random_toy, data.trial(0))
     known = {name for name, s in hand.test.items() if hand.says(hand.output(s)) == hand.objects[name]}
     assert record.known == len(known) > 3 < record.unknown == len(hand.test) - len(known)
-    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in SCORES.items()}
+    expected = {name: np.zeros((3, 3 if axis else 1)) for name, (axis, _) in DISTRIBUTION_SCORES.items()}
     for (i, layer), (j, beta), (name, s) in product(enumerate(LAYERS), enumerate(BETAS), hand.test.items()):
         token, own = hand.objects[name], logs_of(hand, hand.output(s))
         said = logs_of(hand, hand.lre(layer, beta)(hand.state(s, layer)))
@@ -125,8 +125,8 @@ def test_the_unknown_are_answered_and_compared_with_the_truth(random_toy, tmp_pa
             expected[f"LM's token rank of the truth{where}"][i, 0] += token_rank(own, token) / len(BETAS)
         expected["agreement on the unknown"][i, j] += name not in known and said.argmax() == own.argmax()
     found = sums_of(record.measures[NAME])
-    for name in list(SCORES)[8:]:
-        squeezed = expected[name] if SCORES[name][0] else expected[name][:, 0]
+    for name in list(DISTRIBUTION_SCORES)[8:]:
+        squeezed = expected[name] if DISTRIBUTION_SCORES[name][0] else expected[name][:, 0]
         np.testing.assert_allclose(found[name], squeezed, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
@@ -155,7 +155,7 @@ def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
     lres = {1: LRE(weight, torch.zeros(toy.WIDTH), 1, Origin.of(lm, trial))}
     record, *_ = with_grid(new_record(trial, data, len(states.prompts), states.all_known), states, lres, [1.0], [2])
     found = sums_of(Distributions().measure(scored(record, states, lres)))
-    expected = {name: 0.0 for name in SCORES}
+    expected = {name: 0.0 for name in DISTRIBUTION_SCORES}
     shown = [one for sample in trial.train for one in turns(sample)]
     for sample in trial.test:
         text = tokenizer.apply_chat_template([*shown, turns(sample)[0]], tokenize=False, add_generation_prompt=True)
@@ -171,7 +171,7 @@ def test_a_chat_lm_that_answers_otherwise_is_compared_with_the_truth():
             expected[f"LM's probability of the truth{where}"] += np.exp(own[token])
             expected[f"LM's token rank of the truth{where}"] += token_rank(own, token)
     assert record.unknown > record.tested / 2
-    for name in (name for name in SCORES if "of the truth" in name):
+    for name in (name for name in DISTRIBUTION_SCORES if "of the truth" in name):
         np.testing.assert_allclose(np.ravel(found[name]), expected[name], rtol=1e-4, err_msg=name)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.measures.jacobian_lens import GENERIC, NAME, JacobianLensLREs, likeness
+from lre_lightning.measures.jacobian_lens import GENERIC, NAME, JacobianLensLREs, matrix_likeness
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.rows import rows
 from lre_lightning.training.module import LREModule
@@ -68,7 +68,7 @@ def test_likeness_is_that_of_numpys_singular_vectors(width):
     torch.manual_seed(0)
     one = torch.randn(width, width, dtype=torch.float64)
     other = one + torch.randn(width, width, dtype=torch.float64)
-    cosine, read, written = likeness(one, other)
+    cosine, read, written = matrix_likeness(one, other)
     count = min(16, width // 2)
     left, right = zip(
         *((u[:, :count], v[:count]) for u, _, v in (np.linalg.svd(m.numpy()) for m in (one, other))), strict=True
@@ -76,7 +76,7 @@ def test_likeness_is_that_of_numpys_singular_vectors(width):
     assert cosine == pytest.approx(float((one * other).sum() / one.norm() / other.norm()))
     assert read == pytest.approx((np.linalg.svd(right[0] @ right[1].T)[1] ** 2).mean())
     assert written == pytest.approx((np.linalg.svd(left[0].T @ left[1])[1] ** 2).mean())
-    assert likeness(one, 3 * one) == pytest.approx((1, 1, 1))
+    assert matrix_likeness(one, 3 * one) == pytest.approx((1, 1, 1))
 
 
 def test_a_lens_of_another_lm_is_refused_before_the_fit(random_toy, tmp_path):

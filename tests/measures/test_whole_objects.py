@@ -10,7 +10,7 @@ from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
-from lre_lightning.measures.whole_objects import KNOWN, SCORES, WholeObjects
+from lre_lightning.measures.whole_objects import KNOWN, WHOLE_OBJECT_SCORES, WholeObjects
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.scoring.states import draw_targets
@@ -107,7 +107,7 @@ def by_loops(lm, prompts, lre, sequences):
 def counts_of(states, lre, tokens):
     """The samples that are known as a whole and edited, and the successes of each score."""
     found = WholeObjects().measure(scored(record_of(), states, {lre.layer: lre}, tokens=tokens)).tallies
-    return [found[KNOWN].sums, found["closed-set causality"].total, *(found[name].sums for name in SCORES)]
+    return [found[KNOWN].sums, found["closed-set causality"].total, *(found[name].sums for name in WHOLE_OBJECT_SCORES)]
 
 
 @pytest.mark.parametrize(("family", "seed"), [("gpt2", 6), ("mistral", 0), ("mamba", 3)])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import lre_lightning.lre.jacobian as engine
 import lre_lightning.models.memory as memory
 from lre_lightning.errors import LREError
-from lre_lightning.lens.lens import read_lenses
+from lre_lightning.lens.reading import read_lenses
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.measures import Baselines, LineIntegrals
 from lre_lightning.models.language_model import LanguageModel

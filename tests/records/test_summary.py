@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
+from lre_lightning.measures.whole_objects import WHOLE_OBJECT_SCORES
 from lre_lightning.records.files import write_records
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.summary import B_ALONE, CSV_COLUMNS, NOT_KEPT, Results, summarize, write_csv
@@ -83,9 +83,9 @@ def test_whole_objects_are_columns_where_they_were_scored(tmp_path):
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         other, row = reader
-    assert reader.fieldnames == [*CSV_COLUMNS, *WHOLE_OBJECTS]
-    assert [row[name] for name in WHOLE_OBJECTS] == ["0.5", "0.75", "0.25", "0.6", "0.2", "0.0"]
-    assert {other[name] for name in WHOLE_OBJECTS} == {""}
+    assert reader.fieldnames == [*CSV_COLUMNS, *WHOLE_OBJECT_SCORES]
+    assert [row[name] for name in WHOLE_OBJECT_SCORES] == ["0.5", "0.75", "0.25", "0.6", "0.2", "0.0"]
+    assert {other[name] for name in WHOLE_OBJECT_SCORES} == {""}
     write_csv([], path)
     write_csv([scored], path, append=True)  # the columns are those of the file
     assert path.read_text().startswith(",".join(CSV_COLUMNS) + "\n")

@@ -6,7 +6,7 @@ import pytest
 
 from lre_lightning.errors import LREError
 from lre_lightning.measures import Baselines, Generations, LineIntegrals, Outcomes, WholeObjects
-from lre_lightning.measures.distributions import SCORES, Distributions
+from lre_lightning.measures.distributions import DISTRIBUTION_SCORES, Distributions
 from lre_lightning.measures.jacobian_lens import GENERIC, LIKENESS, JacobianLensLREs
 from lre_lightning.records.analysis import by_model
 from lre_lightning.records.files import read_records, write_records
@@ -67,7 +67,7 @@ def test_tables_have_the_means_at_the_chosen_point_and_by_layer():
     assert row["log-odds"][0] == pytest.approx((1 + place) / record.edited)
     assert true["truth on the unknown"][0] == pytest.approx((1 + place) / (record.tested - record.known))
     assert true["LM's probability of the truth"][0] == pytest.approx((1 + place) / record.tested)
-    assert {*row, *true} == {"relation", *SCORES}
+    assert {*row, *true} == {"relation", *DISTRIBUTION_SCORES}
     assert [line[1][0] for line in by_layer.rows] == pytest.approx([0.1, 0.2, 0.3])
     check_layout(section.pictures[0].plot())
 

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from lre_lightning.measures.whole_objects import SCORES as WHOLE_OBJECTS
+from lre_lightning.measures.whole_objects import WHOLE_OBJECT_SCORES
 from lre_lightning.records.measurement import Measurement
 from lre_lightning.report.findings import findings
 from lre_lightning.report.tables import Table, escape_latex, to_csv, to_latex, to_text
@@ -77,7 +77,7 @@ def test_scores_on_whole_objects_beside_those_by_first_token():
     unreported = replace(first, trial=1, reported=False, known=0)
     measured = [first, unreported, replace(first, relation="one", first_tokens=1)]
     found = rows("whole_objects", [*measured, *MAIN[1:]])
-    scores = tuple(WHOLE_OBJECTS)
+    scores = tuple(WHOLE_OBJECT_SCORES)
     heads = ("relation", "known as a whole", "faithfulness", *scores[:4], "causality", *scores[4:])
     assert table("whole_objects", measured).columns == heads
     whole = [(value, None) for value in (8, 0.5, 0.75, 0.25, 0.6, 0.2, 0.4)]

@@ -12,7 +12,7 @@ from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.scoring.cross import CONTROLS, cross_scores, shuffled
 from tests.helpers.tiny_models import tiny_model
-from tests.lens.test_lens import random_lre, words
+from tests.lens.test_reading import random_lre, words
 from tests.scoring.test_fits import SCORED, ByHand, data_of, fitted  # noqa: F401
 from tests.scoring.trials import edits_of
 

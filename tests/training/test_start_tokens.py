@@ -10,8 +10,8 @@ from lre_lightning.callbacks.log import RelationLog
 from lre_lightning.datamodules import TextDataModule
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.jlens.module import JacobianLensModule
-from lre_lightning.lens.lens import TextStates
 from lre_lightning.lens.likeness import Likenesses
+from lre_lightning.lens.reading import TextStates
 from lre_lightning.lens.table import read_answers
 from lre_lightning.lre.lre import LRE
 from lre_lightning.measures import Baselines, Distributions, WholeObjects

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
-from lre_lightning.lens.lens import (
+from lre_lightning.lens.reading import (
     LensGrid,
     TextStates,
     print_lenses,
