@@ -52,10 +52,10 @@ def findings(records: Sequence[TrialRecord], bare: Sequence[TrialRecord] = ()) -
         f"{FEW_RELATIONS} relations are too few to tell. The interval is of the difference between the two values. "
         "Where a value is compared with a fixed number, it is of the value, and for a β it is the range of those "
         "that are as good. The column *without* gives the same quantity without the one relation that changes "
-        "it most. The last column counts the relations that meet the criterion, each on its own. Unless the criterion says otherwise, "
-        f"values are means over relations at the layers and ranks of the fit. {choice_text(records)} Values are "
-        "compared on the trials that have both. For layers, baselines, and choices after the last trial these can be "
-        "the trials that chose.",
+        "it most. The last column counts the relations that meet the criterion, each on its own. Unless the "
+        f"criterion says otherwise, values are means over relations at the layers and ranks of the fit. "
+        f"{choice_text(records)} Values are compared on the trials that have both. For layers, baselines, and choices "
+        "after the last trial these can be the trials that chose.",
         FINDING_COLUMNS,
         (
             *_on_agreement(records),
