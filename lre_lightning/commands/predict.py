@@ -131,7 +131,7 @@ def show_lenses(
         own = None if page else [*{lres.metadata[name, trials[name]]["layer"]: None for name in subjects.by_relation}]
         likenesses = Likenesses(lm, lres, own, rate)
     check_limits(line, likenesses, subjects)
-    grids = []
+    grids, shown = {}, []
     for text in given_texts(line.options):
         found = subjects.find(text)
         jlens = line.model.jacobian_lens
@@ -140,12 +140,12 @@ def show_lenses(
         if not found and text.subject:  # for lenses without a relation
             found = {"": Found(mentions(text.text, [text.subject]))}
         lenses = with_mentions(lenses, lm.tokenizer, found)
-        shown = [lens for lens in lenses if lens.layer is None or subjects.every or readings_of(lens)]
-        grids.append(shown)
+        grids[text.text] = lenses
+        shown.append([lens for lens in lenses if lens.layer is None or subjects.every or readings_of(lens)])
     print_lenses(grids, scores, subjects.hint(scores) if subjects.by_relation else "")
     if page:
         folder = Path(line.trainer.default_root_dir) / "predictions"  # "lenses" is the fit's
-        write_lenses(grids, folder)
+        write_lenses(shown, folder)
         print(f"Every layer and token: {folder / 'lenses.html'}")
 
 

@@ -394,21 +394,21 @@ def most_certain_token(lens: LensGrid, row: int) -> int | None:
 
 
 def print_lenses(
-    grids: Sequence[Sequence[LensGrid]], scores: Mapping[str, float] | None = None, otherwise: str = ""
+    grids: Mapping[str, Sequence[LensGrid]], scores: Mapping[str, float] | None = None, otherwise: str = ""
 ) -> None:
     """Print what each relation's lens says about each subject in each text, at the layer of its LRE.
 
-    Subjects are in the order of the text; those at which a lens says nothing are left out. A lens without a subject is
-    read at the token where it is most certain. Without a relation it is what the Jacobian lens says, from its last
-    layer down, at the subject or else at the last token.
+    Subjects are in the order of the text; those at which no lens says anything are named in a line. A lens without a
+    subject is read at the token where it is most certain. Without a relation it is what the Jacobian lens says, from
+    its last layer down, at the subject or else at the last token.
 
     Args:
-        grids: The lenses of each text.
+        grids: The lenses of each text, by the text.
         scores: The faithfulness of relations, which is shown beside what their lenses say.
         otherwise: A line for texts of which lenses of relations say nothing.
     """
     console = Console(markup=False, emoji=False, highlight=False)
-    for lenses in grids:
+    for text, lenses in grids.items():
         rows, kind = [row for lens in lenses for row in readings_of(lens)], "relation"
         generic = [lens for lens in lenses if lens.name == JACOBIAN_LENS and lens.layer is None]
         if not rows:
@@ -419,7 +419,7 @@ def print_lenses(
                 for row in reversed(range(len(lens.layers)))
                 for place in lens.places or [len(lens.tokens) - 1]
             ]
-        console.print(printable(lenses[0].text))
+        console.print(printable(text))
         if otherwise and kind == "lens":
             console.print(printable(otherwise))
         if not rows:
@@ -434,6 +434,13 @@ def print_lenses(
             score = [f"{scores[lens.name]:.2f}" if scores and lens.name in scores else "-"] if scored else []
             table.add_row(printable(subject.strip()), printable(lens.name), str(lens.layers[row]), *score, said)
         console.print(table)
+        silent = {subject.strip(): None for lens in lenses for subject, _ in lens.mentions}
+        for *_, subject in rows:
+            silent.pop(subject.strip(), None)
+        if silent and kind == "relation":
+            console.print(
+                f"No lens is known to speak at {printable(', '.join(silent))}: --all true shows what it says."
+            )
 
 
 def readings_of(lens: LensGrid) -> list[tuple[LensGrid, int, int, str]]:

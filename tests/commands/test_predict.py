@@ -87,6 +87,16 @@ def test_every_mention_has_a_row_for_each_relation_and_others_on_request(fitted,
     ]
 
 
+def test_without_a_page_only_what_is_printed_is_read(fitted, capsys):
+    page = fitted / "run" / "predictions" / "lenses.html"
+    before = page.stat().st_mtime_ns if page.exists() else None
+    assert lre("predict", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}", "white red", "thing3") == 0
+    out = capsys.readouterr().out
+    assert "white red\nNothing to show: no lens is known" in out
+    assert [row[:2] for row in rows_of(out)] == [["thing3", "half colour"], ["thing3", "thing colour"]]
+    assert (page.stat().st_mtime_ns if page.exists() else None) == before
+
+
 def test_relations_that_a_fit_was_of_are_not_wanted_by_name(fitted, tmp_path, capsys):
     run, names = [*QUIET, f"--trainer.default_root_dir={tmp_path}"], "--data.relations=[half colour, thing colour]"
     data = [f"--model.name_or_path={fitted / 'model'}", f"--data.source={fitted / 'relations'}", "--data.n_shot=4"]

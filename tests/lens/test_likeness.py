@@ -135,10 +135,12 @@ def test_a_grid_shows_nothing_where_the_lens_says_nothing(demo, capsys):
     assert line.count(NOTHING) == sum(spoken.silent[row]) >= len(spoken.tokens) - 3
     place = spoken.silent[row].index(False)
     at = [replace(spoken, name=name, mentions=[("it", x)]) for name, x in ((CAPITALS, place), ("elsewhere", place - 1))]
-    print_lenses([at])
+    print_lenses({at[0].text: at})
     printed = capsys.readouterr().out
     assert CAPITALS in printed
     assert "elsewhere" not in printed  # a row of which nothing is said
+    print_lenses({"it": [at[0], replace(at[1], mentions=[("that", place - 1)])]})
+    assert "No lens is known to speak at that: " in capsys.readouterr().out
     drawn = {text.get_text() for text in plot_lenses([spoken]).axes[0].texts}
     assert NOTHING in drawn
     assert "Tokyo" in "".join(drawn)

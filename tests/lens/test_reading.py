@@ -295,10 +295,10 @@ def test_a_lens_is_printed_where_it_is_most_certain_but_not_at_the_first_token(c
     top = [[[f" {layer}{token}"] for token in "abcd"] for layer in "xy"]
     grid = LensGrid("plays", "a b c d", ["a", " b", " c", " d"], [0, 1], top, [[[p] for p in row] for row in likely], 1)
     one = replace(grid, text="a", tokens=["a"], top=[row[:1] for row in top], probabilities=[[[0.9]], [[0.9]]])
-    print_lenses([[grid, replace(grid, layer=None)], [replace(one, layer=0)]])
+    print_lenses({"a": [grid, replace(grid, layer=None)], "b": [replace(one, layer=0)]})
     both = replace(grid, layer=0, mentions=[("b", 1), ("c d", 3)])
     quiet = replace(grid, mentions=[("d", 3), ("c", 2)], silent=[[False] * 4, [False, True, True, False]])
-    print_lenses([[both, replace(quiet, name="plays2"), replace(quiet, mentions=[("c", 2)])]], {"plays": 0.456})
+    print_lenses({"c": [both, replace(quiet, name="plays2"), replace(quiet, mentions=[("c", 2)])]}, {"plays": 0.456})
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "plays" in line]
     assert rows == [
         ["d", "plays", "1", "yd", "0.70"],
