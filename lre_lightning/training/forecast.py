@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import fsum
 from operator import mul
 from statistics import fmean
 from time import perf_counter
@@ -161,12 +162,12 @@ def forecast(
 
 def _seconds(trial: FitTrial, prompts: Sequence[Prompt], known: float, pace: Work, trials: int) -> float:
     """Return the mean time of a trial and those after it, `trials` in all; other arguments are those of `work_of`."""
-    fitting, whole = trial.run.fitting, sum(map(mul, work_of(trial, prompts, known), pace))
+    fitting, whole = trial.run.fitting, fsum(map(mul, work_of(trial, prompts, known), pace))
     if fitting.grid == "whole" or trial.choice is not None:
         return whole
     later = FitTrial(trial.run, trial.trial, choice={"layer": _middle(trial), "rank": trial.ranks()[-1]})
     first = min(max(1, fitting.selection_trials), trials)
-    return (first * whole + (trials - first) * sum(map(mul, work_of(later, prompts, known), pace))) / trials
+    return (first * whole + (trials - first) * fsum(map(mul, work_of(later, prompts, known), pace))) / trials
 
 
 def work_of(trial: FitTrial, prompts: Sequence[Prompt], known: float) -> Work:
