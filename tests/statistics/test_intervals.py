@@ -10,7 +10,7 @@ import pytest
 
 from lre_lightning.statistics import intervals
 from lre_lightning.statistics.correlation import pearson, pearson_difference, spearman
-from lre_lightning.statistics.estimates import Estimate, Share, can_be_equal, estimate, mean_over, over_trials
+from lre_lightning.statistics.estimates import Estimate, Share, as_good, estimate, mean_over, over_trials
 from lre_lightning.statistics.intervals import (
     Interval,
     bootstrap,
@@ -194,10 +194,10 @@ def test_estimates_are_pairs_with_an_interval():
 def test_the_difference_of_fractions_is_newcombes():
     """That of 56 of 70 and 48 of 80 begins at 0.0524 (Newcombe, 1998, table II), of 53 at 0.0067, of 52 at -0.0084."""
     one, other = (over_trials([Share(*pair)]) for pair in ((56, 70), (48, 80)))
-    assert not can_be_equal(one, other)
-    assert not can_be_equal(over_trials([Share(53, 70)]), other)
-    assert can_be_equal(over_trials([Share(52, 70)]), other)
-    assert can_be_equal(other, other)
+    assert not as_good(one, other)
+    assert not as_good(over_trials([Share(53, 70)]), other)
+    assert as_good(over_trials([Share(52, 70)]), other)
+    assert as_good(other, other)
 
 
 def test_the_difference_of_fractions_of_the_same_samples_is_newcombes():
