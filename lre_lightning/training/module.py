@@ -106,7 +106,8 @@ class LREModule(FrozenLMModule):
         self._expected: float | None = None
         self._adds = False
         self._kept: frozenset[TrialKey] = frozenset()  # trials of an earlier part of the fit, which are left alone
-        self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
+        self._trial: FitTrial | None = None  # in fit, if the LM knows enough of it
+        self._saved: SavedTrials | None = None  # in validation alone
         self._trained = False  # whether the trial has had all its training batches
         self.load_lm(name_or_path)
 
@@ -190,7 +191,7 @@ class LREModule(FrozenLMModule):
 
     def expect(self) -> float | None:
         """Measure how many seconds the fit takes from the first trial that is scored on, once; None before that."""
-        if self._expected is None and isinstance(self._trial, FitTrial):
+        if self._expected is None and self._trial is not None:
             epochs = self.current_epoch, self.trainer.fit_loop.max_epochs
             self._expected = forecast(self._run, self.processes.count, *epochs, self._trial).seconds
         return self._expected
@@ -288,9 +289,10 @@ class LREModule(FrozenLMModule):
 
     def on_validation_start(self) -> None:
         """In fit, make the LREs; alone, forget earlier records, or raise an `LREError` if there is no LRE."""
+        self._saved = None
+        if self.trainer.state.fn != "fit" or not self._trained:  # a callback has stopped the fit within the trial
+            self._trial = None
         if self.trainer.state.fn == "fit":
-            if not self._trained:  # a callback has stopped the fit in the middle of the trial
-                self._trial = None
             if self._trial is not None:
                 self._trial.estimate()
                 self.faithfulness, self.causality = self._trial.metrics()
@@ -301,7 +303,7 @@ class LREModule(FrozenLMModule):
         begun_with, tuned = self.bank.tuned or (None, self.beta)
         run = replace(self._run, beta=tuned if begun_with == self.beta else self.beta)
         self.faithfulness, self.causality = metrics = grid_metrics(["emb"], [run.beta], [1])
-        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres, metrics)
+        self._rescored, self._saved = {}, SavedTrials(run, self.bank.lres, metrics)
 
     def _say_what_is_missing(self) -> None:
         """Warn of trials that the fit has not come to, or whose LREs it has kept since its last checkpoint."""
@@ -322,22 +324,21 @@ class LREModule(FrozenLMModule):
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
         """Alone, score the trials before the one that a batch belongs to; in fit its prompts have been run already."""
-        for record in self._trial.test(batch) if isinstance(self._trial, SavedTrials) else ():
+        for record in () if self._saved is None else self._saved.test(batch):
             self._keep(record)
 
     def on_validation_epoch_end(self) -> None:
         """Score the trial of the epoch, or alone the last ones."""
         if self.trainer.sanity_checking:
             return
-        if self.trainer.state.fn != "fit":
-            for record in self._trial.finish():
-                self._keep(record)
-        elif self._trial is not None:
+        if self._trial is not None:
             record, lre = self._trial.finish((self.faithfulness, self.causality))
             if lre is not None:
                 self._keep_lre(lre)
             self._keep(record)
-        self._trial = None
+        for record in () if self._saved is None else self._saved.finish():
+            self._keep(record)
+        self._trial = self._saved = None
         for name, score in SCORES.items():  # over the relations so far; `ResultsScalars` has more for loggers
             mean = over_relations(self.records.values(), score)
             if mean is not None or self.trainer.state.fn == "fit":  # callbacks fail without the score they monitor
