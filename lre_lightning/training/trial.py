@@ -332,7 +332,7 @@ class RescoredTrial(TestedTrial):
 class SavedTrials:
     """All trials of the data, scored with saved LREs one after another while their test batches arrive.
 
-    Every process begins and finishes all trials in the same order, whether it has prompts of them or not.
+    Every process scores all trials in the same order, whether it has prompts of them or not.
 
     Args:
         run: What the trials have in common.
@@ -342,30 +342,25 @@ class SavedTrials:
 
     def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE], metrics: GridMetrics) -> None:
         self.run, self.lres, self.metrics = run, lres, metrics
-        self._current: RescoredTrial | None = None
         self._batches: list[RelationBatch] = []
-        self._next = 0
+        self._next = 0  # the index of the trial that they belong to
 
     def test(self, batch: RelationBatch) -> Iterator[TrialRecord]:
         """Take a batch of test prompts; yield the records of the trials before the one that it belongs to."""
-        index = self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0])))
-        yield from self._advance(index)
+        yield from self._before(self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0]))))
         self._batches.append(batch)
 
     def finish(self) -> Iterator[TrialRecord]:
         """Yield the records of the trials that are left."""
-        yield from self._advance(len(self.run.data.schedule))
+        yield from self._before(len(self.run.data.schedule))
 
-    def _advance(self, index: int) -> Iterator[TrialRecord]:
-        """Begin and finish trials until the one of an index in the schedule has begun; yield the finished records."""
-        while self._next <= index:
-            if self._current is not None:
-                self._current.ask(self._batches)
-                record = self._current.finish(self.metrics)
-                if record is not None:
-                    yield record
-            self._current, self._batches = None, []
-            if self._next < len(self.run.data.schedule):
-                trial = self.run.data.trial(self._next)
-                self._current = RescoredTrial(self.run, trial, self.lres.get((trial.relation.name, trial.number)))
-            self._next += 1
+    def _before(self, index: int) -> Iterator[TrialRecord]:
+        """Score the trials that are left before an index in the schedule, and yield their records."""
+        for place in range(self._next, index):
+            drawn = self.run.data.trial(place)
+            trial = RescoredTrial(self.run, drawn, self.lres.get((drawn.relation.name, drawn.number)))
+            trial.ask(self._batches)
+            self._batches, self._next = [], place + 1
+            record = trial.finish(self.metrics)
+            if record is not None:
+                yield record
