@@ -244,7 +244,7 @@ class LREModule(FrozenLMModule):
         trial.ask(self._test_batches())
         if trial.knows_enough:
             self._trial = trial
-            if self.lm.shards:
+            if self.lm.shards and not self.processes.index:
                 self.expect()  # here, where all who share the LM are, and not where one asks for it
         elif trial.record is not None:
             self._keep(trial.record)

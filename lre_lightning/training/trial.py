@@ -71,7 +71,7 @@ class Run:
     measures: tuple[Measure, ...] = ()
 
 
-class TestedTrial:
+class AskedTrial:
     """A trial whose test prompts are run. Every process calls the methods in the same order.
 
     Args:
@@ -83,8 +83,6 @@ class TestedTrial:
         states: The test prompts once they have been run.
         record: The record, not yet scored; None if no process had a test prompt.
     """
-
-    __test__ = False  # not a test of pytest's
 
     states: TrialStates
 
@@ -145,7 +143,7 @@ class TestedTrial:
         return record
 
 
-class FitTrial(TestedTrial):
+class FitTrial(AskedTrial):
     """A trial of a fit: Jacobians of its training prompts become LREs, which are scored on its test prompts.
 
     Call `ask` with the test batches and, if the LM `knows_enough`, `train` with each training batch, `estimate`, then
@@ -303,7 +301,7 @@ class FitTrial(TestedTrial):
         return layer, rank
 
 
-class RescoredTrial(TestedTrial):
+class RescoredTrial(AskedTrial):
     """A trial whose saved LRE is scored again, at its own layer and rank.
 
     Args:
