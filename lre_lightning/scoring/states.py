@@ -230,8 +230,7 @@ def run_trial(
     lm: LanguageModel, data: PromptSource, index: int, layers: Sequence[Layer], max_known: int | None = None
 ) -> TrialStates:
     """Run the test prompts of the trial of an index in the schedule, in one process, and keep s at `layers`."""
-    batches = [batch.to(lm.device) for batch in data.val_dataloader([index])]
-    return TrialStates.run(lm, batches, data.trial(index), layers, max_known=max_known)
+    return TrialStates.run(lm, [*data.val_dataloader([index])], data.trial(index), layers, max_known=max_known)
 
 
 def example_states(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[Layer]) -> Tensor:

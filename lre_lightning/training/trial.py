@@ -96,7 +96,6 @@ class AskedTrial:
         (served,) = run.processes.sum(torch.tensor([sum(len(batch.own()) for batch in batches)]))
         if not served:
             return
-        batches = [batch.to(run.lm.device) for batch in batches]
         needed = any(measure.alone for measure in run.measures)
         alone = [run.data.subjects_alone(batch) for batch in batches] if needed else None
         most = run.fitting.max_known
