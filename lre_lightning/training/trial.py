@@ -184,7 +184,7 @@ class FitTrial(AskedTrial):
         for (_, subject, last), rows in groups.items():
             ids = batch.input_ids[rows, : last + 1]
             (known, swept), self._swept = self._swept, _NOT_SWEPT
-            for example in swept if torch.equal(known, ids) else self._sweep(ids, subject):
+            for example in swept if torch.equal(known, ids.cpu()) else self._sweep(ids, subject):
                 self._estimator.update(example)
 
     def sweep_first(self) -> list[PromptJacobian]:
