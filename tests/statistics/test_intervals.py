@@ -194,10 +194,12 @@ def test_estimates_are_pairs_with_an_interval():
 def test_the_difference_of_fractions_is_newcombes():
     """That of 56 of 70 and 48 of 80 begins at 0.0524 (Newcombe, 1998, table II), of 53 at 0.0067, of 52 at -0.0084."""
     one, other = (over_trials([Share(*pair)]) for pair in ((56, 70), (48, 80)))
-    assert not as_good(one, other)
-    assert not as_good(over_trials([Share(53, 70)]), other)
-    assert as_good(over_trials([Share(52, 70)]), other)
+    assert not as_good(other, one)
+    assert not as_good(other, over_trials([Share(53, 70)]))
+    assert as_good(other, over_trials([Share(52, 70)]))
     assert as_good(other, other)
+    assert as_good(one, other)  # which is no worse
+    assert not as_good(Estimate(0.4), Estimate(0.5))  # without intervals
 
 
 def test_the_difference_of_fractions_of_the_same_samples_is_newcombes():
