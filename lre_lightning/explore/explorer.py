@@ -164,7 +164,7 @@ class Explorer:
             return {}
         states = TextStates.of(self.lm, self.lm.tokenizer, text, [lre.layer], self._start)
         (lens,) = with_mentions([states.grid(lre, 1)], self.lm.tokenizer, {relation: found[relation]})
-        grid, answers, right = grid_of(lens), dict(self._origins[relation].train), {}
+        grid, answers, right = grid_of(lens), dict(self._origins[relation].train), dict[str, str]()
         for place, (subject, _) in zip(grid["marked"], lens.mentions, strict=True):
             word, answer = grid["words"][grid["top"][0][place][0]].strip(SIGNS[" "]), answers.get(subject, "")
             if word and answer.startswith(word):
