@@ -33,7 +33,6 @@ HARMLESS = [  # options that change nothing, together
     {"inference_mode": True, "enable_progress_bar": True, "enable_checkpointing": True, "log_every_n_steps": 0},
     {"inference_mode": False, "enable_model_summary": True, "log_every_n_steps": 50, "sync_batchnorm": True},
     {"use_distributed_sampler": False, "barebones": True},
-    {"profiler": "pytorch"},
 ]
 
 OPTIONS = [  # an option, its value, and the number of trials that are as without it, or the message that refuses it
