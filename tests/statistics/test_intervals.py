@@ -120,7 +120,7 @@ def test_the_bootstrap_covers_a_mean_of_skewed_scores(count, least):
     def drawn(seed):
         return bootstrap(random(seed).beta(1.5, 0.8, count), mean, draws=500)
 
-    assert least <= covered(1.5 / 2.3, drawn, 400) <= 0.99
+    assert least <= covered(1.5 / 2.3, drawn, 200) <= 0.99
 
 
 @pytest.mark.parametrize("r", [0, 0.84])
@@ -128,7 +128,7 @@ def test_the_bootstrap_covers_a_correlation(r):
     def drawn(seed):
         return bootstrap(random(seed).multivariate_normal([0, 0], [[1, r], [r, 1]], 12), pearson, draws=500)
 
-    assert 0.92 <= covered(r, drawn, 400) <= 0.99
+    assert 0.92 <= covered(r, drawn, 200) <= 0.99
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -164,7 +164,7 @@ def test_where_there_is_nothing_to_find_one_in_twenty_says_so():
     def scores(seed):
         return random(seed).beta(2, 2, (15, 2))
 
-    missed = 1 - covered(0, lambda seed: bootstrap(scores(seed), mean_difference, draws=500), 400)
+    missed = 1 - covered(0, lambda seed: bootstrap(scores(seed), mean_difference, draws=500), 200)
     assert missed <= 0.08
     missed = 1 - covered(0, lambda seed: bootstrap(scores(seed), spearman, draws=500), 200)
     assert missed <= 0.08
