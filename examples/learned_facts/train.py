@@ -7,7 +7,6 @@ python train.py --epochs 15
 """
 
 import argparse
-import copy
 import logging
 import random
 from dataclasses import replace
@@ -45,7 +44,7 @@ class FineTuning(L.LightningModule):
 
 def linearity(model: nn.Module, data: RelationDataModule, layer: int) -> tuple[float, float]:
     """Return the fraction of test facts that an LM says, and how often an LRE says the same as the LM for these."""
-    lm = LanguageModel(copy.deepcopy(model), "fine-tuned")  # a frozen copy
+    lm = LanguageModel(model, "fine-tuned")  # which leaves the model as it is
     lm.tokenizer = data.tokenizer
     data.use(lm)
     lre = estimate(lm, data.relations[0], layer, data.n_shot, prompts=data.prompts)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
@@ -123,7 +123,7 @@ def digest_of_texts(texts: Iterable[Sequence[int]]) -> str:
 
 
 def estimate_jacobian_lens(
-    lm: LanguageModel,
+    lm: nn.Module,
     texts: Sequence[Sequence[int]],
     layers: Sequence[Layer] | None = None,
     averaging: Averaging = Averaging(),
@@ -131,7 +131,7 @@ def estimate_jacobian_lens(
     """Estimate the Jacobian lens of an LM from texts, one after another.
 
     Args:
-        lm: The LM.
+        lm: A `LanguageModel`, or a causal LM of transformers, which is left as it is.
         texts: Token ids of each text, with the start token.
         layers: The layers; all if None.
         averaging: Which derivatives the lens is the mean of.
@@ -139,7 +139,7 @@ def estimate_jacobian_lens(
     Raises:
         LREError: If there is no text, or a text or layer does not fit the LM.
     """
-    estimator = JacobianLensEstimator(lm, layers, averaging)
+    estimator = JacobianLensEstimator(LanguageModel.of(lm), layers, averaging)
     for ids in texts:
         estimator.update(torch.as_tensor(ids))
     return estimator.lens(digest_of_texts([list(map(int, ids)) for ids in texts]))

@@ -24,19 +24,21 @@ def at_rest(model: nn.Module, forwards: Mapping[nn.Module, Callable[..., Any]]) 
     """
     modules = [*model.modules()]
     training = [module for module in modules if module.training]
-    learning = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]
+    # By name: an offloaded module has other parameters after each run.
+    found = [(module._parameters, name) for module in modules for name in module._parameters]
+    learning = [(own, name) for own, name in found if own[name] is not None and own[name].requires_grad]
     try:
         for module in training:
             module.training = False
-        for parameter in learning:
-            parameter.requires_grad = False
+        for own, name in learning:
+            own[name].requires_grad_(False)
         with _uncompiled(), overridden(forwards):
             yield
     finally:
         for module in training:
             module.training = True
-        for parameter in learning:
-            parameter.requires_grad = True
+        for own, name in learning:
+            own[name].requires_grad_(True)
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
