@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError, check_number
@@ -35,6 +36,7 @@ from lre_lightning.models.parts import (
 )
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
+from lre_lightning.models.products import vjp
 from lre_lightning.models.quantization import Quantization, dequantized_products
 from lre_lightning.models.sentences import suitable_start
 from lre_lightning.models.sharding import Shards, split_model
@@ -469,13 +471,24 @@ class LanguageModel(nn.Module):
         Rows of another width become the hidden states that the model makes of such token embeddings before its first
         block, for instance several residual streams.
         """
-        with weights_at_hand(self.parts.unembedding):
-            weight = weight_of(self.parts.unembedding).detach()
-            rows = weight[token_ids.to(weight.device)]
+        head = self.parts.unembedding
+        with self.at_rest(), weights_at_hand(head):
+            weight = weight_of(head).detach()
+            ids = token_ids.to(weight.device)
+            rows = weight[ids] if not any(head.children()) else self._rows_of_parts(ids, weight)
         if rows.shape[-1] == self.hidden_size:
             return rows
         with self.at_rest():
             return first_states(self.parts, self._behaviour.tuple_length, rows.to(self.device, self.dtype))
+
+    def _rows_of_parts(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """Return rows of an unembedding of several parts, such as a LoRA's, from its derivative: it is linear."""
+        flat, head = ids.flatten(), self.parts.unembedding
+        rows = [
+            vjp(head, weight.new_zeros(len(some), weight.shape[-1]), functional.one_hot(some, len(weight)).to(weight))
+            for some in flat.split(max(1, self.logit_rows(len(flat))))
+        ]
+        return torch.cat(rows).view(*ids.shape, -1)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Return the most likely next token, argmax D(hidden); few logits exist at a time.

@@ -124,6 +124,17 @@ def test_an_adapter_around_the_lm_is_refused(kind):
         LanguageModel(tuned)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows_of_an_unembedding_with_an_adapter_are_those_of_the_merged_one(whole):
+    config = {"modules_to_save": ["lm_head"]} if whole else {"target_modules": ["c_attn", "lm_head"]}
+    tuned = peft.get_peft_model(in_training(), peft.LoraConfig(r=2, lora_dropout=0.5, **MODULES | config))
+    for parameter in tuned.parameters():
+        parameter.data += 0.1
+    ids = torch.tensor([[3, 9], [4, 31]])
+    found, plain = LanguageModel(tuned).unembedding(ids), LanguageModel(tuned.merge_and_unload()).unembedding(ids)
+    torch.testing.assert_close(found, plain)
+
+
 def test_other_functions_take_it_too_and_say_what_is_missing():
     model = in_training(torch.bfloat16)
     before = state(model)
