@@ -119,14 +119,20 @@ def read_others(path: Path) -> tuple[dict[Layer, Tensor], int]:
         check_jacobians([shapes[stack][1:]] * shapes[stack][0] if stack else [*shapes.values()])
         blocks = {name: BLOCK.fullmatch(name) for name in shapes}
         unknown = [name for name, block in blocks.items() if block is None]
-        if unknown and not stack:
+        if stack:
+            jacobians = dict(enumerate(file.get_tensor(stack)))
+        elif unknown:
             raise LREError(f"{str(path)!r} has tensors that are no Jacobians of blocks, J_0 and so on: {unknown[:5]}")
-        given = (
-            enumerate(file.get_tensor(stack)) if stack else ((int(blocks[n][1]), file.get_tensor(n)) for n in shapes)
-        )
-        jacobians = {layer_of(block, "a block"): check_tensor(tensor, "a Jacobian", FLOATS) for block, tensor in given}
+        else:
+            jacobians = {int(block[1]): file.get_tensor(name) for name, block in blocks.items() if block}
         count = header.get("n_prompts", "1")
-        return _widened(jacobians), whole(int(count) if count.isdecimal() else count, "n_prompts", 1)
+        if len(jacobians) < len(shapes):
+            raise LREError(f"{str(path)!r} has several Jacobians of a block")
+        checked = {
+            layer_of(block, "a block"): check_tensor(tensor, "a Jacobian", FLOATS)
+            for block, tensor in jacobians.items()
+        }
+        return _widened(checked), whole(int(count) if count.isdecimal() else count, "n_prompts", 1)
 
 
 def _widened(jacobians: Mapping[Layer, Tensor]) -> dict[Layer, Tensor]:

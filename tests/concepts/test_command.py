@@ -55,6 +55,7 @@ def test_the_command_writes_results_and_resumes(command, monkeypatch, capsys):
     saved = Concepts.load(folder / files[2])
     assert saved.origin.relation == "thing colour"
     assert len(saved.objects) == 4
+    assert not list(folder.rglob("*.gguf"))
     rows = csv_rows(folder / "concepts_accuracy.csv")
     assert [row["relation"] for row in rows] == ["half colour", "thing colour", "all"]
 
@@ -67,7 +68,9 @@ def test_the_command_writes_results_and_resumes(command, monkeypatch, capsys):
     assert done == [1, 1, 1]
     assert sorted((folder / "concepts.jsonl").read_text().splitlines()) == sorted(lines)
     done.clear()
-    assert lre(*arguments, "--magnitude=1") == 0  # other options: measured again
+    assert lre(*arguments, "--magnitude=1", "--control_vectors=true") == 0  # other options: measured again
+    vectors = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
+    assert vectors[:4] == [f"half_colour/trial0/{name}.gguf" for name in ("blue", "green", "red", "white")]
     assert done == [0, 1] * 3
     assert len(read_concept_records(folder)) == 6
 

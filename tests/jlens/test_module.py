@@ -107,7 +107,7 @@ def test_the_command_line_killed_resumed_and_on_two_processes(launch, texts, tmp
     model, whole, killed, two = (tmp_path / name for name in ("model", "whole", "killed", "two"))
     tiny_model("llama", torch.float32).save_pretrained(model)
     toy_tokenizer().save_pretrained(model)
-    ended = launch(whole, **command(model, texts, whole, "--published"))
+    ended = launch(whole, **command(model, texts, whole, "--published=pt"))
     assert ended.status == 0, ended.error
     error = r"relative standard error \d+\.\d% on average over layers, at most \d+\.\d%"
     assert re.search(rf"Jacobian lens of 8 texts at 4 layers, {error}: ", ended.output)
