@@ -10,6 +10,7 @@ import argparse
 import logging
 import random
 from dataclasses import replace
+from functools import partial
 
 import lightning as L
 import torch
@@ -65,6 +66,7 @@ class Linearity(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Estimate an LRE from the LM as it is now, and test it."""
+        assert isinstance(pl_module, FineTuning)
         said, faithful = linearity(pl_module.lm, self.data, self.layer)
         print(f"epoch {trainer.current_epoch + 1:2}    said {said:.2f}  faithfulness {faithful:.2f}")
 
@@ -76,16 +78,16 @@ def main(model: str, name: str, layer: int, epochs: int) -> None:
     objects = [sample.object for sample in samples]
     random.Random(0).shuffle(objects)
     false = tuple(replace(sample, object=new) for sample, new in zip(samples, objects, strict=True))
-    options = {"trials": 1, "prompts": Prompts(shots=0)}
-    true_data = RelationDataModule(model, source=[replace(relation, samples=samples)], **options)
-    false_data = RelationDataModule(model, source=[replace(relation, samples=false)], **options)
+    data = partial(RelationDataModule, model, trials=1, prompts=Prompts(shots=0))
+    true_data = data(source=[replace(relation, samples=samples)])
+    false_data = data(source=[replace(relation, samples=false)])
     several = Loader(epoch="all", batch_size=8)
     training = false_data.changed(n_shot=len(false) - 1, loader=several)  # one is left to test
     torch.manual_seed(0)
     module = FineTuning(model)
     print("true facts  said {:.2f}  faithfulness {:.2f}".format(*linearity(module.lm, true_data, layer)))
-    callbacks = [Linearity(false_data, layer)]
-    trainer = L.Trainer(max_epochs=epochs, callbacks=callbacks, barebones=True, limit_val_batches=0)
+    watch = Linearity(false_data, layer)
+    trainer = L.Trainer(max_epochs=epochs, callbacks=[watch], barebones=True, limit_val_batches=0)
     trainer.fit(module, datamodule=training)
 
 

@@ -254,6 +254,7 @@ def make_concepts(lm: LanguageModel, train: KnownStates, origin: Origin, options
 @or_model_and_tokenizer
 def estimate_concepts(
     lm: LanguageModel,
+    /,
     relation: Relation | str,
     layer: Layer | None = None,
     rank: int | None = None,

@@ -112,6 +112,7 @@ def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 @or_model_and_tokenizer
 def estimate(
     lm: LanguageModel,
+    /,
     relation: Relation | str,
     layer: Layer,
     n_shot: int = 8,

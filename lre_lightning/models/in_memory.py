@@ -24,21 +24,21 @@ def at_rest(model: nn.Module, forwards: Mapping[nn.Module, Callable[..., Any]]) 
     """
     modules = [*model.modules()]
     training = [module for module in modules if module.training]
+    found = [(module, *item) for module in modules for item in module._parameters.items()]
     # By name: an offloaded module has other parameters after each run.
-    found = [(module._parameters, name) for module in modules for name in module._parameters]
-    learning = [(own, name) for own, name in found if own[name] is not None and own[name].requires_grad]
+    learning = [(module, name) for module, name, value in found if value is not None and value.requires_grad]
     try:
         for module in training:
             module.training = False
-        for own, name in learning:
-            own[name].requires_grad_(False)
+        for module, name in learning:
+            module.get_parameter(name).requires_grad_(False)
         with _uncompiled(), overridden(forwards):
             yield
     finally:
         for module in training:
             module.training = True
-        for own, name in learning:
-            own[name].requires_grad_(True)
+        for module, name in learning:
+            module.get_parameter(name).requires_grad_(True)
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
