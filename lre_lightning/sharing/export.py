@@ -69,11 +69,7 @@ def write_control_vector(
     """
     lm = concepts.bound
     chosen = lm.check_layers(layers or [concepts.layer])
-    if chosen[0] in ("emb", 0):
-        raise LREError(
-            f"llama.cpp adds control vectors after the blocks from 1 on, not at layer {chosen[0]!r}: name others, or "
-            "estimate the concepts at another one"
-        )
+    check_steerable(chosen)
     try:
         from gguf import GGUFWriter
     except ImportError as error:
@@ -97,6 +93,16 @@ def write_control_vector(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def check_steerable(layers: Sequence[Layer]) -> None:
+    """Check that llama.cpp can steer layers: it adds nothing to embeddings nor after block 0."""
+    for layer in layers:
+        if layer in ("emb", 0):
+            raise LREError(
+                f"llama.cpp adds control vectors after the blocks from 1 on, not at layer {layer!r}: name another one, "
+                "or estimate the concepts there"
+            )
 
 
 def write_control_vectors(lm: LanguageModel, folder: Path, magnitude: float) -> None:

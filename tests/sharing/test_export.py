@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from lre_lightning import LRE, Concepts, LanguageModel, LREError, Origin, estimate_concepts
 from lre_lightning.lre.editing import hidden_at
-from lre_lightning.sharing.export import write_control_vector, write_plain
+from lre_lightning.sharing.export import write_control_vector, write_control_vectors, write_plain
 from tests.helpers.identities import SOME
 
 ORIGIN = Origin("toy", SOME, "thing colour")
@@ -47,6 +47,15 @@ def test_a_concept_is_a_control_vector_of_llama_cpp(tmp_path, concepts):
     for tensor in reader.tensors:  # one axis of float32, as llama.cpp wants it
         assert (tensor.tensor_type.name, tensor.data.shape) == ("F32", (lm.hidden_size,))
         torch.testing.assert_close(torch.tensor(tensor.data), expected)
+
+
+def test_all_concepts_of_a_folder_are_written_beside_them(tmp_path, concepts):
+    concepts.save(tmp_path / "object_superclass" / "trial0.safetensors")
+    write_control_vectors(concepts.lm, tmp_path, 0.5)
+    found = {path.stem: path for path in (tmp_path / "object_superclass" / "trial0").iterdir()}
+    assert sorted(found) == sorted(concepts.objects)
+    vectors = [torch.tensor(GGUFReader(found[name]).tensors[0].data) for name in concepts.objects]
+    torch.testing.assert_close(torch.nn.functional.normalize(torch.stack(vectors)), concepts.vectors)
 
 
 def test_what_is_no_control_vector(tmp_path, concepts, monkeypatch):
