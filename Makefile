@@ -72,10 +72,12 @@ format: $(STAMP) ## ruff: mend what it can and format
 	"$(PY)" -m ruff check --fix .
 	"$(PY)" -m ruff format .
 
-types: $(STAMP) view ## mypy, strict
+types: $(STAMP) view ## mypy, strict; of the examples too, as a user's code
 	@cd "$(VIEW)" && \
 	  "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. -p lre_lightning -p scripts -m cli \
 	  | sed -E 's#^lre_lightning/(datamodules|callbacks)/#\1/#'
+	@cd "$(VIEW)" && \
+	  "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir .. "$(CURDIR)"/examples/*/*.py
 
 $(DOCS_STAMP): $(STAMP)
 	"$(PY)" -m pip install --quiet -c constraints.txt -e ".[docs]"

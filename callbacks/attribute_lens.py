@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.reading import LensGrid, check_text, read_lenses
 from lre_lightning.lens.tokens import sentence
 from lre_lightning.lre.lre import LRE
-from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import fill
 from lre_lightning.runs.processes import on_rank_zero
 
@@ -127,7 +125,7 @@ class AttributeLens(Callback):
     def _read(self, trainer: L.Trainer, pl_module: Any) -> dict[str, list[LensGrid]]:
         lm, tokenizer, lres = pl_module.lm, _tokenizer(trainer, pl_module), pl_module.lres
         texts = sentences_of(trainer, lres) if self.texts is None else dict.fromkeys(self.texts, None)
-        with torch.inference_mode(False), _evaluating(lm):
+        with torch.inference_mode(False):
             return {
                 text: read_lenses(lm, tokenizer, text, lres, self.relations or own, self.top_k, self.layers, self._lens)
                 for text, own in texts.items()
@@ -152,18 +150,6 @@ def sentences_of(trainer: Any, lres: Mapping[tuple[str, int], LRE]) -> dict[str,
             candidate = fill(trial.asked_with[0], subject), name
             shortest[category] = min(candidate, shortest.get(category, candidate), key=lambda pair: len(pair[0]))
     return {text: [name] for text, name in list(shortest.values())[:MOST_SENTENCES]}
-
-
-@contextmanager
-def _evaluating(lm: LanguageModel) -> Iterator[None]:
-    """Put an LM into eval mode within the context, and each of its modules back into its own mode after it."""
-    modes = {module: module.training for module in lm.modules()}
-    try:
-        lm.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _tokenizer(trainer: L.Trainer, pl_module: L.LightningModule) -> Any:

@@ -30,6 +30,7 @@ PRINTED = {
     "docs/guides/edits.md": ["Ottawa", "Lima", "The capital of Canada is Lima"],
     "docs/guides/evaluation.md": ["country capital city  causality"],
     "docs/guides/jacobian-lens.md": ["(2, 3, 4)"],
+    "docs/guides/models.md": ["Ottawa 0.", " True default"],
     "docs/guides/measures.md": ["among the first 3", "0.0625", "'axes': ('beta',), 'column': True"],
     "docs/guides/sharing.md": ["Ottawa", "['country capital city']", "27 relations", "LREs of 5 relations"],
     "docs/method.md": ["country capital city", "Interval(low="],
@@ -136,6 +137,21 @@ def test_the_reference_names_what_exists():
         module, _, attribute = name.rpartition(".")
         found = importlib.import_module(module)
         assert hasattr(found, attribute) or importlib.import_module(name), name
+
+
+def test_the_page_of_public_names_lists_those_of_all_modules():
+    page = (ROOT / "docs/reference/stability.md").read_text()
+    listed = {}
+    for row in re.findall(r"^\| `(lre_lightning.*)` \| (.*) \| (.*) \|$", page, re.MULTILINE):
+        stable, other = (re.findall(r"`(\w+)`", cell) for cell in row[1:])
+        listed[row[0]] = sorted([*stable, *other])
+    modules = [
+        "lre_lightning",
+        *(f"lre_lightning.{name}" for name in ("callbacks", "datamodules", "measures", "metrics")),
+    ]
+    public = {name: importlib.import_module(name) for name in modules}
+    assert listed == {name: sorted(module.__all__) for name, module in public.items()}
+    assert all(hasattr(module, name) for module in public.values() for name in module.__all__)
 
 
 def messages():

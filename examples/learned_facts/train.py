@@ -7,10 +7,10 @@ python train.py --epochs 15
 """
 
 import argparse
-import copy
 import logging
 import random
 from dataclasses import replace
+from functools import partial
 
 import lightning as L
 import torch
@@ -45,7 +45,7 @@ class FineTuning(L.LightningModule):
 
 def linearity(model: nn.Module, data: RelationDataModule, layer: int) -> tuple[float, float]:
     """Return the fraction of test facts that an LM says, and how often an LRE says the same as the LM for these."""
-    lm = LanguageModel(copy.deepcopy(model), "fine-tuned")  # a frozen copy
+    lm = LanguageModel(model, "fine-tuned")  # which leaves the model as it is
     lm.tokenizer = data.tokenizer
     data.use(lm)
     lre = estimate(lm, data.relations[0], layer, data.n_shot, prompts=data.prompts)
@@ -66,6 +66,7 @@ class Linearity(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Estimate an LRE from the LM as it is now, and test it."""
+        assert isinstance(pl_module, FineTuning)
         said, faithful = linearity(pl_module.lm, self.data, self.layer)
         print(f"epoch {trainer.current_epoch + 1:2}    said {said:.2f}  faithfulness {faithful:.2f}")
 
@@ -77,21 +78,21 @@ def main(model: str, name: str, layer: int, epochs: int) -> None:
     objects = [sample.object for sample in samples]
     random.Random(0).shuffle(objects)
     false = tuple(replace(sample, object=new) for sample, new in zip(samples, objects, strict=True))
-    options = {"trials": 1, "prompts": Prompts(shots=0)}
-    true_data = RelationDataModule(model, source=[replace(relation, samples=samples)], **options)
-    false_data = RelationDataModule(model, source=[replace(relation, samples=false)], **options)
+    data = partial(RelationDataModule, model, trials=1, prompts=Prompts(shots=0))
+    true_data = data(source=[replace(relation, samples=samples)])
+    false_data = data(source=[replace(relation, samples=false)])
     several = Loader(epoch="all", batch_size=8)
     training = false_data.changed(n_shot=len(false) - 1, loader=several)  # one is left to test
     torch.manual_seed(0)
     module = FineTuning(model)
     print("true facts  said {:.2f}  faithfulness {:.2f}".format(*linearity(module.lm, true_data, layer)))
-    callbacks = [Linearity(false_data, layer)]
-    trainer = L.Trainer(max_epochs=epochs, callbacks=callbacks, barebones=True, limit_val_batches=0)
+    watch = Linearity(false_data, layer)
+    trainer = L.Trainer(max_epochs=epochs, callbacks=[watch], barebones=True, limit_val_batches=0)
     trainer.fit(module, datamodule=training)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", default="demo", help="name or folder of an LM")
     parser.add_argument("--relation", default="country capital city")
     parser.add_argument("--layer", type=int, default=2)

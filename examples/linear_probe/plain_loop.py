@@ -1,5 +1,7 @@
 """The probe of `probe.py` without a Trainer."""
 
+from typing import Any
+
 import torch
 from probe import LinearProbe, arguments
 
@@ -13,8 +15,9 @@ if __name__ == "__main__":
     probe = LinearProbe(options.model, len(data.relations[0].objects)).to(device)
     optimizer = probe.configure_optimizers()
     loader = data.train_dataloader()
+    sampler: Any = loader.sampler
     for epoch in range(options.epochs):
-        loader.sampler.set_epoch(epoch)  # a new order of the batches
+        sampler.set_epoch(epoch)  # a new order of the batches
         for number, batch in enumerate(loader):
             optimizer.zero_grad()
             probe.training_step(batch.to(device), number).backward()

@@ -41,7 +41,8 @@ class LinearProbe(L.LightningModule):
                 output_hidden_states=True,
             )
         rows = torch.arange(len(batch), device=batch.input_ids.device)
-        return self.probe(found.hidden_states[self.layer][rows, batch.subject_position])
+        logits: Tensor = self.probe(found.hidden_states[self.layer][rows, batch.subject_position])
+        return logits
 
     def training_step(self, batch: RelationBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy. Prompts of weight 0 only give every process equally many batches."""

@@ -31,7 +31,7 @@ def right(lm: LanguageModel, lre: LRE, word: str, capital: str, layer: int) -> b
     start = start_tokens(tokenizer, lre.origin.form["start_token"])
     ids = [*start, *tokenizer(f"Yesterday we talked about {word}")["input_ids"]]
     state = lm.hidden_states(torch.tensor([ids]), [layer])[layer][0, -1]
-    answer = tokenizer.decode([int(lm.predict(lre(state)))]).strip()
+    answer = str(tokenizer.decode([int(lm.predict(lre(state)))])).strip()
     return bool(answer) and capital.startswith(answer)
 
 

@@ -19,7 +19,9 @@ from lre_lightning.records.record import TrialRecord
 def rounded(name: str, bits: int | None) -> LanguageModel:
     """Load an LM, and round each row of the matrices in its blocks to `bits`; None leaves them as they are."""
     lm = LanguageModel.from_pretrained(name)
-    for layer in range(lm.num_layers) if bits else ():
+    if bits is None:
+        return lm
+    for layer in range(lm.num_layers):
         for module in lm.module_at(layer).modules():
             if isinstance(module, nn.Linear):
                 step = module.weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
@@ -53,14 +55,16 @@ def main(model: str, relation: str, layer: int, bits: list[int]) -> None:
         with torch.no_grad():
             lm = rounded(model, count)
         record, lre = fit(lm, relation, layer, f"rounded/{count or 'all'}")
-        scores = "not scored" if lre is None else "{:12.2f}  {:9.2f}".format(*record.chosen_scores)
-        whole = whole or lre
-        same = "" if lre is None else f"{cosine_similarity(lre.weight.flatten(), whole.weight.flatten(), dim=0):15.2f}"
+        scored = record.chosen_scores
+        scores = "not scored" if scored is None else f"{scored[0]:12.2f}  {scored[1]:9.2f}"
+        weight = None if lre is None else lre.operator.dense().flatten()
+        whole = weight if whole is None else whole
+        same = "" if weight is None or whole is None else f"{cosine_similarity(weight, whole, dim=0):15.2f}"
         print(f"{count or 'all':>4}  {record.known:3} of {record.tested:2}  {scores}  {same}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", default="demo", help="name or folder of an LM")
     parser.add_argument("--relation", default="country capital city")
     parser.add_argument("--layer", type=int, default=2)

@@ -48,7 +48,7 @@ def main(model: str, name: str, template: str, layer: int, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", default="demo", help="name or folder of an LM")
     parser.add_argument("--relation", default="country capital city")
     parser.add_argument("--template", default="The government of {} sits in")

@@ -14,6 +14,7 @@ from lre_lightning.concepts.probes import check_installed
 from lre_lightning.concepts.record import ConceptOptions
 from lre_lightning.report.concepts import concept_tables, unscored
 from lre_lightning.report.console import show_tables
+from lre_lightning.sharing.export import check_steerable, write_control_vectors
 from lre_lightning.storage.locks import FolderLock
 
 
@@ -32,6 +33,8 @@ class Concepts(Command):
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(ConceptOptions, None, instantiate=False)
+        vectors = "write each object's concept as a control vector for llama.cpp too, a GGUF file beside the concepts"
+        parser.add_argument("--control_vectors", type=bool, default=False, help=vectors)
 
     @override
     def check(self, line: LRECommandLine) -> None:
@@ -46,7 +49,12 @@ class Concepts(Command):
         root = Path(line.trainer.default_root_dir)
         with FolderLock(root, "concepts"):
             lm = line.placed_lm()
-            records = evaluate_relations(lm, line.datamodule, given(ConceptOptions, line.options), root / "concepts")
+            options = given(ConceptOptions, line.options)
+            if line.options.control_vectors:
+                check_steerable(options.places(lm)[:1])
+            records = evaluate_relations(lm, line.datamodule, options, root / "concepts")
+            if line.options.control_vectors:
+                write_control_vectors(lm, root / "concepts", options.magnitude)
             show_tables(concept_tables(records), root / "concepts")
             if unscored(records):
                 print(unscored(records))

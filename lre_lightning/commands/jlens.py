@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
@@ -12,7 +12,7 @@ from lre_lightning.commands.command import Command
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.datamodules import TextDataModule
 from lre_lightning.errors import LREError
-from lre_lightning.jlens.files import OWN, PUBLISHED
+from lre_lightning.jlens.files import OWN, PLAIN, PUBLISHED
 from lre_lightning.jlens.lens import JacobianLens, error_text
 from lre_lightning.jlens.module import JacobianLensModule
 from lre_lightning.runs.checkpoints import read_checkpoint
@@ -35,8 +35,8 @@ class JLens(Command):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        published = f"write the published file format too, {PUBLISHED}: Jacobians of blocks in float16"
-        parser.add_argument("--published", action="store_true", help=published)
+        published = f"write Jacobians of blocks in float16 for others too: {PUBLISHED}, or {PLAIN}"
+        parser.add_argument("--published", type=Literal["pt", "safetensors"] | None, help=published)
         parser.set_defaults({"trainer.default_root_dir": "lre_jlens"})
 
     @override
@@ -64,7 +64,7 @@ class JLens(Command):
             return
         lens = JacobianLens.load(root / OWN)
         if line.options.published:
-            lens.save_published(root / PUBLISHED)
+            lens.save_published(root / (PUBLISHED if line.options.published == "pt" else PLAIN))
         errors = [error for error in map(lens.standard_error, lens.layers) if error is not None]
         spread = f", {error_text(errors)}" if errors else ""
         print(f"Jacobian lens of {lens.n_prompts} texts at {len(lens.layers)} layers{spread}: {root / OWN}")

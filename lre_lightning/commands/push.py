@@ -18,9 +18,11 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About
 from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.sharing.export import write_plain
 from lre_lightning.sharing.places import check_repository
 from lre_lightning.sharing.smaller import Form, Scorer
 from lre_lightning.sharing.writing import write_collection
+from lre_lightning.storage.files import safe_name
 
 
 class Push(Command):
@@ -44,6 +46,8 @@ class Push(Command):
         parser.add_argument("--out", type=str, default="lre_collection", help=out)
         parser.add_class_arguments(Form, None, instantiate=False)
         parser.add_class_arguments(About, None, skip={"repository"}, instantiate=False)
+        plain = "folder to write each LRE to as two tensors that need none of this package, W and b; not uploaded"
+        parser.add_argument("--plain", type=str | None, help=plain)
         measure = "score LREs again that are cut down, rounded or averaged; this loads the run's LM and data"
         parser.add_argument("--measure", type=bool, default=True, help=measure)
         parser.add_argument("--device", type=str, default="auto", help='device to score on; "auto" for a GPU if any')
@@ -70,6 +74,9 @@ class Push(Command):
             collection = write_collection(collection, Path(options.out), kept, scorer, about)
             size = sum(entry.size for entry in collection.index.entries.values())
             print(f"{len(collection)} LRE{'' if len(collection) == 1 else 's'}, {size / 1e6:.1f} MB: {options.out}")
+        if options.plain:
+            for (name, trial), lre in collection.items():
+                write_plain(Path(options.plain) / safe_name(name) / f"trial{trial}.safetensors", lre)
         if options.repository:
             where = options.repository, options.revision, options.token, options.private
             print(f"Pushed: {collection.push_to_hub(*where)}")

@@ -28,6 +28,7 @@ from lre_lightning.lre.lens import RelationLens
 from lre_lightning.lre.moving import Coordinates
 from lre_lightning.lre.operators import Dense
 from lre_lightning.lre.origin import Origin
+from lre_lightning.models.accepting import or_model_and_tokenizer
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.options import options_of
 from lre_lightning.prompts.options import LINES, Prompts
@@ -250,8 +251,10 @@ def make_concepts(lm: LanguageModel, train: KnownStates, origin: Origin, options
     return Concepts(train.objects, vectors, layer, rank, object_layer, options.object_tokens, origin, lm)
 
 
+@or_model_and_tokenizer
 def estimate_concepts(
     lm: LanguageModel,
+    /,
     relation: Relation | str,
     layer: Layer | None = None,
     rank: int | None = None,
@@ -265,7 +268,7 @@ def estimate_concepts(
     """Estimate a concept for every object of a relation, from those training samples that the LM knows.
 
     Args:
-        lm: The LM.
+        lm: The LM, or two arguments: a causal LM of transformers and its tokenizer, as in `estimate`.
         relation: The relation, or the name of one that `load_relations` finds.
         layer: The layer of s; the middle block if None.
         rank: The rank of the pseudo-inverse of W; an eighth of the LM's width, but at most 128, if None.
@@ -276,7 +279,7 @@ def estimate_concepts(
         **options: The other fields of `ConceptOptions`, such as ``object_layer=4``.
 
     Returns:
-        The concepts, bound to `lm`.
+        The concepts, bound to the LM.
 
     Raises:
         LREError: If the relation or an option is not valid, or the LM knows the training samples of fewer than two

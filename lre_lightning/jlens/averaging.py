@@ -23,18 +23,22 @@ class Averaging:
             sinks. The last position is left out too.
         positions: The number of positions p of each text with ``"same"``, spread evenly; all if None.
         backward: The rule of the backward pass, ``"exact"`` or ``"frozen"``; see `lre_lightning.models.backward`.
+        object_layer: The block whose output o is; the last one if None. Some lenses have the one before it.
     """
 
     targets: Targets = option("later")
     skip: int = option(16)
     positions: int | None = option()
     backward: Literal["exact", "frozen"] = option("exact")
+    object_layer: int | None = option()
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_choice("targets", self.targets, get_args(Targets))
         check_number("skip", self.skip, 0)
         check_choice("backward", self.backward, ("exact", "frozen"))
+        if self.object_layer is not None:
+            check_number("object_layer", self.object_layer, 0)
         if self.positions is not None:
             check_number("positions", self.positions, 1)
             if self.targets == "later":

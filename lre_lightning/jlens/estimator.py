@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lre_lightning.errors import LREError
-from lre_lightning.grid import Layer
+from lre_lightning.grid import Layer, place_of
 from lre_lightning.jlens.averaging import Averaging
 from lre_lightning.jlens.files import LensOrigin
 from lre_lightning.jlens.lens import JacobianLens, standard_error
@@ -37,26 +37,37 @@ def text_jacobian(
     places = averaging.chosen(len(input_ids))
     if averaging.targets == "later":
         assert isinstance(places, range)
-        return sweep(lm, input_ids[None, :-1], places, places, layers)[0].jacobian  # no position sees the last token
+        ids = input_ids[None, :-1]  # no position sees the last token
+        return sweep(lm, ids, places, places, layers, averaging.object_layer)[0].jacobian
     total: dict[Layer, Tensor] = {}
     for place in places:
-        for layer, jacobian in prompt_jacobian(lm, input_ids[: place + 1], place, layers).jacobian.items():
+        found = prompt_jacobian(lm, input_ids[: place + 1], place, layers, averaging.object_layer)
+        for layer, jacobian in found.jacobian.items():
             wide = jacobian.to(torch.promote_types(jacobian.dtype, torch.float32)) / len(places)
             total[layer] = total[layer] + wide if layer in total else wide
     return total
+
+
+def layers_of(lm: LanguageModel, layers: Sequence[Layer] | None, averaging: Averaging) -> tuple[Layer, ...]:
+    """Return the layers of a lens; all up to that of o if None. An `LREError` names one that the LM lacks, or above."""
+    (last,) = lm.check_layers(lm.layers[-1:] if averaging.object_layer is None else [averaging.object_layer])
+    chosen = lm.check_layers(lm.layers[: lm.layers.index(last) + 1] if layers is None else layers)
+    if place_of(chosen[-1]) > place_of(last):
+        raise LREError(f"layer {chosen[-1]!r} is above the object layer {last!r}, which does not depend on it")
+    return chosen
 
 
 class JacobianLensEstimator:
     """Accumulates J = E[do/dh] over texts at several layers, and how much the texts differ.
 
     Sums are in the dtype of `LREEstimator`, so that means depend neither on the order of the texts nor on how they are
-    split over processes. All layers are accumulated if `layers` is None.
+    split over processes. All layers up to that of o are accumulated if `layers` is None.
     """
 
     def __init__(
         self, lm: LanguageModel, layers: Sequence[Layer] | None = None, averaging: Averaging = Averaging()
     ) -> None:
-        self.lm, self.layers, self.averaging, self.count = lm, lm.check_layers(layers), averaging, 0
+        self.lm, self.layers, self.averaging, self.count = lm, layers_of(lm, layers, averaging), averaging, 0
         check_backward(lm, averaging.backward)
         wide, width = wide_dtype(lm.dtype, lm.device), lm.hidden_size
         self.sums = torch.zeros(len(self.layers), width, width, dtype=wide, device=lm.device)
@@ -123,7 +134,7 @@ def digest_of_texts(texts: Iterable[Sequence[int]]) -> str:
 
 
 def estimate_jacobian_lens(
-    lm: LanguageModel,
+    lm: nn.Module,
     texts: Sequence[Sequence[int]],
     layers: Sequence[Layer] | None = None,
     averaging: Averaging = Averaging(),
@@ -131,15 +142,15 @@ def estimate_jacobian_lens(
     """Estimate the Jacobian lens of an LM from texts, one after another.
 
     Args:
-        lm: The LM.
+        lm: A `LanguageModel`, or a causal LM of transformers, which is left as it is.
         texts: Token ids of each text, with the start token.
-        layers: The layers; all if None.
+        layers: The layers; all up to that of o if None.
         averaging: Which derivatives the lens is the mean of.
 
     Raises:
         LREError: If there is no text, or a text or layer does not fit the LM.
     """
-    estimator = JacobianLensEstimator(lm, layers, averaging)
+    estimator = JacobianLensEstimator(LanguageModel.of(lm), layers, averaging)
     for ids in texts:
         estimator.update(torch.as_tensor(ids))
     return estimator.lens(digest_of_texts([list(map(int, ids)) for ids in texts]))

@@ -1,7 +1,8 @@
-"""Files of Jacobian lenses: a safetensors file of our own, and the published format, all checked before use.
+"""Files of Jacobian lenses: a safetensors file of our own, and those of others, all checked before use.
 
 The published format is a dictionary written by `torch.save`: ``J`` {block: `(hidden, hidden)`}, ``n_prompts``,
-``source_layers``, ``d_model``.
+``source_layers``, ``d_model``. As safetensors there is no format that all share: J of a block is a tensor ``J_12``,
+``layer_12`` or ``12``, or row 12 of a single tensor; what else there is to say is in the header or in another file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -29,8 +31,17 @@ from lre_lightning.storage.plain import listing, mapping, number, printable, sho
 from lre_lightning.storage.tensors import FLOATS, check_tensor, opened
 from lre_lightning.storage.typed import Checked, Name, Text, typed
 
-OWN, PUBLISHED = "jacobian_lens.safetensors", "lens.pt"
-"""Names of files in folders."""
+OWN, PUBLISHED, PLAIN = "jacobian_lens.safetensors", "lens.pt", "lens.safetensors"
+"""Names of our file and of those for others, in folders."""
+
+NAME = "jacobian_lens"
+"""What our metadata are under in the header of a file."""
+
+NAMES = (OWN, PUBLISHED, PLAIN, "jlens.safetensors", "jacobians.safetensors")
+"""Names that are looked for in folders."""
+
+BLOCK = re.compile(r"(?:J_|layer_)?(\d{1,5})")
+"""Names of the tensors of blocks in safetensors files of others."""
 
 GLOBALS = re.compile(r"collections OrderedDict|builtins set|torch._utils _rebuild_tensor_v2|torch [A-Z]\w+Storage")
 """Names that the pickle of a lens may refer to: others that ``weights_only`` permits allocate arrays of any size."""
@@ -82,17 +93,60 @@ def check_jacobians(shapes: Sequence[Sequence[int]]) -> None:
         raise LREError(f"the Jacobians of a lens must be of one shape, (hidden, hidden), not {sorted(distinct)[:3]}")
 
 
+def is_own(path: Path) -> bool:
+    """Return whether a safetensors file is one that `JacobianLens.save` wrote, as far as its header says."""
+    with opened(path, "the file of a Jacobian lens", None) as (_, header):
+        return NAME in header
+
+
 def read_lens(path: Path) -> tuple[JacobianLensMetadata, dict[Layer, Tensor]]:
     """Read our own file of a lens: its metadata, checked, and its Jacobians by layer."""
-    with opened(path, "the file of a Jacobian lens", "jacobian_lens") as (file, metadata):
+    with opened(path, "the file of a Jacobian lens", NAME) as (file, metadata):
         names = file.keys()
         check_jacobians([file.get_slice(name).get_shape() for name in names])
         checked = typed(JacobianLensMetadata, metadata)
         return checked, {layer_named(name): check_tensor(file.get_tensor(name), "a Jacobian") for name in names}
 
 
-def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: int) -> None:
-    """Write the published format atomically, in float16; it has no place for the embedding's output."""
+def read_others(path: Path) -> tuple[dict[Layer, Tensor], int]:
+    """Read a safetensors file of others: Jacobians by layer, in float32 or float64, and the number of texts.
+
+    If its header does not say how many texts there were, it counts as one.
+    """
+    with opened(path, "the file of a Jacobian lens", None) as (file, header):
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        stack = next(iter(shapes)) if len(shapes) == 1 and len(*shapes.values()) == 3 else None
+        check_jacobians([shapes[stack][1:]] * shapes[stack][0] if stack else [*shapes.values()])
+        blocks = {name: BLOCK.fullmatch(name) for name in shapes}
+        unknown = [name for name, block in blocks.items() if block is None]
+        if stack:
+            jacobians = dict(enumerate(file.get_tensor(stack)))
+        elif unknown:
+            raise LREError(f"{str(path)!r} has tensors that are no Jacobians of blocks, J_0 and so on: {unknown[:5]}")
+        else:
+            jacobians = {int(block[1]): file.get_tensor(name) for name, block in blocks.items() if block}
+        count = header.get("n_prompts", "1")
+        if len(jacobians) < len(shapes):
+            raise LREError(f"{str(path)!r} has several Jacobians of a block")
+        checked = {
+            layer_of(block, "a block"): check_tensor(tensor, "a Jacobian", FLOATS)
+            for block, tensor in jacobians.items()
+        }
+        return _widened(checked), whole(int(count) if count.isdecimal() else count, "n_prompts", 1)
+
+
+def _widened(jacobians: Mapping[Layer, Tensor]) -> dict[Layer, Tensor]:
+    dtypes = {layer: torch.promote_types(tensor.dtype, torch.float32) for layer, tensor in jacobians.items()}
+    return {layer: tensor.to(dtypes[layer]).contiguous() for layer, tensor in jacobians.items()}
+
+
+def write_published(
+    path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: int, origin: LensOrigin | None = None
+) -> None:
+    """Write Jacobians of blocks for others, atomically, in float16: as safetensors, or else the published format.
+
+    The fields of the published format are texts in the header of a safetensors file, with the layer of o and the LM.
+    """
     blocks = sorted(layer for layer in jacobians if layer != "emb")
     if not blocks:
         raise LREError("the published format needs the Jacobian of a block, and the lens has 'emb' alone")
@@ -100,8 +154,16 @@ def write_published(path: Path, jacobians: Mapping[Layer, Tensor], n_prompts: in
     if not all(torch.isfinite(jacobian).all() for jacobian in half.values()):
         raise LREError("a Jacobian is too large for float16, in which the published format keeps it")
     width = len(half[blocks[0]])
+    fields = {"n_prompts": n_prompts, "source_layers": blocks, "d_model": width}
+    if path.suffix == ".safetensors":
+        if origin is not None:
+            target = origin.averaging.object_layer
+            fields |= {"target_layer": origin.identity.blocks - 1 if target is None else target, "model": origin.model}
+        header = {name: str(value) for name, value in fields.items()}
+        write_whole(path, save({f"J_{block}": jacobian for block, jacobian in half.items()}, header))
+        return
     buffer = BytesIO()
-    torch.save({"J": half, "n_prompts": n_prompts, "source_layers": blocks, "d_model": width}, buffer)
+    torch.save({"J": half, **fields}, buffer)
     write_whole(path, buffer.getvalue())
 
 
@@ -122,8 +184,7 @@ def read_published(path: Path) -> tuple[dict[Layer, Tensor], int]:
         count = whole(given.get("n_prompts"), "n_prompts", 1)
     except LREError as error:
         raise LREError(f"Jacobian lens {str(path)!r} is invalid: {first_line(error)}") from error
-    wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)).contiguous() for tensor in tensors]
-    return dict(zip(names, wide, strict=True)), count
+    return _widened(dict(zip(names, tensors, strict=True))), count
 
 
 def _read_archive(path: Path) -> dict[str, Any]:
@@ -151,13 +212,13 @@ def _read_archive(path: Path) -> dict[str, Any]:
 def find_lens(source: str, revision: str | None = None) -> Path:
     """Find the file of a lens by its path, its folder or its hub name, from where it is downloaded."""
     path = Path(source).expanduser()
-    for file in (path, path / OWN, path / PUBLISHED):
+    for file in (path, *(path / name for name in NAMES)):
         if file.is_file():
             return file
     name = HUB.fullmatch(source)
     if path.exists() or name is None:
         raise LREError(
-            f"there is no Jacobian lens at {source!r}: give a file, a folder with {OWN} or {PUBLISHED}, or a hub name"
+            f"there is no Jacobian lens at {source!r}: give a file, a folder with {' or '.join(NAMES)}, or a hub name"
         )
     from huggingface_hub import hf_hub_download
 

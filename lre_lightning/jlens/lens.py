@@ -15,11 +15,14 @@ from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.html import html_table
 from lre_lightning.jlens.files import (
+    NAME,
     LensOrigin,
     check_jacobians,
     find_lens,
+    is_own,
     layer_named,
     read_lens,
+    read_others,
     read_published,
     write_published,
 )
@@ -157,23 +160,30 @@ class JacobianLens(Lens):
         squares = {str(layer): value for layer, value in self.squares.items()}
         tensors = {str(layer): jacobian for layer, jacobian in self.jacobians.items()}
         metadata = {"n_prompts": self.n_prompts, "squares": squares, "origin": origin}
-        write_tensors(path, tensors, "jacobian_lens", metadata)
+        write_tensors(path, tensors, NAME, metadata)
 
     def save_published(self, path: str | Path) -> None:
-        """Write the published file format, atomically: Jacobians of blocks in float16, without origin.
+        """Write a file for others, atomically: Jacobians of blocks in float16, without their standard errors.
+
+        Args:
+            path: A file ``.pt``, in the published format, or ``.safetensors``, with a tensor ``J_0`` for block 0 and so
+                on, and in the header ``n_prompts``, ``source_layers``, ``d_model``, ``target_layer`` and ``model``.
 
         Raises:
             LREError: If the lens has no block, or the file cannot be written.
         """
-        write_published(Path(path), self.jacobians, self.n_prompts)
+        write_published(Path(path), self.jacobians, self.n_prompts, self.origin)
 
     @classmethod
     def load(cls, source: str | Path, lm: LanguageModel | None = None, revision: str | None = None) -> Self:
-        """Read a lens from a file that `save` wrote, or from a published one.
+        """Read a lens from a file that `save` wrote, or from one of others, `save_published` among them.
+
+        In safetensors files of others J of block 12 is a tensor ``J_12``, ``layer_12`` or ``12``, or row 12 of a single
+        tensor. `n_prompts` is 1 where such a file does not say it.
 
         Args:
-            source: A file; a folder with ``jacobian_lens.safetensors`` or ``lens.pt``; or a hub name, with the path in
-                that repository unless it is ``lens.pt``, such as
+            source: A file; a folder with ``jacobian_lens.safetensors``, ``lens.pt`` or another usual name; or a hub
+                name, with the path in that repository unless it is ``lens.pt``, such as
                 ``neuronpedia/jacobian-lens/gpt2-small/jlens/Salesforce-wikitext/gpt2_jacobian_lens.pt``.
             lm: The LM to check it against, if any.
             revision: Branch, tag or commit on the hub.
@@ -182,12 +192,12 @@ class JacobianLens(Lens):
             LREError: If it is not a complete file of a Jacobian lens, or the lens does not fit the LM.
         """
         path = find_lens(str(source), revision)
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" and is_own(path):
             metadata, jacobians = read_lens(path)
             squares = {layer_named(name): value for name, value in metadata["squares"].items()}
             lens = cls(jacobians, metadata["n_prompts"], squares, metadata["origin"])
         else:
-            lens = cls(*read_published(path))
+            lens = cls(*(read_others if path.suffix == ".safetensors" else read_published)(path))
         if lm is not None:
             lens.check_model(lm)
         return lens

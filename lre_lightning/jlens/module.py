@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lre_lightning.errors import LREError
 from lre_lightning.jlens.averaging import Averaging
-from lre_lightning.jlens.estimator import JacobianLensEstimator
+from lre_lightning.jlens.estimator import JacobianLensEstimator, layers_of
 from lre_lightning.jlens.files import OWN
 from lre_lightning.jlens.lens import JacobianLens, error_text
 from lre_lightning.models.frozen import FrozenLMModule, NameOrModel, name_of
@@ -65,7 +65,7 @@ class JacobianLensModule(FrozenLMModule):
 
     def take_lm(self) -> None:
         """Check the layers."""
-        self.layers = self.lm.check_layers(self.hparams["layers"])
+        self.layers = layers_of(self.lm, self.hparams["layers"], self.averaging)
 
     @property
     def _data(self) -> Any:

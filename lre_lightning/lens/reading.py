@@ -14,7 +14,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 from typing_extensions import Self
 
@@ -135,7 +135,7 @@ class LensGrid:
 
 
 def read_lenses(
-    lm: LanguageModel,
+    lm: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     text: str,
     lres: Mapping[tuple[str, int], LRE],
@@ -154,7 +154,8 @@ def read_lenses(
     Each mention of a subject is marked. Lenses without a relation have the mentions of all.
 
     Args:
-        lm: The LM that the LREs were estimated from.
+        lm: The LM that the LREs were estimated from: a `LanguageModel`, or a causal LM of transformers, which is left
+            as it is.
         tokenizer: Its tokenizer.
         text: The text; the start token of the LREs' prompts is put in front.
         lres: LREs by relation and trial.
@@ -175,6 +176,7 @@ def read_lenses(
         LREError: If the text is empty or too long, an LRE or the Jacobian lens was estimated from another LM, `top_k`
             or a layer is out of range, `likenesses` are of other layers, or logits are not finite.
     """
+    lm = LanguageModel.of(lm)
     check_top_k(lm, top_k)
     trials = first_trials(lres)
     names = [name for name in (trials if relations is None else relations) if name in trials]

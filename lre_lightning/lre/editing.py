@@ -167,9 +167,10 @@ class PromptEdit:
         common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
         common["pad_token_id"] = pad_token(self.lm.tokenizer)
         model: Any = self.lm.model
-        rows = [*model.generate(ids, **common, do_sample=False)]
-        if samples:
-            rows += [*model.generate(ids, **common, do_sample=True, num_return_sequences=samples)]
+        with self.lm.at_rest():
+            rows = [*model.generate(ids, **common, do_sample=False)]
+            if samples:
+                rows += [*model.generate(ids, **common, do_sample=True, num_return_sequences=samples)]
         texts = self.lm.tokenizer.batch_decode([row[ids.shape[1] :] for row in rows], skip_special_tokens=True)
         return [text.strip() for text in texts]
 

@@ -17,6 +17,7 @@ from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.matrix_free import MatrixFree, forward_product
 from lre_lightning.lre.operators import Operator, wide_dtype
 from lre_lightning.lre.origin import Origin
+from lre_lightning.models.accepting import or_model_and_tokenizer
 from lre_lightning.models.backward import Backward, backward_rule, check_backward
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.batch import prompts_to_run
@@ -104,8 +105,10 @@ def _zeros(hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(hidden, hidden + 1, dtype=wide_dtype(dtype, device), device=device)
 
 
+@or_model_and_tokenizer
 def estimate(
     lm: LanguageModel,
+    /,
     relation: Relation | str,
     layer: Layer,
     n_shot: int = 8,
@@ -121,7 +124,9 @@ def estimate(
     """Estimate the LRE of a relation at one layer, as a fit does, without scoring it.
 
     Args:
-        lm: The LM.
+        lm: The LM, or two arguments: a causal LM of transformers and its tokenizer, `estimate(model, tokenizer,
+            relation, layer)`. The model may be compiled, have a PEFT adapter, be on several devices, or be in training:
+            it is left as it was. Its weights are those that it has when it runs.
         relation: The relation, or the name of one that `load_relations` finds.
         layer: The layer at which s is read, ``"emb"`` or the index of a decoder block.
         n_shot: Number n of training samples, at least 1.
@@ -137,7 +142,7 @@ def estimate(
         backward: The rule of the backward pass that W is read off; see `Fitting`.
 
     Returns:
-        The LRE, bound to `lm`.
+        The LRE, bound to the LM.
 
     Raises:
         LREError: If the relation, layer, beta, rank, method or rule is not valid, or the relation has too few samples.

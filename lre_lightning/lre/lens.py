@@ -5,16 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.origin import Origin, check_origin
 from lre_lightning.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LOGIT_LENS, JACOBIAN_LENS = "logit lens", "Jacobian lens"
 
@@ -69,12 +72,17 @@ class Lens(ABC):
         if self.layers:
             lm.check_layers(self.layers)
 
-    def bind(self, lm: LanguageModel) -> Self:
+    def bind(self, lm: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> Self:
         """Return the lens with the LM that it was estimated from, which it runs from then on.
+
+        Args:
+            lm: A `LanguageModel`, or a causal LM of transformers, which is left as it is.
+            tokenizer: The tokenizer of the latter; loaded by the LM's name if None.
 
         Raises:
             LREError: If it was estimated from another LM.
         """
+        lm = LanguageModel.of(lm, tokenizer)
         self.check_model(lm)
         return replace(self, lm=lm)  # type: ignore[type-var]
 

@@ -60,7 +60,7 @@ class FrozenLMModule(L.LightningModule):
             self._take(self._load())
 
     def _take(self, lm: LanguageModel) -> None:
-        self.lm = lm
+        self.lm = lm.requires_grad_(False)  # strategies wrap what has gradients
         # Every process loads the LM by itself, so Lightning need not broadcast it.
         tensors = [*self.named_parameters(), *self.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in tensors if name.startswith(LM_PREFIX)]

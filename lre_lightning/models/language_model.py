@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from typing_extensions import Self
 
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.models.hooks import replace, skip
 from lre_lightning.models.identity import Identity
+from lre_lightning.models.in_memory import at_rest, check_unwrapped, unwrapped
 from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes, rows_in_memory
 from lre_lightning.models.parts import (
@@ -30,14 +32,16 @@ from lre_lightning.models.parts import (
     decode,
     find_parts,
     first_states,
+    probe_ids,
     weight_of,
 )
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
-from lre_lightning.models.quantization import multiply_dequantized
+from lre_lightning.models.products import vjp
+from lre_lightning.models.quantization import dequantized_products
 from lre_lightning.models.sentences import suitable_start
 from lre_lightning.models.sharding import Shards, split_model
-from lre_lightning.models.tokenizer import StartToken, load_tokenizer
+from lre_lightning.models.tokenizer import StartToken, check_tokenizer, load_tokenizer
 from lre_lightning.options import options_of
 
 if TYPE_CHECKING:
@@ -68,12 +72,13 @@ class LanguageModel(nn.Module):
     a cast is an error.
 
     Args:
-        model: A causal LM as `AutoModelForCausalLM` loads it, or your own with its `parts`. It is put in eval mode and
-            frozen, and stays so. Its bitsandbytes layers multiply by their dequantized weights from then on, and no
-            longer round their inputs.
+        model: A causal LM as `AutoModelForCausalLM` loads it, compiled or with layers of a PEFT adapter or not, or
+            your own with its `parts`. It runs in eval mode, uncompiled, without gradients of its weights, and its
+            bitsandbytes layers multiply by their dequantized weights and do not round their inputs; between runs it is
+            as you left it. Its weights are those that it has when it runs.
         name: Name of the LM in results and in the origin of its LREs.
         revision: Revision on the hub that the LM was loaded from, if any.
-        adapter: Folder or hub name of the adapter that was merged into its weights, if any, for its name in results.
+        adapter: Folder or hub name of its adapter, if any, for its name in results; PEFT's name of it if None.
         parts: Where the LM keeps its blocks and its decoder head; found from its structure if None.
         chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen for the device if
             None. It can be changed later.
@@ -99,19 +104,15 @@ class LanguageModel(nn.Module):
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        if hasattr(model, "merge_and_unload"):
-            raise LREError(
-                f"{type(model).__name__} has an adapter apart from its weights: give model.merge_and_unload(), or a "
-                "name and the adapter, LanguageModel.from_pretrained(name, adapter=...)"
-            )
-        self.model = model.requires_grad_(False)
+        whole, (model, adapted) = model, unwrapped(model)
+        self.model = model
         self.name = name or getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
-        self.revision, self.adapter = revision, adapter
+        self.revision, self.adapter = revision, adapter or adapted
         self.chunk_size = chunk_size
         self._remote_code = False
         self._gguf_file: str | None = None
         self._start: tuple[PreTrainedTokenizerBase, StartToken] | None = None
-        self.eval()
+        self.training = False
         self.chunk_sizes = ChunkSizes()
         self.shards: Shards | None = None
         self.lane_bytes: dict[tuple[int, int, Layer], int] = {}
@@ -119,10 +120,14 @@ class LanguageModel(nn.Module):
         self.offloaded = tuple(module for module in model.modules() if is_offloaded(module))
         devices = execution_devices(model)
         self._devices = {device for device in devices if device is not None}
-        self._stays = multiply_dequantized(model) or bool(devices)
+        self._dequantized = dequantized_products(model)
+        self._stays = bool(self._dequantized or devices)
         check_loaded(model, self.name)
-        self.parts = parts or find_parts(model)
-        self._behaviour = check_parts(model, self.parts)
+        with self.at_rest():
+            self.parts = parts or find_parts(model)
+            self._behaviour = check_parts(model, self.parts)
+            if adapted:
+                check_unwrapped(whole, model, probe_ids(self.parts.embedding))
         if self.way in COSTS:
             LOGGER.info("%s keeps no keys and values that prompts could share: %s", self.name, COSTS[self.way])
 
@@ -144,11 +149,20 @@ class LanguageModel(nn.Module):
             options["dtype"] = str(options["dtype"]).removeprefix("torch.")
         given = options if loading is None else asdict(loading) | options
         loading = options_of(Loading, given, "LanguageModel.from_pretrained")
-        model = load_model(name_or_path, loading)
+        model = load_model(name_or_path, loading).eval().requires_grad_(False)
         shards = split_model(model, loading.tensor_parallel) if loading.shared and loading.tensor_parallel else None
         lm = cls(model, name_or_path, loading.revision, adapter=loading.adapter, chunk_size=loading.chunk_size)
         lm.shards, lm.chunk_sizes.halves = shards, shards is None
         lm._remote_code, lm._gguf_file = loading.trust_remote_code, loading.gguf_file
+        return lm
+
+    @classmethod
+    def of(cls, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> LanguageModel:
+        """Return `model` if it is a `LanguageModel`, else one of it, with its tokenizer if that is given."""
+        lm = model if isinstance(model, LanguageModel) else cls(model)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer)
+            lm.tokenizer = tokenizer
         return lm
 
     @cached_property
@@ -256,8 +270,12 @@ class LanguageModel(nn.Module):
         return Identity.of(self)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval mode: the LM is not trained, and dropout would change every number."""
-        return super().train(False)
+        """Do nothing: the LM runs in eval mode, whatever mode its modules are in."""
+        return self
+
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Keep the model as it runs here within the context, also where it is called directly, and then as it was."""
+        return at_rest(self.model, self._dequantized)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or cast the LM, unless it is on several devices, offloaded or quantized."""
@@ -344,7 +362,7 @@ class LanguageModel(nn.Module):
             found[layer].append(hidden)
             return hidden.clone() if self._behaviour.in_place else hidden
 
-        with ExitStack() as stack:
+        with self.at_rest(), ExitStack() as stack:
             for layer in found:
                 stack.enter_context(replace(self.module_at(layer), partial(keep, layer)))
             run_after(prefix, self.parts.backbone, input_ids)
@@ -379,7 +397,8 @@ class LanguageModel(nn.Module):
 
         With p prefixes before, the first prefixes / p of these continue the first one.
         """
-        return Prefix.run(self.parts.backbone, ids, self.way, before) if ids.shape[1] else before
+        with self.at_rest():
+            return Prefix.run(self.parts.backbone, ids, self.way, before) if ids.shape[1] else before
 
     def decode(self, hidden: Tensor) -> Tensor:
         """Apply the decoder head D, which is all that the model does after its last block (Section 3.2, `D`).
@@ -393,7 +412,8 @@ class LanguageModel(nn.Module):
             Logits `(..., vocab)` in the LM's dtype.
         """
         states = hidden.to(runs_on(self.parts.unembedding), self.dtype)
-        return decode(self.model, self.parts, self._behaviour.tuple_length, states)
+        with self.at_rest():
+            return decode(self.model, self.parts, self._behaviour.tuple_length, states)
 
     def rows_in_memory(self, row_bytes: int) -> int | None:
         """Return how many rows of so many bytes to run at a time by the memory that is free; None if that is unknown.
@@ -413,12 +433,24 @@ class LanguageModel(nn.Module):
         Rows of another width become the hidden states that the model makes of such token embeddings before its first
         block, for instance several residual streams.
         """
-        with weights_at_hand(self.parts.unembedding):
-            weight = weight_of(self.parts.unembedding)
-            rows = weight[token_ids.to(weight.device)]
+        head = self.parts.unembedding
+        with self.at_rest(), weights_at_hand(head):
+            weight = weight_of(head).detach()
+            ids = token_ids.to(weight.device)
+            rows = weight[ids] if not any(head.children()) else self._rows_of_parts(ids, weight)
         if rows.shape[-1] == self.hidden_size:
             return rows
-        return first_states(self.parts, self._behaviour.tuple_length, rows.to(self.device, self.dtype))
+        with self.at_rest():
+            return first_states(self.parts, self._behaviour.tuple_length, rows.to(self.device, self.dtype))
+
+    def _rows_of_parts(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """Return rows of an unembedding of several parts, such as a LoRA's, from its derivative: it is linear."""
+        flat, head = ids.flatten(), self.parts.unembedding
+        rows = [
+            vjp(head, weight.new_zeros(len(some), weight.shape[-1]), functional.one_hot(some, len(weight)).to(weight))
+            for some in flat.split(max(1, self.logit_rows(len(flat))))
+        ]
+        return torch.cat(rows).view(*ids.shape, -1)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Return the most likely next token, argmax D(hidden); few logits exist at a time.

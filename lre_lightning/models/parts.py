@@ -105,7 +105,7 @@ def find_parts(model: nn.Module) -> Parts:
         raise _unsupported(name, "it has no unembedding on top of its decoder")
     ran: set[nn.Module] = set()
     with nn.modules.module.register_module_forward_hook(lambda module, *_: ran.add(module)), torch.no_grad():
-        _run(name, model, input_ids=_probe_ids(embedding), use_cache=False)
+        _run(name, model, input_ids=probe_ids(embedding), use_cache=False)
     # Image and audio encoders don't run on text alone, nor do decoder blocks that attend to their output.
     lists = [
         (path, blocks)
@@ -132,7 +132,7 @@ def _unsupported(name: str, why: str) -> LREError:
     )
 
 
-def _probe_ids(embedding: nn.Module) -> Tensor:
+def probe_ids(embedding: nn.Module) -> Tensor:
     """Return two prompts of four tokens that differ in the last one."""
     return torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=runs_on(embedding))
 
@@ -174,7 +174,7 @@ def first_states(parts: Parts, items: int | None, embedded: Tensor) -> Tensor:
 @torch.no_grad()
 def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     """Check by running it that a model is a decoder-only LM made of `parts`, and find out how it can be run."""
-    name, ids = type(model).__name__, _probe_ids(parts.embedding)
+    name, ids = type(model).__name__, probe_ids(parts.embedding)
     modules = [parts.embedding, *parts.blocks, parts.unembedding]
     returned: list[Any] = []
     kept: list[Tensor] = []
@@ -217,7 +217,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
         for module, output, state in zip(modules[:-1], outputs, states, strict=True)
     )
     way = _find_way(parts)
-    prefix = None if way == "whole" else Prefix.run(parts.backbone, _probe_ids(parts.embedding)[:1, :2], way)
+    prefix = None if way == "whole" else Prefix.run(parts.backbone, probe_ids(parts.embedding)[:1, :2], way)
     skips = all(_runs_from_a_block(parts, items, states, before) for before in {None, prefix})
     return Behaviour(shapes[-1][-1], items, way, skips, in_place)
 
@@ -245,7 +245,7 @@ def _sees_later_tokens(model: nn.Module, parts: Parts, states: Tensor) -> bool:
     if gradient[:, middle:].nan_to_num(0, 0, 0).any():  # a gradient may overflow where the states do not
         return True
     with rounded_otherwise([parts.embedding, *parts.blocks[:-1]]), observe(parts.blocks[-1], last.append):
-        _run(name, parts.backbone, input_ids=_probe_ids(parts.embedding), use_cache=False)
+        _run(name, parts.backbone, input_ids=probe_ids(parts.embedding), use_cache=False)
     right, other = states[:, :-1]
     return not agrees(other, right, (last[-1][0, :-1], right), states[0, -1:].expand_as(right))
 
@@ -375,7 +375,7 @@ def _longer_probe(embedding: nn.Module) -> Tensor:
 
 def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], prefix: Prefix | None) -> bool:
     """Return True if the last block, run without those before, gives what it gives after them."""
-    ids, start = _probe_ids(parts.embedding), 0 if prefix is None else prefix.length
+    ids, start = probe_ids(parts.embedding), 0 if prefix is None else prefix.length
     before = [parts.embedding, *parts.blocks][-2]
 
     def run_on(hidden: Tensor) -> Tensor:
@@ -422,7 +422,7 @@ def _check_gradients(name: str, parts: Parts) -> None:
             stack.enter_context(module.register_forward_hook(check))
         if layers:
             stack.enter_context(replace(parts.embedding, lambda hidden: hidden.detach().requires_grad_(True)))
-            _run(name, parts.backbone, input_ids=_probe_ids(parts.embedding))
+            _run(name, parts.backbone, input_ids=probe_ids(parts.embedding))
     if cut:
         raise _unsupported(name, f"its {type(cut[0]).__name__} passes on no gradients")
 

@@ -25,6 +25,7 @@ TOLERANCE = 32
 """Rounding errors that sums of logits may have beside plain ones, in units of the precision times the norms."""
 
 
+@torch.no_grad()
 def predict_points(lm: LanguageModel, output: Tensor) -> Tensor:
     """Return the answers, argmax D(output), as `lm.predict` does.
 

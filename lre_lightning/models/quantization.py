@@ -22,15 +22,15 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
 """Arguments of transformers' `BitsAndBytesConfig`."""
 
 
-def multiply_dequantized(model: nn.Module) -> bool:
-    """Let the layers of bitsandbytes multiply by their dequantized weights, in the dtype of their inputs.
+def dequantized_products(model: nn.Module) -> dict[nn.Module, Callable[..., Tensor]]:
+    """Return for each layer of bitsandbytes its product with dequantized weights, in the dtype of its inputs.
 
     The 8-bit product of bitsandbytes rounds its inputs too, except columns with outliers anywhere in the batch, so that
     the result for a prompt would depend on the prompts beside it. Its 4-bit product passes on no gradients if it packs
-    the weights for the CPU, and weights that are packed already are an error. Returns True if there are such layers.
+    the weights for the CPU, and weights that are packed already are an error.
     """
     library: Any = sys.modules.get("bitsandbytes")
-    changed = False
+    products: dict[nn.Module, Callable[..., Tensor]] = {}
     for module in model.modules() if library else ():
         if isinstance(module, library.nn.Linear8bitLt) and module.weight.dtype == torch.int8:
             weight = partial(_from_8bit, module)
@@ -43,8 +43,8 @@ def multiply_dequantized(model: nn.Module) -> bool:
             weight = partial(_from_4bit, module, library.functional.dequantize_4bit)
         else:
             continue
-        module.forward, changed = partial(_multiply, module, weight), True
-    return changed
+        products[module] = partial(_multiply, module, weight)
+    return products
 
 
 def _from_8bit(module: Any, dtype: torch.dtype) -> Tensor:

@@ -43,8 +43,8 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], name: str, me
 
 
 @contextmanager
-def opened(path: str | Path, what: str, name: str) -> Iterator[tuple[Any, Any]]:
-    """Open a safetensors file that `write_tensors` wrote, and yield it with its metadata.
+def opened(path: str | Path, what: str, name: str | None) -> Iterator[tuple[Any, Any]]:
+    """Open a safetensors file that `write_tensors` wrote, and yield it with its metadata; all of its header if None.
 
     If reading it fails within the context, an `LREError` says that the file is not `what`.
     """
@@ -54,7 +54,8 @@ def opened(path: str | Path, what: str, name: str) -> Iterator[tuple[Any, Any]]:
         raise LREError(f"{str(path)!r} is not {what} that can be read: there is no such file")
     try:
         with safe_open(path, framework="pt") as file:
-            yield file, json.loads((file.metadata() or {})[name])
+            header = file.metadata() or {}
+            yield file, header if name is None else json.loads(header[name])
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, MemoryError) as error:
         reason = printable(first_line(error))
         raise LREError(f"{str(path)!r} is not {what} that can be read: {reason}") from error

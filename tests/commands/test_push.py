@@ -20,7 +20,9 @@ def test_what_a_form_costs_is_measured_with_the_lm_and_the_data_of_the_run(fitte
     assert not (tmp_path / "d").exists()
     assert lre("push", out, "--rank=2", f"--out={tmp_path / 'd'}") == 2  # a collection has neither LM nor data
     assert "has no checkpoint that names the LM and the data: give a run, or --measure false" in capsys.readouterr().err
-    assert lre("push", out, "--rank=2", "--measure=false", f"--out={tmp_path / 'd'}") == 0
+    plain = f"--plain={tmp_path / 'plain'}"
+    assert lre("push", out, "--rank=2", "--measure=false", f"--out={tmp_path / 'd'}", plain) == 0
+    assert len(list((tmp_path / "plain").glob("*/trial*.safetensors"))) == 2
     smaller = LRECollection.from_pretrained(tmp_path / "d")
     assert smaller["thing colour"].operator.rank == 2
     assert {(entry.full, entry.scores) for entry in smaller.index.entries.values()} == {((1.0, 1.0), (None, None))}

@@ -76,6 +76,8 @@ original = evaluation.evaluate_trial
 
 
 def test_without_scikit_learn_and_with_a_bad_option(command, monkeypatch, capsys):
+    assert lre(*command[0], "--magnitude=2", "--control_vectors=true") == 2  # at layer 0, the middle one
+    assert "llama.cpp adds control vectors after the blocks from 1 on, not at layer 0" in capsys.readouterr().err
     assert lre(*command[0], "--object_layer=0") == 2
     assert "layer 0 is not below the object layer 0" in capsys.readouterr().err
     monkeypatch.setattr(probes, "find_spec", lambda name: None)

@@ -45,6 +45,23 @@ def test_every_element_at_every_layer(monkeypatch, family):
         assert (found["emb"] - found[2]).abs().max() > 0.1
 
 
+def test_o_may_be_the_output_of_an_earlier_block():
+    """At the block before the last: J of the whole LM is that of the last block times it, where nothing attends."""
+    model = tiny_model("gpt2")
+    for block in model.transformer.h:
+        block.attn.c_proj.weight.data.zero_()
+    lm, averaging = LanguageModel(model), Averaging("same", skip=7, object_layer=1)
+    lens, whole = (estimate_jacobian_lens(lm, [TEXT.tolist()], averaging=a) for a in (averaging, Averaging("same", 7)))
+    assert lens.layers == ("emb", 0, 1)
+    torch.testing.assert_close(whole.jacobians[1] @ lens.jacobians["emb"], whole.jacobians["emb"])
+    later = estimate_jacobian_lens(lm, [TEXT.tolist()], averaging=Averaging(skip=7, object_layer=1))
+    torch.testing.assert_close(later.jacobians[0], lens.jacobians[0])
+    with pytest.raises(LREError, match="layer 2 is above the object layer 1"):
+        estimate_jacobian_lens(lm, [TEXT.tolist()], [2], averaging)
+    with pytest.raises(LREError, match="layer 7 is out of range"):
+        estimate_jacobian_lens(lm, [TEXT.tolist()], averaging=Averaging(object_layer=7))
+
+
 def test_some_positions_are_spread_evenly():
     lm, averaging = LanguageModel(tiny_model("gpt2")), Averaging("same", skip=4, positions=3)
     assert averaging.chosen(len(TEXT)) == [4, 6, 7]

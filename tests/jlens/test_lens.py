@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from lre_lightning.errors import LREError
@@ -95,6 +96,50 @@ def test_the_published_format(tmp_path, monkeypatch, source):
     assert all(torch.equal(ours["J"][layer], half[layer]) for layer in (0, 1))
 
 
+def test_safetensors_for_others_and_of_others(tmp_path, subtests):
+    """Ours is read by hand, and those that others write are written by hand."""
+    averaging = Averaging(object_layer=0)
+    lens = replace(a_lens(), origin=LensOrigin("toy", TOY.identity, None, averaging))
+    half = {layer: lens.jacobians[layer].half() for layer in (0, 1)}
+    lens.save_published(tmp_path / "lens.safetensors")
+    with safe_open(tmp_path / "lens.safetensors", "pt") as file:
+        target = {"target_layer": "0", "model": "toy"}
+        assert file.metadata() == {"n_prompts": "3", "source_layers": "[0, 1]", "d_model": str(WIDTH), **target}
+        assert all(torch.equal(file.get_tensor(f"J_{layer}"), half[layer]) for layer in half)
+    forms = {
+        "J_": {f"J_{layer}": jacobian for layer, jacobian in half.items()},
+        "layer_": {f"layer_{layer}": jacobian for layer, jacobian in half.items()},
+        "numbers": {str(layer): jacobian for layer, jacobian in half.items()},
+        "stack": {"jacobians": torch.stack([*half.values()])},
+    }
+    for name, tensors in forms.items():
+        with subtests.test(form=name):
+            save_file(tensors, tmp_path / "jlens.safetensors", {"n_prompts": "5"} if name == "stack" else None)
+            (tmp_path / "lens.safetensors").unlink(missing_ok=True)
+            loaded = JacobianLens.load(tmp_path, TOY)
+            assert (loaded.layers, loaded.origin, loaded.n_prompts) == ((0, 1), None, 5 if name == "stack" else 1)
+            assert all(torch.equal(loaded.jacobians[layer], half[layer].float()) for layer in half)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "header", "message"),
+    [
+        ({"J_0": torch.eye(3), "norm": torch.eye(3)}, {}, r"has tensors that are no Jacobians of blocks.*\['norm'\]"),
+        ({"J_0": torch.eye(3), "J_1": torch.eye(4)}, {}, "must be of one shape"),
+        ({"J_0": torch.ones(3)}, {}, "must be of one shape"),
+        ({"all": torch.ones(2, 3, 4)}, {}, "must be of one shape"),
+        ({"J_0": torch.eye(3), "layer_0": torch.eye(3)}, {}, "has several Jacobians of a block"),
+        ({"J_99999": torch.eye(3)}, {}, "a block must be"),
+        ({"J_0": torch.eye(3).int()}, {}, "a Jacobian must be"),
+        ({"J_0": torch.eye(3)}, {"n_prompts": "many"}, "n_prompts must be a whole number"),
+    ],
+)
+def test_such_a_safetensors_file_of_others_is_an_error(tmp_path, tensors, header, message):
+    save_file(tensors, tmp_path / "lens.safetensors", header)
+    with pytest.raises(LREError, match=message):
+        JacobianLens.load(tmp_path)
+
+
 def test_a_lens_of_another_lm_is_refused():
     with pytest.raises(LREError, match="was estimated from 'other'"):
         replace(a_lens(), origin=LensOrigin("other", SOME)).check_model(TOY)
@@ -133,7 +178,7 @@ HUGE = torch.ones(1).expand(2**15, 2**15)
 TENSORS = st.sampled_from([torch.eye(3), HUGE, torch.eye(WIDTH).bool(), torch.eye(WIDTH).to_sparse(), torch.ones(0)])
 
 
-KINDS = ["published", "metadata", "lens.pt", "lens.safetensors"]
+KINDS = ["published", "metadata", "lens.pt", "lens.safetensors", "others.safetensors"]
 
 
 @given(recipe=recipes(PLAIN | TENSORS), plain=recipes(PLAIN), spoil=SPOILS)
@@ -148,7 +193,7 @@ def test_any_file_is_a_lens_or_an_error(tmp_path, kind, recipe, plain, spoil):
         metadata = {"n_prompts": 3, "squares": {"0": 3.0}, "origin": asdict(lens.origin)}
         save_file({"0": torch.eye(WIDTH)}, path, {"jacobian_lens": json.dumps(changed(metadata, plain))})
     else:
-        (lens.save if path.suffix == ".safetensors" else lens.save_published)(path)
+        (lens.save if kind == "lens.safetensors" else lens.save_published)(path)
         path.write_bytes(spoiled(path.read_bytes(), *spoil))
     found = outcome(JacobianLens.load, path)
     if found is not None:

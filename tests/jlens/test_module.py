@@ -111,7 +111,7 @@ def test_the_command_line_killed_resumed_and_on_two_processes(launch, texts, tmp
     ended = launch(killed, **command(model, texts, killed), signum=signal.SIGKILL, where=where, turn=1)
     assert ended.status == -signal.SIGKILL, ended.error
     assert not (killed / "run" / "jacobian_lens.safetensors").exists()
-    ended = launch(killed, **command(model, texts, killed, "--published"))
+    ended = launch(killed, **command(model, texts, killed, "--published=pt"))
     assert ended.status == 0, ended.error
     error = r"relative standard error \d+\.\d% on average over layers, at most \d+\.\d%"
     assert re.search(rf"Jacobian lens of 8 texts at 4 layers, {error}: ", ended.output)

@@ -86,8 +86,3 @@ def test_what_is_no_adapter_of_the_lm_is_one_line(adapter, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(LREError, match=r"an adapter needs peft: pip install 'lre-lightning\[adapters\]'"):
         LanguageModel.from_pretrained("demo", adapter=adapter[0])
-
-
-def test_an_adapter_apart_from_the_weights_is_refused():
-    with pytest.raises(LREError, match=r"PeftModel has an adapter apart from its weights: give model.merge_and_unload"):
-        LanguageModel(adapted(tiny_model("llama", torch.float32)))
