@@ -1,0 +1,170 @@
+"""Tables and the figure of lenses side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from lre_lightning.grid import Layer, place_of
+from lre_lightning.lens.comparison import FREQUENT, LensRanks
+from lre_lightning.report import plotting
+from lre_lightning.report.tables import Cell, Table
+from lre_lightning.statistics.estimates import Estimate, mean_over
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+RELATIONS = "relations"
+"""What the prompts of all relations are called together."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """One lens on the prompts of one file, or of all relations, at one place."""
+
+    prompts: str
+    place: str
+    lens: str
+    found: Sequence[LensRanks]
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """The layers at which it reads all prompts."""
+        return sorted(set.intersection(*({*one.layers} for one in self.found)), key=place_of)
+
+    def hits(self, k: int, layer: Layer | None = None, among: bool = False) -> list[float] | None:
+        """Return the share of words among the k likeliest, by relation, or by prompt of a file.
+
+        It is at one layer, or, if None, at any; `among` the relation's objects. None if the lens does not say.
+        """
+        values: list[float] = []
+        for one in self.found:
+            ranks = one.among if among else one.ranks
+            if ranks is None:
+                return None
+            best = ranks.amin(0) if layer is None else ranks[one.layers.index(layer)]
+            values += _shares(best.reshape(len(best), -1), k, one.relation)
+        return values
+
+    def own(self, k: int, among: bool = False) -> list[float] | None:
+        """Return `hits` of each relation's lens at the layer that it was estimated at; None if there is none."""
+        values: list[float] = []
+        for one in self.found:
+            ranks = one.among if among else one.ranks
+            if ranks is None or one.own is None:
+                return None
+            best = ranks[one.layers.index(one.own)]
+            values += _shares(best.reshape(len(best), -1), k, True)
+        return values
+
+    def best_layer(self, k: int) -> Layer | None:
+        """Return the layer with the most hits among the k likeliest tokens, or objects if it says no tokens."""
+        among = self.found[0].ranks is None
+        scores = {layer: sum(self.hits(k, layer, among) or ()) for layer in self.layers}
+        return max(scores, key=lambda layer: scores[layer], default=None)
+
+
+def _shares(ranks: Tensor, k: int, together: bool) -> list[float]:
+    """Return the mean over words of hits of each prompt, of `(prompts, words)`, or their mean over prompts."""
+    hits = torch.where(ranks.isnan(), torch.nan, (ranks <= k).float()).nanmean(1)
+    return [float(hits.mean())] if together else hits.tolist()
+
+
+def _cell(values: list[float] | None) -> Cell:
+    return mean_over(values) if values else None
+
+
+def _readers(found: Iterable[LensRanks]) -> list[_Reader]:
+    groups: dict[tuple[str, str, str], list[LensRanks]] = {}
+    for one in found:
+        groups.setdefault((RELATIONS if one.relation else one.prompts, one.place, one.lens), []).append(one)
+    return [_Reader(*key, some) for key, some in groups.items()]
+
+
+def _places(readers: Sequence[_Reader]) -> dict[tuple[str, str], dict[str, _Reader]]:
+    """Return the readers by prompts and place, each in the order in which lenses come first."""
+    order = {name: place for place, name in enumerate(dict.fromkeys(one.lens for one in readers))}
+    places: dict[tuple[str, str], dict[str, _Reader]] = {}
+    for one in sorted(readers, key=lambda one: order[one.lens]):
+        places.setdefault((one.prompts, one.place), {})[one.lens] = one
+    return {key: places[key] for key in dict.fromkeys((one.prompts, one.place) for one in readers)}
+
+
+def lens_table(found: Sequence[LensRanks], ks: Sequence[int], model: str) -> Table:
+    """Return the table of hits of each lens on each set of prompts, at its best layer, its own and any."""
+    readers = _readers(found)
+    lenses = dict.fromkeys(one.lens for one in readers)
+    rows = []
+    for (prompts, place), some in _places(readers).items():
+        size = len(next(iter(some.values())).found) if prompts == RELATIONS else None
+        count = sum(len(one.ranks[0]) for one in next(iter(some.values())).found if one.ranks is not None)
+        number = str(count) if size is None else f"{count} of {plotting.number_of(size)}"
+        for lens in lenses:
+            head = (prompts, place, lens)
+            if lens not in some:
+                if lens != FREQUENT:
+                    rows.append((*head, *[None] * (4 + 2 * len(ks))))
+                continue
+            rows += _rows(some[lens], ks, (*head, number))
+    columns = (
+        *("prompts", "read at", "lens", "number", "layer"),
+        *(f"@{k}" for k in ks),
+        *(f"any layer @{k}" for k in ks),
+        f"of the objects @{ks[0]}",
+        "seconds",
+    )
+    caption = (
+        f"Lenses of {model} side by side: the share of words that are among the k likeliest tokens of a lens (@k), at "
+        f"the layer with the most hits @{ks[-1]}, at the layer that a relation's lens was estimated at (own), and at "
+        "any layer; and of objects that are first among the relation's objects. Means over relations, or over the "
+        "prompts of a file, with 95% intervals; a dash where a lens says nothing."
+    )
+    return Table("lenses", caption, columns, tuple(rows))
+
+
+def _rows(one: _Reader, ks: Sequence[int], head: tuple[Cell, ...]) -> list[tuple[Cell, ...]]:
+    best, seconds = one.best_layer(ks[-1]), sum(part.seconds for part in one.found)
+    at = [_cell(one.hits(k, best)) for k in ks]
+    anywhere = [_cell(one.hits(k)) for k in ks]
+    constant = one.lens == FREQUENT
+    layer = None if constant or best is None else str(best)
+    rows = [(*head, layer, *at, *anywhere, _cell(one.hits(ks[0], best, True)), None if constant else seconds)]
+    own = [_cell(one.own(k)) for k in ks], _cell(one.own(ks[0], True))
+    if any((*own[0], own[1])):
+        rows.append((*head, "own", *own[0], *[None] * len(ks), own[1], None))
+    return rows
+
+
+def layer_table(found: Sequence[LensRanks], ks: Sequence[int]) -> Table:
+    """Return the table of hits by layer."""
+    rows = [
+        (*key, lens, str(layer), *(_cell(one.hits(k, layer)) for k in ks), _cell(one.hits(ks[0], layer, True)))
+        for key, some in _places(_readers(found)).items()
+        for lens, one in some.items()
+        for layer in one.layers
+    ]
+    columns = ("prompts", "read at", "lens", "layer", *(f"@{k}" for k in ks), f"of the objects @{ks[0]}")
+    return Table("lenses_by_layer", "Hits of lenses by layer.", columns, tuple(rows))
+
+
+def plot_lenses_by_layer(found: Sequence[LensRanks], k: int) -> Figure:
+    """Plot the hits of each lens by layer, a panel for each set of prompts and place; intervals are shaded."""
+    readers = _readers(found)
+    lenses = dict.fromkeys(one.lens for one in readers)
+    looks = dict(zip(lenses, (look for look in plotting.STYLES), strict=False))
+    places = _places(readers)
+    layers = sorted({layer for one in readers for layer in one.layers}, key=place_of)
+    titles = [f"{prompts}, {place}" for prompts, place in places]
+    figure, panels = plotting.layer_grid(titles, layers, f"among the {k} likeliest")
+    for axes, some in zip(panels, places.values(), strict=True):
+        for lens, one in some.items():
+            cells = {layer: _cell(one.hits(k, layer)) for layer in one.layers}
+            points = {layer: cell for layer, cell in cells.items() if isinstance(cell, Estimate)}
+            plotting.curve(axes, points, looks[lens], lens, shade=0.12)
+    plotting.legend(figure)
+    return figure
