@@ -163,13 +163,14 @@ def relation_prompts(
         seen: Subjects that other lenses were estimated from, which are left out too.
     """
     train = tuple(Sample(*sample) for sample in origin.train)
-    names = {sample.name for sample in train} | {Sample(subject, "").name for subject in seen}
+    names = {sample.name for sample in train}
     test = [sample for sample in relation.samples if sample.name not in names]
     test.sort(key=lambda sample: draw_order(relation.name, sample.subject, sample.object))
     trial = Trial(relation, origin.trial, train, tuple(test), (origin.first_template,))
     options = Prompts(**origin.form)
     prompts = test_prompts(trial, lm.tokenizer, options=options)
-    shown = [*train_prompts(trial, lm.tokenizer, options=options), *prompts]
+    every = [*train_prompts(trial, lm.tokenizer, options=options), *prompts]
+    prompts = [prompt for prompt in prompts if prompt.subject not in seen]
     known: list[Asked] = []
     for first in range(0, len(prompts), AT_A_TIME):
         some = [*map(_asked, prompts[first : first + AT_A_TIME])]
@@ -177,7 +178,7 @@ def relation_prompts(
         known += [asked for asked, answer in zip(some, answers, strict=True) if answer in asked.words[0]]
         if len(known) >= most:
             break
-    return PromptSet(relation.name, tuple(known[:most]), {prompt.object: prompt.object_token for prompt in shown})
+    return PromptSet(relation.name, tuple(known[:most]), {prompt.object: prompt.object_token for prompt in every})
 
 
 def _asked(prompt: Prompt) -> Asked:

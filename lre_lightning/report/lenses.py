@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.lens.comparison import FREQUENT, LensRanks
+from lre_lightning.lens.prompt_sets import SUBJECT
 from lre_lightning.report import plotting
 from lre_lightning.report.tables import Cell, Table
-from lre_lightning.statistics.estimates import Estimate, mean_over
+from lre_lightning.statistics.estimates import Estimate
+from lre_lightning.statistics.intervals import bootstrap, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,19 +50,17 @@ class _Reader:
             ranks = one.among if among else one.ranks
             if ranks is None:
                 return None
-            best = ranks.amin(0) if layer is None else ranks[one.layers.index(layer)]
-            values += _shares(best.reshape(len(best), -1), k, one.relation)
+            values += _shares(ranks.amin(0) if layer is None else ranks[one.layers.index(layer)], k, one.relation)
         return values
 
     def own(self, k: int, among: bool = False) -> list[float] | None:
-        """Return `hits` of each relation's lens at the layer that it was estimated at; None if there is none."""
+        """Return `hits` at subjects, of each lens at the layer that it was estimated at; None if it is of no layer."""
         values: list[float] = []
         for one in self.found:
             ranks = one.among if among else one.ranks
-            if ranks is None or one.own is None:
+            if ranks is None or one.own is None or one.place != SUBJECT:
                 return None
-            best = ranks[one.layers.index(one.own)]
-            values += _shares(best.reshape(len(best), -1), k, True)
+            values += _shares(ranks[one.layers.index(one.own)], k, True)
         return values
 
     def best_layer(self, k: int) -> Layer | None:
@@ -70,13 +71,15 @@ class _Reader:
 
 
 def _shares(ranks: Tensor, k: int, together: bool) -> list[float]:
-    """Return the mean over words of hits of each prompt, of `(prompts, words)`, or their mean over prompts."""
-    hits = torch.where(ranks.isnan(), torch.nan, (ranks <= k).float()).nanmean(1)
+    """Return the share of hits in each prompt's words, of `(prompts, words)`, or the mean of the shares."""
+    ranks = ranks.reshape(len(ranks), -1)
+    hits = torch.where(ranks.isnan(), torch.nan, (ranks <= k).double()).nanmean(1)
     return [float(hits.mean())] if together else hits.tolist()
 
 
-def _cell(values: list[float] | None) -> Cell:
-    return mean_over(values) if values else None
+def _cell(values: list[float] | None) -> Estimate | None:
+    """Return the mean of values with its interval; None if there is none."""
+    return Estimate(fmean(values), None, bootstrap(values, mean)) if values else None
 
 
 def _readers(found: Iterable[LensRanks]) -> list[_Reader]:
@@ -156,7 +159,7 @@ def plot_lenses_by_layer(found: Sequence[LensRanks], k: int) -> Figure:
     """Plot the hits of each lens by layer, a panel for each set of prompts and place; intervals are shaded."""
     readers = _readers(found)
     lenses = dict.fromkeys(one.lens for one in readers)
-    looks = dict(zip(lenses, (look for look in plotting.STYLES), strict=False))
+    looks = dict(zip(lenses, plotting.STYLES, strict=False))
     places = _places(readers)
     layers = sorted({layer for one in readers for layer in one.layers}, key=place_of)
     titles = [f"{prompts}, {place}" for prompts, place in places]
@@ -164,7 +167,7 @@ def plot_lenses_by_layer(found: Sequence[LensRanks], k: int) -> Figure:
     for axes, some in zip(panels, places.values(), strict=True):
         for lens, one in some.items():
             cells = {layer: _cell(one.hits(k, layer)) for layer in one.layers}
-            points = {layer: cell for layer, cell in cells.items() if isinstance(cell, Estimate)}
+            points = {layer: cell for layer, cell in cells.items() if cell is not None}
             plotting.curve(axes, points, looks[lens], lens, shade=0.12)
     plotting.legend(figure)
     return figure
