@@ -13,18 +13,21 @@ from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.validate import FromLREs
 from lre_lightning.concepts.concepts import Concepts
 from lre_lightning.errors import LREError, check_number
+from lre_lightning.grid import Layer
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.comparison import LensRanks, rank_lenses
 from lre_lightning.lens.prompt_sets import PromptSet, read_prompt_set, relation_prompts
 from lre_lightning.lens.reading import start_of
+from lre_lightning.lens.swaps import LensSwaps, lens_swaps
 from lre_lightning.lre.lens import Lens, LogitLens
 from lre_lightning.lre.lre import first_trials, origins_of
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
+from lre_lightning.relations.json_files import LARGEST_FILE, check_file
 from lre_lightning.relations.relation import draw_order
 from lre_lightning.report import page
 from lre_lightning.report.console import show_tables
-from lre_lightning.report.lenses import layer_table, lens_table, plot_lenses_by_layer
+from lre_lightning.report.lenses import layer_table, lens_table, plot_lenses_by_layer, swap_table
 from lre_lightning.report.sections import picture_of
 from lre_lightning.report.tables import write_table
 from lre_lightning.sharing.collection import LRECollection
@@ -54,15 +57,21 @@ class Lenses(FromLREs):
         add("--concepts", type=str | None, default=None, help="folder of concepts, written by lre concepts")
         add("--facts", type=int, default=60, help="number of facts of a relation at most; 0 to read files alone")
         add("--layers", type=list[int | str] | None, default=None, help="layers to read; all by default")
+        swaps = "also swap what each lens reads at the subject, beside controls"
+        add("--swaps", type=bool, default=False, help=swaps)
         add("--ks", type=list[int], default=[1, 10], help="the numbers of likeliest tokens that count")
 
     @override
     def check(self, line: LRECommandLine) -> None:
-        """Check the numbers, and take the options of the checkpoint or the LM of the collection."""
+        """Check the numbers and the files, and take the options of the checkpoint or the LM of the collection."""
         options = line.options
         check_number("facts", options.facts, 0)
         for k in options.ks or [0]:
             check_number("ks", k, 1)
+        for file in options.prompts:
+            check_file(Path(file), LARGEST_FILE)
+        if options.concepts is not None:
+            concept_files(Path(options.concepts))
         super().check(line)
 
     @override
@@ -79,10 +88,13 @@ class Lenses(FromLREs):
         start = start_of(lm, lm.tokenizer, origins_of(lres).values(), next(iter(generic.values())))
         sets = [read_prompt_set(Path(file), lm.tokenizer, start) for file in options.prompts]
         found: list[LensRanks] = []
+        swaps: list[LensSwaps] = []
         if options.facts:
             concepts = {} if options.concepts is None else read_concepts(Path(options.concepts), lm)
-            for facts, lenses in self.facts(line, lm, lres, names, concepts):
+            for facts, layer, lenses in self.facts(line, lm, lres, names, concepts):
                 found += rank_lenses(lm, facts, lenses | generic, layers)
+                if options.swaps:
+                    swaps += lens_swaps(lm, facts, lenses | generic, layer)
         for prompts in sets:
             found += rank_lenses(lm, prompts, generic, layers)
             if prompts.left_out:
@@ -94,7 +106,8 @@ class Lenses(FromLREs):
         write_whole(folder / "lenses_by_layer.svg", svg)
         write_whole(folder / "lenses_by_layer.png", png)
         write_table(layer_table(found, ks), folder / "lenses_by_layer")
-        show_tables([lens_table(found, ks, lm.label)], folder)
+        tables = [lens_table(found, ks, lm.label), *([swap_table(swaps, lm.label)] if swaps else [])]
+        show_tables(tables, folder)
 
     @staticmethod
     def facts(
@@ -103,13 +116,14 @@ class Lenses(FromLREs):
         lres: LREStore | LRECollection,
         names: list[str],
         concepts: Mapping[str, Concepts],
-    ) -> Iterator[tuple[PromptSet, dict[str, Lens]]]:
-        """Yield the prompts of each relation that has an LRE, with the lenses of relations that are to read them."""
+    ) -> Iterator[tuple[PromptSet, Layer, dict[str, Lens]]]:
+        """Yield the prompts of each relation that has an LRE, its layer, and the lenses of relations to read them."""
         relations = {relation.name: relation for relation in line.datamodule.candidates()}
         trials, origins = first_trials(lres), origins_of(lres)
         chosen = [name for name in names if name in trials and name in relations]
         for name in progress(chosen, "Lenses side by side"):
-            lenses: dict[str, Lens] = {"LRE": lres[name, trials[name]].to(lm.device)}
+            lre = lres[name, trials[name]].to(lm.device)
+            lenses: dict[str, Lens] = {"LRE": lre}
             others = [other for other in chosen if other != name]
             if others:
                 other = min(others, key=partial(draw_order, name))
@@ -120,16 +134,21 @@ class Lenses(FromLREs):
                 seen = [subject for subject, _ in concepts[name].origin.train]
             facts = relation_prompts(lm, relations[name], origins[name], line.options.facts, seen)
             if facts.prompts:
-                yield facts, lenses
+                yield facts, lre.layer, lenses
             else:
                 print(f"{name}: the LM knows no fact that its lenses were not estimated from")
 
 
-def read_concepts(folder: Path, lm: LanguageModel) -> dict[str, Concepts]:
-    """Return the concepts of the first trial of each relation in a folder that ``lre concepts`` wrote."""
-    files = sorted(folder.glob("*/trial*.safetensors"), reverse=True)
+def concept_files(folder: Path) -> list[Path]:
+    """Return the files of concepts in a folder that ``lre concepts`` wrote, at least one."""
+    files = sorted(folder.glob("*/trial*.safetensors"))
     if not files:
         raise LREError(f"{str(folder)!r} has no concepts: give the folder concepts of a run of lre concepts")
-    loaded = [Concepts.load(file, lm) for file in files]
+    return files
+
+
+def read_concepts(folder: Path, lm: LanguageModel) -> dict[str, Concepts]:
+    """Return the concepts of the first trial of each relation in such a folder."""
+    loaded = [Concepts.load(file, lm) for file in concept_files(folder)]
     loaded.sort(key=lambda concepts: -concepts.origin.trial)
     return {concepts.origin.relation: concepts for concepts in loaded}

@@ -13,6 +13,7 @@ import torch
 from lre_lightning.grid import Layer, place_of
 from lre_lightning.lens.comparison import FREQUENT, LensRanks
 from lre_lightning.lens.prompt_sets import SUBJECT
+from lre_lightning.lens.swaps import LensSwaps
 from lre_lightning.report import plotting
 from lre_lightning.report.tables import Cell, Table
 from lre_lightning.statistics.estimates import Estimate
@@ -141,6 +142,32 @@ def _rows(one: _Reader, ks: Sequence[int], head: tuple[Cell, ...]) -> list[tuple
     if any((*own[0], own[1])):
         rows.append((*head, "own", *own[0], *[None] * len(ks), own[1], None))
     return rows
+
+
+def swap_table(found: Sequence[LensSwaps], model: str) -> Table:
+    """Return the table of swaps along lenses, means over relations."""
+    by_lens: dict[str, list[LensSwaps]] = {}
+    for one in found:
+        by_lens.setdefault(one.lens, []).append(one)
+    rows = [
+        (
+            lens,
+            f"{sum(one.edits for one in some)} of {plotting.number_of(len(some))}",
+            _cell([one.swapped / one.edits for one in some]),
+            _cell([one.control / one.edits for one in some]),
+            _cell([one.length for one in some]),
+            sum(one.seconds for one in some),
+        )
+        for lens, some in by_lens.items()
+    ]
+    caption = (
+        f"Swaps along lenses of {model} at the subject, at the layer of each relation's LRE: what a lens reads for the "
+        "object and for another one is exchanged. The share after which the LM says the other object, and the share "
+        "after displacements of equal length in random directions; the length is relative to that of s. Means over "
+        "relations, with 95% intervals."
+    )
+    columns = ("lens", "swaps", "says the other", "control", "length", "seconds")
+    return Table("lens_swaps", caption, columns, tuple(rows))
 
 
 def layer_table(found: Sequence[LensRanks], ks: Sequence[int]) -> Table:

@@ -11,9 +11,11 @@ from lre_lightning.errors import LREError
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.comparison import FREQUENT, rank_lenses
 from lre_lightning.lens.prompt_sets import LAST, LINE_BREAK, SUBJECT, read_prompt_set, relation_prompts, spellings
+from lre_lightning.lens.swaps import lens_swaps
 from lre_lightning.lre.lens import LogitLens
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.prompt import tokenize_text
+from lre_lightning.relations.relation import draw_order
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.sharing.collection import LRECollection
 
@@ -100,13 +102,13 @@ def test_facts_are_read_at_the_subject_and_at_the_last_token(lm):
     assert found["LRE", SUBJECT].own is None  # layer 2 is not read
     assert found["concepts", SUBJECT].own == 1
     tokens = [asked.words[0][0] for asked in prompts.prompts]
+    run = [states_of(lm, asked.ids) for asked in prompts.prompts]
     for (kind, place), one in found.items():
         for row, asked in enumerate(prompts.prompts):
             prompt, sample = known[asked.ids]
             assert tokens[row] == objects[sample.object]
-            states = states_of(lm, asked.ids)
             for number, layer in enumerate(LAYERS):
-                state = states[layer][prompt.subject_position if place == SUBJECT else -1]
+                state = run[row][layer][prompt.subject_position if place == SUBJECT else -1]
                 if kind == FREQUENT:
                     order = sorted({*tokens}, key=lambda token: (-tokens.count(token), tokens.index(token)))
                     assert one.ranks[number, row] == one.among[number, row] == 1 + order.index(tokens[row])
@@ -162,3 +164,41 @@ def test_files_of_another_form_are_refused(lm, tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(LREError, match=message):
         read_prompt_set(path, lm.tokenizer)
+
+
+@torch.no_grad()
+def test_a_swap_exchanges_what_a_lens_reads_and_its_control_goes_as_far(lm):
+    """Each swap is solved for by least squares, and the prompt run token by token with s replaced by a hook."""
+    name, layer = "country capital city", 2
+    lre = LRECollection.from_pretrained("demo")[name]
+    (relation,) = load_relations([name], "demo")
+    prompts = relation_prompts(lm, relation, lre.origin, 5)
+    torch.manual_seed(0)
+    objects = tuple(prompts.objects)
+    concepts = Concepts(objects, torch.randn(len(objects), lm.hidden_size), 1, 4, 5, "first", lre.origin)
+    lenses = {"LRE": lre, "logit": LogitLens(), "concepts": concepts}
+    found = {one.lens: one for one in lens_swaps(lm, prompts, lenses, layer)}
+    maps = {"LRE": lre(torch.eye(lm.hidden_size)) - lre.bias, "logit": torch.eye(lm.hidden_size)}
+    asked = prompts.prompts
+    for kind, one in found.items():
+        swapped, lengths = 0, []
+        for own in asked:
+            others = [other for other in asked if other.words != own.words]
+            pair = own, min(others, key=lambda other: draw_order(own.ids, other.ids))
+            ids, place = torch.tensor([own.ids]), own.places[SUBJECT]
+            state = lm.hidden_states(ids, [layer])[layer][0, place]
+            if kind == "concepts":
+                rows = torch.stack([concepts[asked_.object] for asked_ in pair])
+            else:
+                rows = torch.stack([maps[kind] @ lm.model.lm_head.weight[asked_.words[0][0]] for asked_ in pair])
+            change = torch.linalg.lstsq(rows, (rows @ state).flip(0) - rows @ state, driver="gelsd").solution
+            lengths.append(float(change.norm() / state.norm()))
+
+            def put(module, args, output, change=change, place=place):
+                output[0, place] += change
+
+            with lm.model.model.layers[layer].register_forward_hook(put):
+                swapped += int(lm.model(ids).logits[0, -1].argmax() == pair[1].words[0][0])
+        assert (one.edits, one.swapped) == (5, swapped)
+        assert one.length == pytest.approx(sum(lengths) / 5, rel=1e-3)
+    assert found["LRE"].swapped > found["LRE"].control == 0

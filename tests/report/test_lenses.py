@@ -5,7 +5,8 @@ import torch
 
 from lre_lightning.lens.comparison import FREQUENT, LensRanks
 from lre_lightning.lens.prompt_sets import LAST, LINE_BREAK, SUBJECT
-from lre_lightning.report.lenses import layer_table, lens_table, plot_lenses_by_layer
+from lre_lightning.lens.swaps import LensSwaps
+from lre_lightning.report.lenses import layer_table, lens_table, plot_lenses_by_layer, swap_table
 from lre_lightning.report.tables import to_text
 from tests.report.artists import check_layout, legend, named, titles
 
@@ -76,3 +77,8 @@ def test_every_layer_has_a_row_and_every_lens_a_curve():
 def test_places_keep_their_order():
     found = [ranks_of("capital", "LRE", [[[1.0]]] * 2, [[1.0]] * 2, place=place) for place in (SUBJECT, LAST)]
     assert [row[1] for row in lens_table(found, [1], "toy").rows] == [SUBJECT, LAST]
+
+
+def test_swaps_are_means_over_relations():
+    found = [LensSwaps("capital", "LRE", 1, 4, 3, 1, 0.5, 0.25), LensSwaps("sport", "LRE", 2, 2, 0, 0, 1.5, 0.5)]
+    assert to_text(swap_table(found, "toy")) == [["LRE", "6 of 2 relations", "0.38", "0.12", "1.00", "0.75"]]
