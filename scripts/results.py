@@ -96,6 +96,14 @@ STUDIES = (
         ("specificity",),
     ),
     (
+        "Lenses side by side",
+        "Several lenses read the same prompts: how often is the word that they should read among their k likeliest "
+        "tokens? In the second table what they read for the object and for another one is exchanged, beside "
+        "displacements of equal length. XX",
+        "lenses-side-by-side",
+        ("lenses", "lens_swaps"),
+    ),
+    (
         "Trained maps",
         "Linear maps that are trained from n samples, beside LREs of as many samples.",
         "trained-maps",
@@ -194,7 +202,9 @@ def main() -> None:
         tables = [DOCS / "results" / f"{name}.csv" for name in names]
         if all(table.is_file() for table in tables):
             note = f"{note} {FOUND[names[0]](tables[0])}" if names[0] in FOUND else note
-            sections.append("\n\n".join([f"## {title}\n\n{note}", *map(from_csv, tables)]))
+            image = IMAGES / f"{names[0]}.png"
+            shown_too = [f"![{title}](images/results/{image.name})"] if image.is_file() else []
+            sections.append("\n\n".join([f"## {title}\n\n{note}", *shown_too, *map(from_csv, tables)]))
     if (IMAGES / "cross.png").is_file():
         note = "The LRE of each relation (columns) on the facts of each relation (rows), by `lre cross`."
         sections.append(f"## Relation by relation\n\n![{note}](images/results/cross.png)\n\n*{note}*")

@@ -15,7 +15,7 @@ from lre_lightning.lens.comparison import FREQUENT, LensRanks
 from lre_lightning.lens.prompt_sets import SUBJECT
 from lre_lightning.lens.swaps import LensSwaps
 from lre_lightning.report import plotting
-from lre_lightning.report.tables import Cell, Table
+from lre_lightning.report.tables import Row, Table
 from lre_lightning.statistics.estimates import Estimate
 from lre_lightning.statistics.intervals import bootstrap, mean
 
@@ -103,18 +103,14 @@ def lens_table(found: Sequence[LensRanks], ks: Sequence[int], model: str) -> Tab
     """Return the table of hits of each lens on each set of prompts, at its best layer, its own and any."""
     readers = _readers(found)
     lenses = dict.fromkeys(one.lens for one in readers)
-    rows = []
+    rows: list[Row] = []
     for (prompts, place), some in _places(readers).items():
-        size = len(next(iter(some.values())).found) if prompts == RELATIONS else None
-        count = sum(len(one.ranks[0]) for one in next(iter(some.values())).found if one.ranks is not None)
-        number = str(count) if size is None else f"{count} of {plotting.number_of(size)}"
         for lens in lenses:
             head = (prompts, place, lens)
-            if lens not in some:
-                if lens != FREQUENT:
-                    rows.append((*head, *[None] * (4 + 2 * len(ks))))
-                continue
-            rows += _rows(some[lens], ks, (*head, number))
+            if lens in some:
+                rows += _rows(some[lens], ks, head)
+            elif lens != FREQUENT:
+                rows.append((*head, *[None] * (4 + 2 * len(ks))))
     columns = (
         *("prompts", "read at", "lens", "number", "layer"),
         *(f"@{k}" for k in ks),
@@ -131,13 +127,18 @@ def lens_table(found: Sequence[LensRanks], ks: Sequence[int], model: str) -> Tab
     return Table("lenses", caption, columns, tuple(rows))
 
 
-def _rows(one: _Reader, ks: Sequence[int], head: tuple[Cell, ...]) -> list[tuple[Cell, ...]]:
+def _rows(one: _Reader, ks: Sequence[int], head: Row) -> list[Row]:
+    sizes = [len((part.among if part.ranks is None else part.ranks)[0]) for part in one.found]  # type: ignore[index]
+    over = f" of {plotting.number_of(len(sizes))}" if one.prompts == RELATIONS else ""
+    head = (*head, f"{sum(sizes)}{over}")
     best, seconds = one.best_layer(ks[-1]), sum(part.seconds for part in one.found)
     at = [_cell(one.hits(k, best)) for k in ks]
     anywhere = [_cell(one.hits(k)) for k in ks]
     constant = one.lens == FREQUENT
     layer = None if constant or best is None else str(best)
-    rows = [(*head, layer, *at, *anywhere, _cell(one.hits(ks[0], best, True)), None if constant else seconds)]
+    rows: list[Row] = [
+        (*head, layer, *at, *anywhere, _cell(one.hits(ks[0], best, True)), None if constant else seconds)
+    ]
     own = [_cell(one.own(k)) for k in ks], _cell(one.own(ks[0], True))
     if any((*own[0], own[1])):
         rows.append((*head, "own", *own[0], *[None] * len(ks), own[1], None))
