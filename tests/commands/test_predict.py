@@ -314,6 +314,6 @@ def test_lenses_are_compared_on_facts_and_on_files(fitted, tmp_path, capsys):
     }
     assert {path.suffix for path in folder.glob("lenses_by_layer.*")} == {".csv", ".tex", ".svg", ".png"}
     assert lre("lenses", *apart(fitted, tmp_path), "--facts=0") == 2
-    assert "there is nothing to read: give relations" in capsys.readouterr().err
+    assert "there is nothing to read: give the relations" in capsys.readouterr().err
     assert lre("lenses", *apart(fitted, tmp_path), f"--concepts={tmp_path / 'none'}") == 2
     assert "has no concepts: give the folder" in capsys.readouterr().err
