@@ -100,7 +100,7 @@ class Lenses(FromLREs):
             if prompts.left_out:
                 print(f"{prompts.name}: {prompts.left_out} words are no single token, and are not looked for")
         if not found:
-            raise LREError("there is nothing to read: give the relations of the LREs, --data.source, or files of --prompts")
+            raise LREError("there is nothing to read: give the relations of the LREs, --data.source, or --prompts")
         folder = Path(line.trainer.default_root_dir) / "lenses_compared"
         svg, png = page.plot(picture_of(plot_lenses_by_layer, found, ks[-1]))
         write_whole(folder / "lenses_by_layer.svg", svg)
