@@ -99,10 +99,13 @@ STUDIES = (
         "Lenses side by side",
         "Several lenses read the same prompts: how often is the word that they should read among their k likeliest "
         "tokens? In the second table what they read for the object and for another one is exchanged, beside "
-        "displacements of equal length. On facts the LRE reads most at the subject, and the Jacobian lens more than the "
-        "logit lens. On the published sets, which SmolLM2 alone is given, the Jacobian lens finds more than the logit lens "
-        "in multihop, several languages and typos, and neither finds anything in poetry and association. SmolLM2 has ten "
-        "relations with up to 24 facts and J of 23 texts; the demo 27 with up to 30 and J of 96 sequences.",
+        "displacements of equal length. At subjects the LRE reads most among all tokens, though at 10 hardly more "
+        "than the most frequent objects would, and the Jacobian lens reads more than the logit lens. Among the "
+        "relation's objects the Jacobian lens is as good on the demo. On the published sets, which SmolLM2 alone "
+        "is given, the Jacobian lens finds more than the logit lens in multihop, several languages and typos; "
+        "neither finds anything in poetry and association. SmolLM2 has ten relations, with up to 24 facts, and J "
+        "of 23 texts of 24 to 32 tokens; the demo has 27, with up to 30, and J of 96 sequences of its training "
+        "texts.",
         "lenses-side-by-side",
         ("lenses", "lens_swaps"),
     ),
