@@ -27,6 +27,7 @@ from lre_lightning.commands.evaluate import Evaluate
 from lre_lightning.commands.explore import Explore
 from lre_lightning.commands.fit import Fit
 from lre_lightning.commands.jlens import JLens
+from lre_lightning.commands.lenses import Lenses
 from lre_lightning.commands.parser import UsageError
 from lre_lightning.commands.predict import Predict
 from lre_lightning.commands.push import Push
@@ -50,6 +51,7 @@ KINDS = (
         Distract,
         Concepts,
         Cross,
+        Lenses,
         JLens,
         Push,
         Report,

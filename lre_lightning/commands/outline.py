@@ -22,6 +22,7 @@ SUMMARIES = {
     "distract": "Ask what an LM still knows under distraction.",
     "concepts": "Compare directions of objects with linear probes.",
     "cross": "Score the LRE of each relation on all relations.",
+    "lenses": "Compare lenses on the same prompts.",
     "jlens": "Estimate the Jacobian lens of an LM from texts.",
     "push": "Share the LREs of a run on the Hugging Face hub.",
     "report": "Write tables and figures of one or several runs.",

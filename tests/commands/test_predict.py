@@ -292,3 +292,34 @@ def test_cross_scores_every_lre_on_every_relation(fitted, tmp_path, capsys):
     assert [first[name] for name in ("relation", "half colour", "thing colour")] == ["half colour", "1.0", "1.0"]
     assert second["half colour"] == "1.0"
     assert {path.suffix for path in (tmp_path / "cross").glob("cross.*")} == {".svg", ".png"}
+
+
+def test_lenses_are_compared_on_facts_and_on_files(fitted, tmp_path, capsys):
+    prompts = tmp_path / "colours.json"
+    prompts.write_text(json.dumps({"items": [{"prompt": "colour thing5", "intermediates": [OBJECTS[1]]}]}))
+    assert (
+        lre("lenses", *apart(fitted, tmp_path), f"--prompts=[{prompts}]", "--layers=[0]", "--ks=[1]", "--swaps=true")
+        == 0
+    )
+    assert "Lenses of" in capsys.readouterr().out
+    folder = tmp_path / "lenses_compared"
+    rows = {(row["prompts"], row["lens"], row["layer"]): row for row in csv_rows(folder / "lenses.csv")}
+    # The LREs of the toy are the identity, whatever the relation, and so is what its blocks do.
+    for lens in ("LRE", "LRE of another relation", "logit lens"):
+        row = rows["relations", lens, "0"]
+        assert (row["@1"], row["of the objects @1"], row["number"]) == ("1.0", "1.0", "30 of 2 relations")
+    assert rows["colours", "logit lens", "0"]["any layer @1"] == "1.0"
+    assert not any(rows["colours", "LRE", ""][name] for name in ("number", "layer", "@1", "seconds"))
+    assert {row["layer"] for row in csv_rows(folder / "lenses_by_layer.csv")} == {"0"}
+    # Directions of the toy's objects are orthogonal: exchanged, they are those of the other object.
+    swaps = csv_rows(folder / "lens_swaps.csv")
+    assert {row["lens"]: row["says the other"] for row in swaps} == {
+        "LRE": "1.0",
+        "LRE of another relation": "1.0",
+        "logit lens": "1.0",
+    }
+    assert {path.suffix for path in folder.glob("lenses_by_layer.*")} == {".csv", ".tex", ".svg", ".png"}
+    assert lre("lenses", *apart(fitted, tmp_path), "--facts=0") == 2
+    assert "there is nothing to read: give the relations" in capsys.readouterr().err
+    assert lre("lenses", *apart(fitted, tmp_path), f"--concepts={tmp_path / 'none'}") == 2
+    assert "has no concepts: give the folder" in capsys.readouterr().err
