@@ -57,8 +57,8 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
     status, short, _ = said(name, "--help")
     assert status == 0
     assert (HELPS / f"{name}.txt").read_text() == rendered(name), "run python -m scripts.helps"
-    assert short.split() == rendered(name).split()
-    assert len(short.splitlines()) < 104
+    assert "".join(short.split()) == "".join(rendered(name).split())  # wrapped, perhaps at hyphens
+    assert len(short.splitlines()) < 108
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:
         group, choice, number = "fitting", "select_by {middle,causality,faithfulness}", "--data.n_shot"
