@@ -23,7 +23,6 @@ from lre_lightning.models.memory import slim_graph
 from lre_lightning.models.placement import is_offloaded, runs_on
 from lre_lightning.models.precision import agrees, check_finite, check_logits, neighbour, rounded_otherwise
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
-from lre_lightning.models.unembedding import unembed
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ def decode(model: nn.Module, parts: Parts, items: int | None, hidden: Tensor) ->
     embedded = states.new_ones(*ids.shape, weight_of(parts.embedding).shape[-1])  # any of the right shape
     with ExitStack() as stack:
         stack.enter_context(overridden({parts.embedding: lambda *_: embedded}))
-        stack.enter_context(overridden({parts.unembedding: partial(unembed, parts.unembedding.forward)}))
         stack.enter_context(skip(parts.blocks, items))
         stack.enter_context(replace(parts.blocks[-1], lambda _: states))
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
