@@ -21,8 +21,7 @@ COLOURS, DARK_COLOURS = "magma_r", "magma"
 def grid_of(lens: LensGrid) -> dict[str, Any]:
     """Return a grid as plain data, as ``grid.js`` draws it: with everything in a token visible, and each token once."""
     words: dict[str, int] = {}
-    shown = {token: visible(token) for token in {token for row in lens.top for cell in row for token in cell}}
-    top = [[[words.setdefault(shown[token], len(words)) for token in cell] for cell in row] for row in lens.top]
+    top = [[[words.setdefault(visible(token), len(words)) for token in cell] for cell in row] for row in lens.top]
     ids = {visible(token): number for token, number in lens.ids.items()}
     pinned = lens.pinned and {
         "word": visible(lens.pinned.token),
