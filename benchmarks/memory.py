@@ -38,11 +38,11 @@ def peak() -> float:
 
 
 def fit(relations: int, trials: int, lm: str = "demo", n_shot: int = 8) -> dict[str, float]:
-    """Fit some of the relations that are bundled with an LM, the demo model or SmolLM2, at all layers."""
+    """Fit some of the bundled relations with an LM at all layers."""
     import lightning as L
 
-    names = [relation.name for relation in load_relations(source=lm)][:relations]
-    data = RelationDataModule(lm, names, lm, trials=trials, n_shot=n_shot)
+    names = [relation.name for relation in load_relations(source="demo")][:relations]
+    data = RelationDataModule(lm, names, "demo", trials=trials, n_shot=n_shot)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             default_root_dir=folder, max_epochs=-1, reload_dataloaders_every_n_epochs=1, logger=False,
