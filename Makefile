@@ -15,7 +15,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.lre-lightning-installed
 DOCS_STAMP = $(VENV)/.lre-lightning-docs-installed
 
-.PHONY: help venv setup demo test real other-tools lint format types docs bench gpu models demo-lres demo-model build clean
+.PHONY: help venv setup demo test real other-tools lint format types docs bench gpu helps models demo-lres demo-model build clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -91,6 +91,9 @@ bench: $(STAMP) ## run every benchmark, or some: make bench SECTION="jacobian jl
 
 gpu: $(STAMP) ## check on a GPU what only it can show, in nine minutes; writes benchmarks/GPU.md
 	"$(PY)" -m benchmarks.gpu --output benchmarks/GPU.md
+
+helps: $(STAMP) ## write the helps of subcommands again, after a change of options
+	"$(PY)" -m scripts.helps
 
 models: $(STAMP) ## try every causal LM type of transformers; writes docs/models.md
 	"$(PY)" -m scripts.models

@@ -1,6 +1,6 @@
 """Start-up: `python cli.py --help` and `python cli.py fit --help` against a bare `import lightning`.
 
-Run with `python -m benchmarks.startup`.
+Run with `python -m benchmarks.startup`. The help of `fit` is asserted to be that of its parser.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ COMMANDS = {
     ],
     "cli.py --help": [str(Path(__file__).parents[1] / "cli.py"), "--help"],
     "cli.py fit --help": [str(Path(__file__).parents[1] / "cli.py"), "fit", "--help"],
+    "the same from its parser": ["-c", "from lre_lightning.commands.main import main; main(['fit', '--help'])"],
 }
 
 
-def seconds(arguments: list[str]) -> float:
-    """Return the shortest time of several runs, each in its own process."""
+def seconds(arguments: list[str]) -> tuple[float, str]:
+    """Return the shortest time of several runs, each in its own process, and what is printed without white space."""
     command = [sys.executable, *arguments]
-    return min(timed(subprocess.run, command, check=True, capture_output=True)[0] for _ in range(RUNS))
+    runs = [timed(subprocess.run, command, check=True, capture_output=True, text=True) for _ in range(RUNS)]
+    return min(time for time, _ in runs), "".join(runs[0][1].stdout.split())
 
 
 def main() -> None:
     """Print the table."""
-    times = {name: seconds(arguments) for name, arguments in COMMANDS.items()}
+    found = {name: seconds(arguments) for name, arguments in COMMANDS.items()}
+    assert found["cli.py fit --help"][1] == found["the same from its parser"][1]
+    times = {name: time for name, (time, _) in found.items()}
     bare = times["import lightning"]
     rows = [[f"`{name}`", f"{time:.2f}", f"{time / bare:.2f}"] for name, time in times.items()]
     print(table("Start-up", ["command", "seconds", "import lightning = 1"], rows))

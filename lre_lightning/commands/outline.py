@@ -1,11 +1,15 @@
-"""The subcommands' names and summaries, and what can be answered with them alone: torch takes seconds to import."""
+"""The subcommands' names, summaries and helps, and what is answered with them alone: torch takes seconds to import."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 
 import lre_lightning
 
@@ -31,12 +35,19 @@ SUMMARIES = {
 }
 """The first line of each subcommand's docstring, in the order of the help."""
 
+HELPS = Path(__file__).parent / "helps"
+"""The short help of each subcommand, written by `scripts.helps` from its parser, with one line per paragraph."""
+
 
 def answer(arguments: Sequence[str]) -> int | None:
-    """Answer a call that begins with no subcommand, and return its exit status; None if the whole parser must."""
+    """Answer a call without a subcommand or for its help, and return the exit status; None if the whole parser must."""
     first = arguments[0] if arguments else ""
     if first in ("-h", "--help"):
-        print(_parser().format_help(), end="")
+        _parser().print_help()
+        return 0
+    if first in SUMMARIES and arguments[1:] in (["-h"], ["--help"]):
+        with suppress(OSError):  # `| head`
+            print(_wrapped((HELPS / f"{first}.txt").read_text(encoding="utf-8")))
         return 0
     if first == "--version":
         print(f"lre {lre_lightning.__version__}")
@@ -58,6 +69,16 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the question whether the nearest of the known names is meant; nothing if none is near."""
     close = get_close_matches(name, list(known), 1, cutoff)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _wrapped(text: str) -> str:
+    """Wrap each line of a text at the width of the terminal, as far to the right as it begins."""
+    wrap = textwrap.TextWrapper(shutil.get_terminal_size().columns - 2)
+    lines = []
+    for line in text.splitlines():
+        wrap.initial_indent = wrap.subsequent_indent = line[: len(line) - len(line.lstrip())]
+        lines.append(wrap.fill(line.lstrip()))
+    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:

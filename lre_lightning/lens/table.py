@@ -31,6 +31,9 @@ from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.storage.files import failures_named, make_folder, write_whole
 from lre_lightning.storage.plain import mapping, whole
 
+BATCHES = 8
+"""Number of batches whose texts are read in the order of their lengths."""
+
 
 def read_answers(
     lm: LanguageModel,
@@ -57,6 +60,18 @@ def read_answers(
         one that is read), `answer_1`, `probability_1` and so on to `top_k`, most likely first, and the LM's own next
         token, `lm_answer` and `lm_probability`.
     """
+    return [row for rows in _rows_by_text(lm, lres, texts, top_k, subjects, likenesses) for row in rows]
+
+
+def _rows_by_text(
+    lm: LanguageModel,
+    lres: Sequence[LRE],
+    texts: Sequence[Text],
+    top_k: int,
+    subjects: Subjects | None,
+    likenesses: Likenesses | None,
+) -> list[list[dict[str, Any]]]:
+    """Return the rows of each text. All answers are decoded at once: few states take D as long as many."""
     check_top_k(lm, top_k)
     by_name = {lre.origin.relation: lre for lre in lres}
     subjects = subjects or Subjects({name: lre.origin for name, lre in by_name.items()}, every=True)
@@ -68,10 +83,10 @@ def read_answers(
     found = [_readings_of(lm, *one) for one in zip(texts, related, map(len, ids), strict=True)]
     last = lm.num_layers - 1
     rows: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in texts]
+    read: list[tuple[LRE, list[tuple[int, str | None, bool, list[int]]], list[bool]]] = []
     with torch.no_grad():
         hidden = lm.hidden_states(batch, [*{lre.layer for lre in lres}, last])
-        output = torch.stack([hidden[last][row, len(own) - 1] for row, own in enumerate(ids)])
-        said = [{"lm_answer": best[0][0], "lm_probability": best[0][1]} for best in _decoded(lm, output, 1)]
+        outputs = [torch.stack([hidden[last][row, len(own) - 1] for row, own in enumerate(ids)])]
         for name, lre in by_name.items():
             lre.check_model(lm)
             wanted = [(row, *reading) for row, readings in enumerate(found) for reading in readings.get(name, [])]
@@ -82,18 +97,23 @@ def read_answers(
             silent = torch.zeros(len(at), dtype=torch.bool)
             if likenesses is not None and (likeness := likenesses.own(name, lre.layer)) is not None:
                 silent = likeness.silent(states[None])[0]
-            decoded = iter(zip(_decoded(lm, lre(states), top_k), silent.tolist(), strict=True))
-            for row, subject, asked, places in wanted:
-                spoken = [(place, best) for place in places for best, quiet in [next(decoded)] if asked or not quiet]
-                if not spoken:
-                    continue
-                place, best = max(spoken, key=lambda one: one[1][0][1])
-                cells: dict[str, Any] = {"text": texts[row].text, "subject": subject, "relation": name}
-                cells |= {"layer": lre.layer, "token": token_text(lm.tokenizer, int(ids[row][place])).strip()}
-                for number, (answer, probability) in enumerate(best, 1):
-                    cells |= {f"answer_{number}": answer, f"probability_{number}": probability}
-                rows[row].append((place, cells | said[row]))
-    return [cells for own in rows for _, cells in sorted(own, key=lambda one: one[0])]
+            outputs.append(lre(states).to(outputs[0]))
+            read.append((lre, wanted, silent.tolist()))
+        decoded = iter(_decoded(lm, torch.cat(outputs), top_k))
+    said = [{"lm_answer": best[0][0], "lm_probability": best[0][1]} for _, best in zip(texts, decoded, strict=False)]
+    for lre, wanted, silent_at in read:
+        answers = iter([(next(decoded), quiet) for quiet in silent_at])
+        for row, subject, asked, places in wanted:
+            spoken = [(place, best) for place in places for best, quiet in [next(answers)] if asked or not quiet]
+            if not spoken:
+                continue
+            place, best = max(spoken, key=lambda one: one[1][0][1])
+            cells: dict[str, Any] = {"text": texts[row].text, "subject": subject, "relation": lre.origin.relation}
+            cells |= {"layer": lre.layer, "token": token_text(lm.tokenizer, int(ids[row][place])).strip()}
+            for number, (answer, probability) in enumerate(best, 1):
+                cells |= {f"answer_{number}": answer, f"probability_{number}": probability}
+            rows[row].append((place, cells | said[row]))
+    return [[cells for _, cells in sorted(own, key=lambda one: one[0])] for own in rows]
 
 
 def _readings_of(
@@ -197,7 +217,9 @@ def write_answers(
     subjects: Subjects | None = None,
     likenesses: Likenesses | None = None,
 ) -> int:
-    """Add to a table the answers about all texts that are not yet in it, batch by batch; see `read_answers`.
+    """Add to a table the answers about all texts that are not yet in it; see `read_answers`.
+
+    Texts of several batches are read in the order of their lengths, so that there is little to pad, and are then added.
 
     Returns:
         The number of texts in the table.
@@ -208,7 +230,13 @@ def write_answers(
     columns = SpinnerColumn(), TextColumn("{task.completed} texts"), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None, completed=table.done)
-        while batch := list(islice(left, batch_size)):
-            table.append(read_answers(lm, lres, batch, top_k, subjects, likenesses), len(batch))
-            progress.update(task, completed=table.done)
+        while some := list(islice(left, BATCHES * batch_size)):
+            rows: dict[int, list[dict[str, Any]]] = {}
+            by_length = sorted(range(len(some)), key=lambda number: len(some[number].text))
+            for first in range(0, len(some), batch_size):
+                numbers = by_length[first : first + batch_size]
+                batch = [some[number] for number in numbers]
+                rows |= zip(numbers, _rows_by_text(lm, lres, batch, top_k, subjects, likenesses), strict=True)
+                progress.update(task, advance=len(batch))
+            table.append([row for number in range(len(some)) for row in rows[number]], len(some))
     return table.done

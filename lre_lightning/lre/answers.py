@@ -14,6 +14,9 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.precision import check_logits
 from lre_lightning.models.tokenizer import token_text
 
+ROWS = 64
+"""Number of distributions at a time: memory of that size is used again, where more is asked of the system each time."""
+
 
 class Answers(tuple[tuple[str, float], ...]):
     """The most likely next tokens with their probabilities, most likely first: pairs of a text and a probability.
@@ -54,7 +57,8 @@ def distributions(lm: LanguageModel, hidden: Tensor) -> Iterator[Tensor]:
     for states in flat.split(lm.logit_rows(len(flat))):
         logits = lm.decode(states)
         check_logits(logits, lm.name)
-        yield logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        for rows in logits.split(ROWS):
+            yield rows.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def most_likely(lm: LanguageModel, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

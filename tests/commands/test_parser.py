@@ -8,7 +8,8 @@ import pytest
 
 import lre_lightning
 from lre_lightning.commands.main import COMMANDS
-from lre_lightning.commands.outline import SUMMARIES
+from lre_lightning.commands.outline import HELPS, SUMMARIES
+from scripts.helps import rendered
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,9 @@ def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(said, tm
 def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
     status, short, _ = said(name, "--help")
     assert status == 0
-    assert len(short.splitlines()) < 104
+    assert (HELPS / f"{name}.txt").read_text() == rendered(name), "run python -m scripts.helps"
+    assert "".join(short.split()) == "".join(rendered(name).split())  # wrapped, perhaps at hyphens
+    assert len(short.splitlines()) < 108
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:
         group, choice, number = "fitting", "select_by {middle,causality,faithfulness}", "--data.n_shot"
@@ -143,6 +146,7 @@ sys.exit(status if {"torch", "lightning", "transformers", "jsonargparse"}.isdisj
 """
 
 
-@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--version", 0), ("fitt", 2)])
-def test_help_version_and_typos_import_no_torch(argument, status):
-    assert subprocess.run([sys.executable, "-c", OUTLINED, argument], capture_output=True).returncode == status
+@pytest.mark.parametrize(("arguments", "status"), [("--help", 0), ("--version", 0), ("fitt", 2), ("fit --help", 0)])
+def test_help_version_and_typos_import_no_torch(arguments, status):
+    command = [sys.executable, "-c", OUTLINED, *arguments.split()]
+    assert subprocess.run(command, capture_output=True).returncode == status

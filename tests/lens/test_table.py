@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 
 from lre_lightning.errors import LREError
+from lre_lightning.lens import table as table_file
 from lre_lightning.lens.likeness import Likenesses
 from lre_lightning.lens.reading import most_certain_token, read_lenses
 from lre_lightning.lens.subjects import Subjects
@@ -90,7 +91,9 @@ def test_in_a_table_too_the_subject_is_read_and_not_the_adjective_and_silent_row
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_a_table_that_was_stopped_anywhere_ends_with_the_same_bytes(lm, lres, tmp_path, suffix):
+def test_a_table_that_was_stopped_anywhere_ends_with_the_same_bytes(lm, lres, tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(table_file, "BATCHES", 1)
+
     def write(name, texts, batch_size=2):
         table = AnswerTable(tmp_path / f"{name}{suffix}", {"texts": "these"})
         assert write_answers(lm, lres, iter(texts), table, 2, batch_size) == len(texts)
@@ -115,6 +118,17 @@ def test_a_table_that_was_stopped_anywhere_ends_with_the_same_bytes(lm, lres, tm
     path.with_name(path.name + ".progress.json").write_text("{")
     with pytest.raises(LREError, match="is not a table of these texts, LREs and options"):
         AnswerTable(path, {"texts": "these"})
+
+
+def test_texts_that_are_read_in_the_order_of_their_lengths_keep_their_own(lm, lres, tmp_path):
+    table = AnswerTable(tmp_path / "table.jsonl", {})
+    write_answers(lm, lres, iter(TEXTS), table, 2, batch_size=1)
+    rows = [json.loads(line) for line in table.path.read_text().splitlines()]
+    expected = read_answers(lm, lres, TEXTS, 2)  # in one batch
+    assert [list(row) for row in rows] == [list(row) for row in expected]
+    for row, right in zip(rows, expected, strict=True):
+        for key, value in right.items():
+            assert row[key] == (pytest.approx(value, abs=2e-6) if "probability" in key else value)
 
 
 def test_texts_of_files_and_data_sets(tmp_path):
