@@ -1,8 +1,8 @@
 """Run benchmarks and write their sections to `benchmarks/RESULTS.md`, each as soon as it ends.
 
 Run all with `make bench` on an idle machine, or some with `make bench SECTION=jacobian`; `paper`, which needs the
-paper's code, runs only if it is named. A section replaces its own earlier text; if a benchmark fails, its text stays and
-the exit status is 1. A ratio that misses its aim is marked.
+paper's code, runs only if it is named. A section replaces its own earlier text; if a benchmark fails, its text stays
+and the exit status is 1. A ratio that misses its aim is marked.
 """
 
 from __future__ import annotations
