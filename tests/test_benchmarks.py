@@ -146,9 +146,13 @@ def test_the_published_code_is_compared(monkeypatch, wrong):
     count = len(found["targets"])
     assert weight[3] == bias[3] == "0e+00 of the norm, 0e+00 of the largest element"
     assert known[1:] == [count, count, 0]
-    assert faithful[1:3] == [f"0 of {21 * count}", f"{faithful[3]} of {21 * count}"]
-    assert causal[1:3] == [f"{6 * count} of {6 * count}", f"{6 * count - causal[3]} of {6 * count}"]
-    assert min(faithful[3], causal[3]) > 0
+    cells, edits = 21 * count, 6 * count
+    right, wanted = (int(row[2].split()[0]) for row in (faithful, causal))
+    assert faithful[1:3] == [f"0 of {cells}", f"{right} of {cells}"]
+    assert faithful[3] == f"{right}, of subjects named once {right}"
+    assert causal[1:3] == [f"{edits} of {edits}", f"{wanted} of {edits}"]
+    assert causal[3] == f"{edits - wanted}, of subjects named once {edits - wanted}"
+    assert min(right, wanted) > 0
 
 
 def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):
