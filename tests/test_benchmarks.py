@@ -125,10 +125,10 @@ def test_fits_are_compared_beside_a_busy_process(monkeypatch, wrong):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_published_code_is_compared(monkeypatch, wrong):
-    monkeypatch.setattr(paper, "LAYER", 3)
+    monkeypatch.setattr(paper, "LAYER", 1)
     lm, data = LanguageModel.from_pretrained("demo"), RelationDataModule("demo", DEMO_RELATION, "demo", trials=1)
     data.setup()
-    states, lre = run_trial(lm, data, 0, [3]), estimate(lm, data.trial(0).relation, 3)
+    states, lre = run_trial(lm, data, 0, [1]), estimate(lm, data.trial(0).relation, 1)
     subjects = [prompt.subject for prompt in states.prompts]
     found = {
         "prompts": [[[*one.input_ids], one.subject_position] for one in train_prompts(data.trial(0), lm.tokenizer)],
