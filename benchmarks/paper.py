@@ -52,10 +52,12 @@ RELATION = "data/factual/country_capital_city.json"
 NOTES = [
     "The prompts are equal token by token: the published code draws the examples, and this project is given them. The "
     "published code takes the first mention of a subject where it tests and edits, also one within another word, and "
-    "the last one where it estimates; here it is the last one everywhere. By default each draws its own targets.",
+    "the last one where it estimates; here it is the last one everywhere. It counts any text that the object begins "
+    "with, such as *Mexico* without the space before it, where here the token must be the LM's. By default each draws "
+    "its own targets of edits, so those counts agree in size alone.",
     "Seconds of one trial of 8 examples at one layer, 7 ranks and 21 betas without loading, its sweep there, "
-    f"`Trainer.fit` here: the best of {RUNS} runs each, in turn. Each further layer costs the published code the same "
-    "again; here one sweep serves all layers.",
+    f"`Trainer.fit` here: the best of {RUNS} runs each, in turn. The published code computes each "
+    "further layer anew; here one sweep serves all layers.",
 ]
 
 
