@@ -1,7 +1,8 @@
 """Run benchmarks and write their sections to `benchmarks/RESULTS.md`, each as soon as it ends.
 
-Run all with `make bench` on an idle machine, or some with `make bench SECTION=jacobian`. A section replaces its own
-earlier text; if a benchmark fails, its text stays and the exit status is 1. A ratio that misses its aim is marked.
+Run all with `make bench` on an idle machine, or some with `make bench SECTION=jacobian`; `paper`, which needs the
+paper's code, runs only if it is named. A section replaces its own earlier text; if a benchmark fails, its text stays
+and the exit status is 1. A ratio that misses its aim is marked.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ NAMES = (
     "devices",
     "tensor_parallel",
     "busy",
+    "paper",
 )
+NAMED_ONLY = ("paper",)
+"""What needs an environment that only its author can set up, and runs only if it is named."""
 RESULTS = Path(__file__).parent / "RESULTS.md"
 HEAD = """# Benchmarks
 
@@ -79,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no benchmark {unknown[0]!r}: choose from {', '.join(NAMES)}")
     failed, missed = [], []
-    for name in names or NAMES:
+    for name in names or [name for name in NAMES if name not in NAMED_ONLY]:
         start = time.perf_counter()
         print(f"== {name}", flush=True)
         try:

@@ -10,13 +10,17 @@ import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import busy, gpu, jacobian, jlens, kit, matrix_free, scoring
-from benchmarks.common import AIM, Products, aimed
+from benchmarks import busy, gpu, jacobian, jlens, kit, matrix_free, paper, scoring
+from benchmarks.common import AIM, DEMO_RELATION, Products, aimed
+from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.jlens.averaging import Averaging
+from lre_lightning.lre.estimator import estimate
 from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.products import jvp
 from lre_lightning.prompts.prompt import Prompt
+from lre_lightning.prompts.trials import train_prompts
+from lre_lightning.scoring.states import run_trial
 from tests.helpers.tiny_models import LAYERS, VOCAB, WIDTH, tiny_model
 
 PROMPTS = [(torch.arange(14) * step % VOCAB, 10) for step in (5, 11)]
@@ -119,6 +123,38 @@ def test_fits_are_compared_beside_a_busy_process(monkeypatch, wrong):
     assert len(psutil.Process().children()) == before
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_published_code_is_compared(monkeypatch, wrong):
+    monkeypatch.setattr(paper, "LAYER", 1)
+    lm, data = LanguageModel.from_pretrained("demo"), RelationDataModule("demo", DEMO_RELATION, "demo", trials=1)
+    data.setup()
+    states, lre = run_trial(lm, data, 0, [1]), estimate(lm, data.trial(0).relation, 1)
+    subjects = [prompt.subject for prompt in states.prompts]
+    found = {
+        "prompts": [[[*one.input_ids], one.subject_position] for one in train_prompts(data.trial(0), lm.tokenizer)],
+        "weight": lre.weight * (1.01 if wrong else 1),
+        "bias": lre.bias,
+        "targets": {subjects[row]: subjects[other] for row, other in zip(states.edited, states.targets, strict=True)},
+        "faithful": [[]] * 21,
+        "causal": [subjects] * 6,
+    }
+    if wrong:
+        with pytest.raises(AssertionError, match="W"):
+            paper.compare(lm, data, found)
+        return
+    weight, bias, known, faithful, causal = paper.compare(lm, data, found)
+    count = len(found["targets"])
+    assert weight[3] == bias[3] == "0e+00 of the norm, 0e+00 of the largest element"
+    assert known[1:] == [count, count, 0]
+    cells, edits = 21 * count, 6 * count
+    right, wanted = (int(row[2].split()[0]) for row in (faithful, causal))
+    assert faithful[1:3] == [f"0 of {cells}", f"{right} of {cells}"]
+    assert faithful[3] == f"{right}, of subjects named once {right}"
+    assert causal[1:3] == [f"{edits} of {edits}", f"{wanted} of {edits}"]
+    assert causal[3] == f"{edits - wanted}, of subjects named once {edits - wanted}"
+    assert min(right, wanted) > 0
+
+
 def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):
     results, said = tmp_path / "RESULTS.md", {"data": "## Data\n\nold", "memory": "## Memory\n\nold"}
 
@@ -136,6 +172,9 @@ def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):
     assert places == sorted(places)
     assert text.count("## ") == text.count("torch ") == 2
     assert capsys.readouterr().out.endswith("missed: data: | **1.4** (aim: 1.5) |\nfailed: startup\nfailed: memory\n")
+    monkeypatch.setattr(program, "measured", lambda name: f"## {name}")
+    assert program.main([], results) == 0
+    assert set(program.sections(results.read_text())) == {*program.NAMES} - {"paper"}
     with pytest.raises(SystemExit):
         program.main(["jacobians"], results)
     assert "there is no benchmark 'jacobians': choose from startup," in capsys.readouterr().err
