@@ -15,9 +15,23 @@ from lre_lightning.records.record import Grid, TrialRecord
 from lre_lightning.statistics.estimates import Estimate, can_be_equal, over_trials
 
 Criterion = Literal["middle", "causality", "faithfulness"]
+"""What chooses during a fit."""
+
+SPECIFICITY, KEPT = "specificity", "other relations kept"
+"""The measure, and its count, by which `"both"` chooses."""
 
 
-def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
+def harmonic_mean(first: NDArray[np.float64] | float, second: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """Return the harmonic mean of shares; 0 where both are.
+
+    >>> harmonic_mean(1.0, 0.5).round(3).item()
+    0.667
+    """
+    total = np.asarray(first) + np.asarray(second)
+    return 2 * np.asarray(first) * np.asarray(second) / np.where(total == 0, 1, total)
+
+
+def choose(records: Sequence[TrialRecord], criterion: Criterion | Literal["both"], beta: float) -> tuple[Layer, int]:
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
@@ -27,6 +41,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
             rank. ``"middle"`` takes the middle one of the layers whose scores the data cannot tell from those at the
             paper's choice, and the rank of the best causality there. The embedding is only taken if it is alone.
+            ``"both"`` takes the best harmonic mean of causality and of the answers by other relations that edits keep,
+            where `measures.Specificity` has counted these.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
     for record in records:
@@ -42,6 +58,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     if not causal.size:
         raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
     scores = (faithful, causal) if criterion == "faithfulness" else (causal, faithful)
+    if criterion == "both":
+        scores = (_with_kept(records, causal, layers, ranks), causal)
     # Rounded, so that equal fractions are equal whatever the order of summation.
     merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
@@ -60,6 +78,23 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     good = [place for place in good if layers[place] != "emb"] or good
     middle = good[len(good) // 2]
     return layers[middle], ranks[at_rank[middle]]
+
+
+def _with_kept(
+    records: Sequence[TrialRecord], causal: NDArray[np.float64], layers: Sequence[Layer], ranks: Sequence[int]
+) -> NDArray[np.float64]:
+    """Return the harmonic mean of causality and of answers that are kept, `(layers, ranks)`; -1 where not counted."""
+    kept = [
+        [[record.measured(SPECIFICITY, KEPT, layer=layer, rank=rank) for rank in ranks] for layer in layers]
+        for record in records
+    ]
+    found = harmonic_mean(causal, np.mean(kept, axis=0))
+    if np.isnan(found).all():
+        raise LREError(
+            f"a choice by both needs answers about other relations of the subjects of {records[0].relation!r} after "
+            "edits: measure Specificity, in a fit of several relations that share subjects"
+        )
+    return np.nan_to_num(found, nan=-1.0)
 
 
 def _as_good(score: Estimate, best: Estimate) -> bool:
@@ -108,7 +143,7 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     return earlier_choice or choose(choosing, criterion, record.beta)
 
 
-def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> bool:
+def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion | Literal["both"]) -> bool:
     """Return whether a trial of a fit takes part in the choice of its layer and rank, by `choose_after`.
 
     It does not if earlier trials have chosen, or if its grid has one point that can be chosen.
@@ -129,7 +164,7 @@ def headline(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def reselect(
-    records: Iterable[TrialRecord], criterion: Criterion = "causality", beta: float | None = None
+    records: Iterable[TrialRecord], criterion: Criterion | Literal["both"] = "causality", beta: float | None = None
 ) -> list[TrialRecord]:
     """Choose the layer and rank of every relation again, from counts alone.
 
@@ -139,7 +174,7 @@ def reselect(
     Args:
         records: Records of one LM and one kind of prompts.
         criterion: What to choose by, over the trials: ``"causality"``, with ties broken by faithfulness, or
-            ``"faithfulness"``, the reverse.
+            ``"faithfulness"``, the reverse, or ``"both"``, success and what edits keep: see `choose`.
         beta: The beta to report, one of the grid; each record's own if None.
 
     Returns:
