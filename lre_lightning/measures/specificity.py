@@ -175,7 +175,9 @@ class Specificity(Measure):
         tables = [table, by_rank]
         if sharing := _sharing(kept):
             pictures += [picture_of(plot_trade, sharing), picture_of(plot_lost, sharing)]
-            tables += [_by_edit(sharing), _lost(sharing), _by_choice(sharing)]
+            rows = tuple((edit, *means) for edit, means in _fates(sharing).items())
+            lost = Table("specificity_lost", f"{pictures[-1].caption} {choice_text(sharing)}", ("edit", *FATES), rows)
+            tables += [_by_edit(sharing), lost, _by_choice(sharing)]
         return (Section(title, tuple(pictures), tuple(tables)),)
 
 
@@ -260,16 +262,17 @@ def _asked(trial: ScoredTrial, edits: Sequence[Edit], kind: str) -> list[Asked]:
     heads: dict[str, list[int]] = {}
     for index, (_, question) in enumerate(asked):
         heads.setdefault(question.prompt.text[: question.prompt.subject_chars[0]], []).append(index)
-    run = [(some, prompts_to_run(lm, [asked[index][1].prompt for index in some])) for some in heads.values()]
-    outputs = [runs.hidden_states([trial.lre.layer])[1] for _, runs in run]
-    first: dict[int, int] = {}
-    for some, output in zip((some for some, _ in run), outputs, strict=True):
-        for index, said in zip(some, lm.predict(output).tolist(), strict=True):
-            place, question = asked[index]
-            if said == question.prompt.object_token:
-                first[place] = min(index, first.get(place, index))
+    run = []
+    for some in heads.values():
+        runs = prompts_to_run(lm, [asked[index][1].prompt for index in some])
+        run.append((some, runs, runs.hidden_states([trial.lre.layer])[1]))
+    said = {
+        index: token for some, _, output in run for index, token in zip(some, lm.predict(output).tolist(), strict=True)
+    }
+    known = [index for index, (_, question) in enumerate(asked) if said[index] == question.prompt.object_token]
+    first = {asked[index][0]: index for index in reversed(known)}
     found = []
-    for (some, runs), output in zip(run, outputs, strict=True):
+    for some, runs, output in run:
         rows = [row for row, index in enumerate(some) if first.get(asked[index][0]) == index]
         if rows:
             chosen = [asked[some[row]] for row in rows]
@@ -277,9 +280,9 @@ def _asked(trial: ScoredTrial, edits: Sequence[Edit], kind: str) -> list[Asked]:
             wanted = torch.tensor([edits[place].wanted for place, _ in chosen])
             counted = {kind: wanted if moved else torch.tensor([one.prompt.object_token for _, one in chosen])}
             if twins := [one.of_target for _, one in chosen if one.of_target is not None]:
-                said = lm.predict(prompts_to_run(lm, twins).hidden_states([trial.lre.layer])[1])
+                of_target = lm.predict(prompts_to_run(lm, twins).hidden_states([trial.lre.layer])[1])
                 second = lm.decode(output[rows]).topk(2).indices[:, 1]
-                counted |= dict(zip(LOST, (wanted, said, second), strict=True))
+                counted |= dict(zip(LOST, (wanted, of_target, second), strict=True))
             found.append(Asked(places, runs.select(torch.tensor(rows)), counted))
     return found
 
@@ -436,14 +439,6 @@ def _fates(records: Sequence[TrialRecord]) -> dict[str, tuple[Estimate | None, .
 FATES = ("kept", *LOST, "become something else")
 
 
-def _lost(records: Sequence[TrialRecord]) -> Table:
-    """Return a row per edit with what answers by other relations become."""
-    caption = f"{picture_of(plot_lost, records).caption} {choice_text(records)} {_over(records)}"
-    return Table(
-        "specificity_lost", caption, ("edit", *FATES), tuple((name, *means) for name, means in _fates(records).items())
-    )
-
-
 def _by_choice(records: Sequence[TrialRecord]) -> Table:
     """Return the shares where layer and rank are chosen by causality, and by both."""
     cut = [_measured_layers(record) for record in records]
@@ -507,10 +502,11 @@ def plot_trade(records: Sequence[TrialRecord]) -> Figure:
         f"{edit}, by strength": [{"edit": edit, "strength": one} for one in strengths] for edit in ("LRE", *INSERTED)
     }
     for look, (label, edits) in zip(STYLES, lines.items(), strict=False):
-        points = [[_mean(records, SHARES[name], **edit) for name in (OTHERS, SUCCESS)] for edit in edits]
-        x, y = zip(*((kept.value, success.value) for kept, success in points if kept and success), strict=True)
+        means = [(edit, *(_mean(records, SHARES[name], **edit) for name in (OTHERS, SUCCESS))) for edit in edits]
+        points = [(edit, (kept.value, success.value)) for edit, kept, success in means if kept and success]
+        x, y = [place[0] for _, place in points], [place[1] for _, place in points]
         axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=5, label=label, clip_on=False)
-        for edit, *place in zip(edits, x, y, strict=True):
+        for edit, place in points:
             if edit.get("strength") == 1:
                 axes.plot(*place, "o", color=look.colour, markersize=12, markerfacecolor="none", clip_on=False)
             elif label == "LRE, by rank":
@@ -535,17 +531,8 @@ def plot_lost(records: Sequence[TrialRecord]) -> Figure:
     starts = [0.0] * len(fates)
     for place, (look, name) in enumerate(zip(STYLES, FATES, strict=False)):
         widths = [shares[place].value if shares[place] else 0 for shares in fates.values()]
-        axes.barh(
-            range(len(fates)),
-            widths,
-            0.8,
-            starts,
-            color=look.colour,
-            hatch=look.hatch,
-            edgecolor="white",
-            linewidth=0,
-            label=name,
-        )
+        options: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white", "linewidth": 0}
+        axes.barh(range(len(fates)), widths, 0.8, starts, label=name, **options)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     plotting.name_rows([axes], [*fates])
     plotting.fraction_axis(axes)
