@@ -489,9 +489,9 @@ def plot_specificity(records: Sequence[TrialRecord]) -> Figure:
 def plot_trade(records: Sequence[TrialRecord]) -> Figure:
     """Success of edits against the answers by other relations of the subject that they keep.
 
-    The LRE's edit and random steps of its length at every rank, whose numbers are beside the LRE's; the LRE's edit at
-    the relations' ranks, and s replaced by s' (oracle), by the unembedding's row of o' and by o' (object), at every
-    strength, of which 1 has a ring. Means over relations whose subjects others share.
+    The LRE's edit and random steps of its length at every rank; the LRE's edit at the relations' ranks, and s replaced
+    by s' (oracle), by the unembedding's row of o' and by o' (object), at every strength. Ranks and strengths are beside
+    the points; a ring is strength 1. Means over relations whose subjects others share.
     """
     figure, strengths, ranks = plotting.new_figure(7, 5.2), _strengths(records), records[0].ranks
     axes = figure.subplots()
@@ -509,8 +509,9 @@ def plot_trade(records: Sequence[TrialRecord]) -> Figure:
         for edit, place in points:
             if edit.get("strength") == 1:
                 axes.plot(*place, "o", color=look.colour, markersize=12, markerfacecolor="none", clip_on=False)
-            elif label == "LRE, by rank":
-                axes.annotate(str(edit["rank"]), place, (5, 5), textcoords="offset points", fontsize=8)
+            elif edit["edit"] != "random":
+                text = f"{edit.get('strength', edit.get('rank')):g}"
+                axes.annotate(text, place, (5, 4), textcoords="offset points", fontsize=8, color=look.colour)
     plotting.fraction_axis(axes)
     plotting.fraction_axis(axes, "y")
     axes.set(xlabel=OTHERS, ylabel=SUCCESS)
