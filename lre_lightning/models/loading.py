@@ -130,6 +130,9 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
     names = ("attn_implementation", "max_memory", "offload_folder", "revision", "trust_remote_code")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(loading, name)) is not None}
     given["dtype"] = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
+    # In a forked process (ddp_notebook), torch replaces its pool of threads at the first use, which fails where the
+    # threads that read the weights all come first.
+    torch.set_num_threads(torch.get_num_threads())
     try:
         if loading.quantization is not None:
             given["quantization_config"] = BitsAndBytesConfig(**QUANTIZATIONS[loading.quantization])
