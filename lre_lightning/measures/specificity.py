@@ -36,7 +36,7 @@ from lre_lightning.prompts.prompt import Prompt, make_prompt, pass_over_blanks
 from lre_lightning.records import analysis
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import KEPT, SPECIFICITY, harmonic_mean, reselect
+from lre_lightning.records.selection import KEPT, SPECIFICITY, AnyCriterion, harmonic_mean, reselect
 from lre_lightning.relations.relation import Relation, Sample, draw_order
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import STYLES
@@ -136,7 +136,7 @@ class Specificity(Measure):
         steps, strengths = {layer: _steps(trial, layer, edits) for layer in layers}, (1.0, *self.strengths)
         asked = {SUCCESS: [Asked(torch.arange(len(edits)), states.edited_runs, {SUCCESS: states.wanted})]}
         asked |= {kind: _asked(trial, edits, kind) for kind in KINDS}
-        tallies = {}
+        tallies: dict[str, Tally] = {}
         for kind, questions in asked.items():
             names = (kind, *LOST) if kind == OTHERS else (kind,)
             counts = torch.zeros(len(names), len(layers), len(strengths), _variants(trial), dtype=torch.long)
@@ -432,7 +432,7 @@ def _fates(records: Sequence[TrialRecord]) -> dict[str, tuple[Estimate | None, .
 
     edits: dict[str, dict[str, Any]] = {f"LRE, rank {rank}": {"rank": rank} for rank in records[0].ranks}
     edits |= {name: {"edit": name} for name in ("random", *INSERTED)}
-    scores = (*(partial(share, name=name) for name in (OTHERS, *LOST)), left)
+    scores: list[analysis.Score] = [*(partial(share, name=name) for name in (OTHERS, *LOST)), left]
     return {name: tuple(_mean(records, score, **edit) for score in scores) for name, edit in edits.items()}
 
 
@@ -442,7 +442,8 @@ FATES = ("kept", *LOST, "become something else")
 def _by_choice(records: Sequence[TrialRecord]) -> Table:
     """Return the shares where layer and rank are chosen by causality, and by both."""
     cut = [_measured_layers(record) for record in records]
-    chosen = {criterion: reselect(cut, criterion) for criterion in ("causality", "both")}
+    criteria: tuple[AnyCriterion, ...] = ("causality", "both")
+    chosen = {criterion: reselect(cut, criterion) for criterion in criteria}
     return Table(
         "specificity_by_choice",
         f"Edits of {analysis.lm_of(records)} at the layers and ranks of the best causality, and of the best harmonic "
@@ -502,8 +503,11 @@ def plot_trade(records: Sequence[TrialRecord]) -> Figure:
         f"{edit}, by strength": [{"edit": edit, "strength": one} for one in strengths] for edit in ("LRE", *INSERTED)
     }
     for look, (label, edits) in zip(STYLES, lines.items(), strict=False):
-        means = [(edit, *(_mean(records, SHARES[name], **edit) for name in (OTHERS, SUCCESS))) for edit in edits]
-        points = [(edit, (kept.value, success.value)) for edit, kept, success in means if kept and success]
+        points = []
+        for edit in edits:
+            kept, success = (_mean(records, SHARES[name], **edit) for name in (OTHERS, SUCCESS))
+            if kept and success:
+                points.append((edit, (kept.value, success.value)))
         x, y = [place[0] for _, place in points], [place[1] for _, place in points]
         axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=5, label=label, clip_on=False)
         for edit, place in points:
@@ -531,7 +535,7 @@ def plot_lost(records: Sequence[TrialRecord]) -> Figure:
     axes = figure.subplots()
     starts = [0.0] * len(fates)
     for place, (look, name) in enumerate(zip(STYLES, FATES, strict=False)):
-        widths = [shares[place].value if shares[place] else 0 for shares in fates.values()]
+        widths = [mean.value if (mean := means[place]) else 0.0 for means in fates.values()]
         options: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white", "linewidth": 0}
         axes.barh(range(len(fates)), widths, 0.8, starts, label=name, **options)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from lre_lightning.statistics.estimates import Estimate, can_be_equal, over_tria
 
 Criterion = Literal["middle", "causality", "faithfulness"]
 """What chooses during a fit."""
+AnyCriterion: TypeAlias = Criterion | Literal["both"]
+"""What chooses from the counts of a fit."""
 
 SPECIFICITY, KEPT = "specificity", "other relations kept"
 """The measure, and its count, by which `"both"` chooses."""
@@ -27,11 +29,12 @@ def harmonic_mean(first: NDArray[np.float64] | float, second: NDArray[np.float64
     >>> harmonic_mean(1.0, 0.5).round(3).item()
     0.667
     """
-    total = np.asarray(first) + np.asarray(second)
-    return 2 * np.asarray(first) * np.asarray(second) / np.where(total == 0, 1, total)
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    mean: NDArray[np.float64] = 2 * one * other / np.where(one + other == 0, 1, one + other)
+    return mean
 
 
-def choose(records: Sequence[TrialRecord], criterion: Criterion | Literal["both"], beta: float) -> tuple[Layer, int]:
+def choose(records: Sequence[TrialRecord], criterion: AnyCriterion, beta: float) -> tuple[Layer, int]:
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
@@ -122,7 +125,9 @@ def _counts(
     return table[np.ix_(rows, columns)]
 
 
-def choice_of_earlier(reported: bool, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int] | None:
+def choice_of_earlier(
+    reported: bool, earlier: Sequence[TrialRecord], criterion: AnyCriterion
+) -> tuple[Layer, int] | None:
     """Return the layer and rank that earlier trials have chosen for one, by `choose_after`; None if it takes part."""
     for other in earlier:
         if reported and other.reported and other.layer is not None and other.rank is not None:
@@ -143,7 +148,7 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     return earlier_choice or choose(choosing, criterion, record.beta)
 
 
-def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion | Literal["both"]) -> bool:
+def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: AnyCriterion) -> bool:
     """Return whether a trial of a fit takes part in the choice of its layer and rank, by `choose_after`.
 
     It does not if earlier trials have chosen, or if its grid has one point that can be chosen.
@@ -164,7 +169,7 @@ def headline(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def reselect(
-    records: Iterable[TrialRecord], criterion: Criterion | Literal["both"] = "causality", beta: float | None = None
+    records: Iterable[TrialRecord], criterion: AnyCriterion = "causality", beta: float | None = None
 ) -> list[TrialRecord]:
     """Choose the layer and rank of every relation again, from counts alone.
 
