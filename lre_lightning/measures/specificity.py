@@ -458,6 +458,7 @@ def _by_choice(records: Sequence[TrialRecord]) -> Table:
             )
             for name, some in chosen.items()
         ),
+        exact=("rank (median)",),
     )
 
 
