@@ -170,7 +170,8 @@ class Specificity(Measure):
             "specificity", f"{text} Means and standard deviations over trials.", analysis.categories(measured), columns,
             total,
         )  # fmt: skip
-        by_rank = sweep_table("specificity_by_rank", text, "rank", _by_rank(kept))
+        caption = f"{text} Random are steps of the same length in a random direction. {BOTH_TEXT}"
+        by_rank = sweep_table("specificity_by_rank", caption, "rank", _by_rank(kept))
         pictures = [picture_of(plot_specificity, kept)]
         tables = [table, by_rank]
         if sharing := _sharing(kept):
