@@ -44,7 +44,7 @@ from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import Table, by_relation
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.states import draw_key
 from lre_lightning.statistics.estimates import Estimate
 
@@ -129,17 +129,23 @@ class Specificity(Measure):
                 f"strengths of edits must be above 0, below 1000 and not 1, which is always there, not {given}"
             )
 
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of every edit in its own prompt, and in questions, which take about twice as long."""
+        runs = (1 + 2 * len(KINDS)) * (1 + len(self.strengths)) * _variants(ranks) * known
+        return Cost(edits=runs) if self.every_layer else Cost(at_choice=runs)
+
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Count, for each kind of question and each edit, the answers after it that are as they should be."""
         states, edits = trial.states, _edits(trial)
         layers = tuple(trial.lres) if self.every_layer else (trial.lre.layer,)
         steps, strengths = {layer: _steps(trial, layer, edits) for layer in layers}, (1.0, *self.strengths)
+        ranks = len(trial.record.ranks)
         asked = {SUCCESS: [Asked(torch.arange(len(edits)), states.edited_runs, {SUCCESS: states.wanted})]}
         asked |= {kind: _asked(trial, edits, kind) for kind in KINDS}
         tallies: dict[str, Tally] = {}
         for kind, questions in asked.items():
             names = (kind, *LOST) if kind == OTHERS else (kind,)
-            counts = torch.zeros(len(names), len(layers), len(strengths), _variants(trial), dtype=torch.long)
+            counts = torch.zeros(len(names), len(layers), len(strengths), _variants(ranks), dtype=torch.long)
             for some in questions:
                 after = _answers(trial, some, steps, strengths).cpu()
                 for place, name in enumerate(names):
@@ -148,7 +154,7 @@ class Specificity(Measure):
                     after[hits] = -1  # an answer counts once
             counts, total = states.processes.sum(counts, torch.tensor(sum(len(some.places) for some in questions)))
             for name, own in zip(names, counts, strict=True):
-                tallies |= _tallies(name, own, int(total), strengths, len(trial.record.ranks))
+                tallies |= _tallies(name, own, int(total), strengths, ranks)
         return Measurement(tallies, layers=layers)
 
     @classmethod
@@ -217,8 +223,8 @@ def _steps(trial: ScoredTrial, layer: Layer, edits: Sequence[Edit]) -> tuple[Ten
     return torch.cat([delta, random], 1), inserted
 
 
-def _variants(trial: ScoredTrial) -> int:
-    return len(BY_RANK) * len(trial.record.ranks) + len(INSERTED)
+def _variants(ranks: int) -> int:
+    return len(BY_RANK) * ranks + len(INSERTED)
 
 
 def _answers(

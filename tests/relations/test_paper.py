@@ -123,7 +123,7 @@ def test_a_failed_request_is_repeated(server, manifest, way):
 @pytest.mark.parametrize(
     ("way", "timeout", "reason"),
     [
-        ("halts", 0.1, "timed out"),
+        ("halts", 0.3, "timed out"),
         ("cut", 5.0, "IncompleteRead"),
         ("404", 5.0, "404 Client Error"),
         ("wrong", 5.0, "its SHA-256 is not that of the paper's relation"),
