@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,26 @@ from lre_lightning.records.record import Grid, TrialRecord
 from lre_lightning.statistics.estimates import as_good, over_trials
 
 Criterion = Literal["middle", "causality", "faithfulness"]
+"""What chooses during a fit."""
+AnyCriterion: TypeAlias = Criterion | Literal["both"]
+"""What chooses from the counts of a fit."""
+
+SPECIFICITY, KEPT = "specificity", "other relations kept"
+"""The measure, and its count, by which `"both"` chooses."""
 
 
-def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
+def harmonic_mean(first: NDArray[np.float64] | float, second: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """Return the harmonic mean of shares; 0 where both are.
+
+    >>> harmonic_mean(1.0, 0.5).round(3).item()
+    0.667
+    """
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    mean: NDArray[np.float64] = 2 * one * other / np.where(one + other == 0, 1, one + other)
+    return mean
+
+
+def choose(records: Sequence[TrialRecord], criterion: AnyCriterion, beta: float) -> tuple[Layer, int]:
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
@@ -27,6 +44,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
             by faithfulness; ``"faithfulness"`` does the reverse. Remaining ties go to the earlier layer and the lower
             rank. ``"middle"`` takes the middle one of the layers whose scores the data cannot tell from those at the
             paper's choice, and the rank of the best causality there. The embedding is only taken if it is alone.
+            ``"both"`` takes the best harmonic mean of causality and of the answers by other relations that edits keep,
+            where `measures.Specificity` has counted these.
         beta: The beta at which faithfulness is compared, one of the grid.
     """
     for record in records:
@@ -42,6 +61,8 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     if not causal.size:
         raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
     scores = (faithful, causal) if criterion == "faithfulness" else (causal, faithful)
+    if criterion == "both":
+        scores = (_with_kept(records, causal, layers, ranks), causal)
     # Rounded, so that equal fractions are equal whatever the order of summation.
     merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
     best = np.lexsort([-merit.ravel() for merit in reversed(merits)])[0]
@@ -62,6 +83,23 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
     return layers[middle], ranks[at_rank[middle]]
 
 
+def _with_kept(
+    records: Sequence[TrialRecord], causal: NDArray[np.float64], layers: Sequence[Layer], ranks: Sequence[int]
+) -> NDArray[np.float64]:
+    """Return the harmonic mean of causality and of answers that are kept, `(layers, ranks)`; -1 where not counted."""
+    kept = [
+        [[record.measured(SPECIFICITY, KEPT, layer=layer, rank=rank) for rank in ranks] for layer in layers]
+        for record in records
+    ]
+    found = harmonic_mean(causal, np.mean(kept, axis=0))
+    if np.isnan(found).all():
+        raise LREError(
+            f"a choice by both needs answers about other relations of the subjects of {records[0].relation!r} after "
+            "edits: measure Specificity, in a fit of several relations that share subjects"
+        )
+    return np.nan_to_num(found, nan=-1.0)
+
+
 def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> list[Layer]:
     """Return the layers that can be chosen: those at which W is the identity in no trial; all, if it is at each.
 
@@ -80,7 +118,9 @@ def _counts(
     return table[np.ix_(rows, columns)]
 
 
-def choice_of_earlier(reported: bool, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int] | None:
+def choice_of_earlier(
+    reported: bool, earlier: Sequence[TrialRecord], criterion: AnyCriterion
+) -> tuple[Layer, int] | None:
     """Return the layer and rank that earlier trials have chosen for one, by `choose_after`; None if it takes part."""
     for other in earlier:
         if reported and other.reported and other.layer is not None and other.rank is not None:
@@ -101,7 +141,7 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     return earlier_choice or choose(choosing, criterion, record.beta)
 
 
-def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> bool:
+def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: AnyCriterion) -> bool:
     """Return whether a trial of a fit takes part in the choice of its layer and rank, by `choose_after`.
 
     It does not if earlier trials have chosen, or if its grid has one point that can be chosen.
@@ -122,7 +162,7 @@ def headline(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def reselect(
-    records: Iterable[TrialRecord], criterion: Criterion = "causality", beta: float | None = None
+    records: Iterable[TrialRecord], criterion: AnyCriterion = "causality", beta: float | None = None
 ) -> list[TrialRecord]:
     """Choose the layer and rank of every relation again, from counts alone.
 
@@ -132,7 +172,7 @@ def reselect(
     Args:
         records: Records of one LM and one kind of prompts.
         criterion: What to choose by, over the trials: ``"causality"``, with ties broken by faithfulness, or
-            ``"faithfulness"``, the reverse.
+            ``"faithfulness"``, the reverse, or ``"both"``, success and what edits keep: see `choose`.
         beta: The beta to report, one of the grid; each record's own if None.
 
     Returns:

@@ -1,6 +1,7 @@
 """What an edit leaves alone: against texts put together by hand and run one by one."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,12 +9,13 @@ import pytest
 import torch
 
 from lre_lightning.datamodules import RelationDataModule
+from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.measures import Specificity
-from lre_lightning.measures.specificity import KINDS
+from lre_lightning.measures.specificity import KINDS, LOST, SUCCESS
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.measurement import Measurement, Tally
@@ -25,7 +27,7 @@ from tests.helpers.identities import SOME
 from tests.helpers.records import COUNTS, with_measures
 from tests.scoring.trials import answer, pinv, scored, state
 
-LAYER, RANKS, COUNT = 1, (2, 40), 10
+LAYERS, LAYER, RANKS, COUNT, HALF = (0, 1), 1, (2, 40), 10, 0.5
 CAPITAL, LANGUAGE, CONTINENT = "country capital city", "country language", "country continent"
 
 
@@ -60,29 +62,45 @@ def capitals(tmp_path_factory):
     data = RelationDataModule("demo", source=str(folder), n_shot=3, trials=1)
     data.use(lm)
     index = [data.relations[relation].name for relation, _ in data.schedule].index(CAPITAL)
-    states = run_trial(lm, data, index, [LAYER])
-    estimator = LREEstimator([LAYER])
+    states = run_trial(lm, data, index, LAYERS)
+    estimator = LREEstimator(LAYERS)
     for prompt in train_prompts(states.trial, data.tokenizer, options=data.prompts):
-        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [LAYER]))
-    ((layer, weight, bias),) = estimator.means()
-    lre = LRE(weight, bias, layer, Origin("", SOME, ""))
+        estimator.update(prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, LAYERS))
+    lres = {layer: LRE(weight, bias, layer, Origin("", SOME, "")) for layer, weight, bias in estimator.means()}
     numbers = {"samples": COUNT, "range_size": COUNT, "tested": COUNT - 3, "known": states.all_known}
-    point = {"layers": (LAYER,), "ranks": RANKS, "layer": LAYER, "rank": RANKS[-1]}
+    point = {"layers": LAYERS, "ranks": RANKS, "layer": LAYER, "rank": RANKS[-1]}
     record = TrialRecord(CAPITAL, "", 0, **numbers, edited=len(states.edited), **point)
-    return scored(record, states, {LAYER: lre}, data=data)
+    return scored(record, states, lres, data=data)
+
+
+def edits_by_hand(trial, row, target, sample):
+    """What each edit makes of s, at every rank or once."""
+    lm, prompts, last = trial.lm, trial.states.prompts, trial.lm.num_layers - 1
+    change = state(lm, prompts[target], last, -1) - state(lm, prompts[row], last, -1)
+    deltas = [torch.from_numpy(pinv(trial.lre.weight.numpy(), rank)) @ change for rank in RANKS]
+    seed = draw_order(draw_key(trial.states.trial), "random", sample.subject, sample.object, 0)
+    generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
+    drawn = torch.randn(len(change), generator=generator, dtype=torch.float64)
+    token = lm.tokenizer(f" {prompts[target].object}", add_special_tokens=False)["input_ids"][0]
+    instead = {
+        "oracle": state(lm, prompts[target], LAYER),
+        "unembedding": lm.model.get_output_embeddings().weight[token].detach(),
+        "object": state(lm, prompts[target], last, -1),
+    }
+    return {
+        "": [lambda s, delta=delta: s + delta for delta in deltas],
+        "random times 0.5": [lambda s, d=d: s + HALF * d.norm() * (drawn / drawn.norm()).to(s) for d in deltas],
+    } | {f"{name} times 0.5": [lambda s, other=other: s + HALF * (other - s)] for name, other in instead.items()}
 
 
 def by_hand(trial):
-    """The sums and totals, from their definitions."""
+    """The sums and totals, from their definitions, by kind and edit."""
     lm, states, data = trial.lm, trial.states, trial.data
     train, key, test = states.trial.train, draw_key(states.trial), states.trial.test
-    prompts, last = states.prompts, lm.num_layers - 1
-    start = prompts[0].input_ids[: prompts[0].start]
+    start = states.prompts[0].input_ids[: states.prompts[0].start]
     relations = {relation.name: relation for relation in data.relations}
     trains = {data.trial(i).relation.name: data.trial(i).train for i in range(len(data.schedule))}
-    totals, sums = dict.fromkeys(KINDS, 0), {name: [0] * len(RANKS) for name in KINDS}
-
-    inverses = [torch.from_numpy(pinv(trial.lre.weight.numpy(), rank)) for rank in RANKS]
+    totals, sums = Counter(), Counter()
 
     def first_token(object_):
         return lm.tokenizer(f" {object_}", add_special_tokens=False)["input_ids"][0]
@@ -90,66 +108,132 @@ def by_hand(trial):
     for row, target in zip(states.edited.tolist(), states.targets.tolist(), strict=True):
         sample, other = test[row], test[target]
         own, wanted = (first_token(name) for name in (sample.object, other.object))
-        change = state(lm, prompts[target], last, -1) - state(lm, prompts[row], last, -1)
-        questions = {name: [] for name in KINDS}
-        facts = [(name, one.object) for name in trains for one in relations[name].samples if one.name == sample.name]
-        facts = sorted(facts, key=lambda fact: draw_order(key, sample.subject, *fact))
-        for name, object_ in facts:
-            if name == CAPITAL:
-                continue
-            context = [one for one in trains[name] if one.subject != sample.subject]
-            text = text_of(relations[name].templates[0], context, sample.subject)
-            if first_token(object_) not in (own, wanted):
-                questions["other relations kept"].append((text, text.rindex(sample.subject), object_, object_))
+        edits = edits_by_hand(trial, row, target, sample)
         template, *rest = relations[CAPITAL].templates
+        questions = {SUCCESS: [(text_of(template, train, sample.subject), sample.object, wanted, None)]}
+        questions |= {name: [] for name in KINDS}
+        facts = [(name, one.object) for name in trains for one in relations[name].samples if one.name == sample.name]
+        for name, object_ in sorted(facts, key=lambda fact: draw_order(key, sample.subject, *fact)):
+            context = [one for one in trains[name] if one.subject != sample.subject]
+            own_text, twin = (
+                text_of(relations[name].templates[0], context, subject) for subject in (sample.subject, other.subject)
+            )
+            if name != CAPITAL and first_token(object_) not in (own, wanted):
+                questions["other relations kept"].append((own_text, object_, first_token(object_), twin))
         near = [test[i] for i in range(len(test)) if states.known[i] and i != row and test[i].object != other.object]
         near = min(near, key=lambda one: draw_order(key, "neighbour", sample.subject, one.subject, one.object))
         text = text_of(template, [*train, sample], near.subject)
-        questions["neighbours kept"].append((text, text.rindex(sample.subject), near.object, near.object))
+        questions["neighbours kept"].append((text, near.object, first_token(near.object), None))
         for one in sorted(rest, key=lambda one: draw_order(key, sample.subject, one)):
-            text = text_of(one, train, sample.subject)
-            questions["paraphrases moved"].append((text, text.rindex(sample.subject), sample.object, other.object))
+            questions["paraphrases moved"].append((text_of(one, train, sample.subject), sample.object, wanted, None))
         for name, asked in questions.items():
-            for text, begin, object_, right in asked:
-                prompt = prompt_at(lm, text, begin + len(sample.subject), start)
+            for text, object_, right, twin in asked:
+                prompt = prompt_at(lm, text, text.rindex(sample.subject) + len(sample.subject), start)
                 if answer(lm, prompt) != first_token(object_):
                     continue
                 totals[name] += 1
                 s = state(lm, prompt, LAYER)
-                for place, inverse in enumerate(inverses):
-                    sums[name][place] += answer(lm, prompt, LAYER, s + inverse @ change) == first_token(right)
+                answers = {name: right}
+                if twin:
+                    with torch.no_grad():
+                        logits = lm.model(torch.tensor([prompt.input_ids])).logits[0, -1]
+                    second = int(logits.argsort(descending=True)[1])
+                    answers |= dict(zip(LOST, (wanted, answer(lm, prompt_at(lm, twin, 1, start)), second), strict=True))
+                for edit, changed in edits.items():
+                    for place, change in enumerate(changed):
+                        said = answer(lm, prompt, LAYER, change(s))
+                        kind = next((kind for kind, token in answers.items() if token == said), None)
+                        sums[kind, edit, place] += 1
                 break
-    return {name: (tuple(sums[name]), totals[name]) for name in KINDS}
+    return sums, totals
 
 
-def test_shares_are_those_of_whole_texts(capitals):
-    found = Specificity().measure(capitals).tallies
-    expected = by_hand(capitals)
-    assert {name: (tally.sums, tally.total) for name, tally in found.items()} == expected
-    assert all(total > 3 for _, total in expected.values())
-    assert len({sums for sums, _ in expected.values()}) == 3
-    assert any(0 < count < total for sums, total in expected.values() for count in sums)
+@pytest.fixture(scope="module")
+def every(capitals):
+    return Specificity([HALF], every_layer=True).measure(capitals)
+
+
+def test_shares_are_those_of_whole_texts(capitals, every):
+    sums, totals = by_hand(capitals)
+    assert every.layers == LAYERS
+    for kind in (SUCCESS, *KINDS, *LOST):
+        for edit in ("", "random times 0.5", "oracle times 0.5", "unembedding times 0.5", "object times 0.5"):
+            tally = every.tallies[f"{kind}: {edit}" if edit else kind]
+            found = tally.sums[LAYER] if "rank" in tally.axes else (tally.sums[LAYER],)
+            assert found == tuple(sums[kind, edit, place] for place in range(len(found))), (kind, edit)
+            assert tally.total == totals[kind if kind in totals else "other relations kept"]
+    assert all(total > 3 for total in totals.values())
+    assert any(0 < sums[kind, "", 1] < totals[kind] for kind in KINDS)
+    assert sum(sums[LOST[1], edit, 0] for edit in ("", "oracle times 0.5")) > 0
+
+
+def test_the_chosen_layer_is_that_of_every_layer(capitals, every):
+    chosen = Specificity([]).measure(capitals)
+    assert chosen.layers == (LAYER,)
+    assert {name: tally.sums[0] for name, tally in chosen.tallies.items()} == {
+        name: every.tallies[name].sums[LAYER] for name in chosen.tallies
+    }
+    assert any(tally.sums[0] != tally.sums[1] for tally in every.tallies.values())
+
+
+def test_strengths_are_positive_and_not_one():
+    for strength in (0.0, 1.0, -2.0, float("nan"), float("inf")):
+        with pytest.raises(LREError, match="strengths of edits must be above 0"):
+            Specificity([0.5, strength])
 
 
 def test_a_relation_alone_has_no_others(capitals):
     alone = RelationDataModule("demo", CAPITAL, n_shot=3, trials=1)
     alone.use(capitals.lm)
-    tallies = Specificity().measure(replace(capitals, data=alone)).tallies
-    assert (tallies["other relations kept"].sums, tallies["other relations kept"].total) == ((0, 0), 0)
+    tallies = Specificity([]).measure(replace(capitals, data=alone)).tallies
+    assert (tallies["other relations kept"].sums, tallies["other relations kept"].total) == (((0, 0),), 0)
     assert tallies["neighbours kept"].total > 0
 
 
-def test_a_report_has_the_trade_by_rank():
-    fields = {**COUNTS, "layers": (0,), "betas": (1.0,), "ranks": (2, 4), "faithful": ((5,),), "causal": ((2, 6),)}
-    record = TrialRecord(relation="a", trial=0, **fields, layer=0, rank=4)
-    tallies = {name: Tally((5, 3), 6, ("rank",), column=True) for name in KINDS}
-    tallies["other relations kept"] = Tally((0, 0), 0, ("rank",), column=True)
-    (section,) = Specificity.sections([with_measures(record, {"specificity": Measurement(tallies)})])
+def sharing(relation, kept, causal=(2, 6), questions=6, **found):
+    """A record of a layer and two ranks, of which the second is chosen, and what edits keep at them."""
+    fields = {**COUNTS, "layers": (0,), "betas": (1.0,), "ranks": (2, 4), "faithful": ((5,),), "causal": (causal,)}
+    record = TrialRecord(relation=relation, trial=0, **fields, layer=0, rank=4)
+    tallies = {name: Tally(((5, 3),), 6, ("layer", "rank"), column=True) for name in KINDS}
+    tallies |= {SUCCESS: Tally((causal,), 8, ("layer", "rank"))}
+    tallies |= {name: Tally(((0, 1),), questions, ("layer", "rank")) for name in LOST if questions}
+    tallies["other relations kept"] = Tally((kept,), questions, ("layer", "rank"), column=True)
+    return with_measures(record, {"specificity": Measurement(tallies | found, layers=(0,))})
+
+
+def values(rows):
+    return [[row[0], *(round(cell.value, 6) if isinstance(cell, tuple) else cell for cell in row[1:])] for row in rows]
+
+
+def test_a_report_has_shares_by_relation_and_rank():
+    (section,) = Specificity.sections([sharing("a", (0, 0), questions=0)])
     table, by_rank = section.tables
     assert table.columns == ("relation", "causality", *KINDS)
-    assert [cell and cell.value for cell in table.rows[0][1:]] == [0.75, None, 0.5, 0.5]
-    assert [[row[0], *(cell and cell.value for cell in row[1:])] for row in by_rank.rows] == [
-        [2, 0.25, None, 5 / 6, 5 / 6],
+    assert values(table.rows)[0][1:] == [0.75, None, 0.5, 0.5]
+    assert [row[:5] for row in values(by_rank.rows)] == [
+        [2, 0.25, None, 0.833333, 0.833333],
         [4, 0.75, None, 0.5, 0.5],
     ]
     assert len(section.pictures[0].plot().axes[0].lines) == 3
+
+
+def test_a_report_has_the_trade_by_edit_and_by_what_chooses():
+    half = {
+        f"{SUCCESS}: oracle times 0.5": Tally((4,), 8, ("layer",)),
+        "other relations kept: oracle times 0.5": Tally((3,), 6, ("layer",)),
+        f"{SUCCESS}: LRE times 0.5": Tally(((1, 1),), 8, ("layer", "rank")),
+    }
+    records = [sharing("a", (6, 3), (4, 6), **half), sharing("b", (6, 0), (4, 8), **half)]
+    (section,) = Specificity.sections(records)
+    _, trade, lost = section.pictures
+    by_edit, by_fate, by_choice = section.tables[2:]
+    rows = {tuple(row[:2]): row[2:] for row in values(by_edit.rows)}
+    assert rows["LRE", 1] == [0.875, 0.25, 0.5, 0.5, 0.3]  # both: 0.6 and 0
+    assert rows["oracle", 0.5] == [0.5, 0.5, None, None, 0.5]
+    assert values(by_fate.rows)[:2] == [["LRE, rank 2", 1, 0, 0, 0, 0], ["LRE, rank 4", 0.25, *[0.166667] * 3, 0.25]]
+    assert [row[:4] for row in values(by_choice.rows)] == [["causality", 4, 0.875, 0.25], ["both", 2, 0.5, 1]]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in trade.plot().axes[0].lines}
+    assert lines["LRE, by rank"] == [[1, 0.5], [0.25, 0.875]]
+    assert lines["oracle, by strength"] == [[0.5, 0.5]]
+    bars = [bar.get_width() for bar in lost.plot().axes[0].patches[:2]]
+    assert bars == [1, 0.25]

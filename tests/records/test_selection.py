@@ -34,6 +34,30 @@ def test_ties_in_one_criterion_are_broken_by_the_other():
     assert choose([record(faithful=((8, 8), (8, 8)), causal=((6, 7), (7, 6)))], "faithfulness", 2.0) == ("emb", 8)
 
 
+def keeping(kept, layers=("emb", 0), questions=8, **changes):
+    """A trial of which so many answers by other relations are kept, `[layer][rank]`."""
+    tally = Tally(kept, questions, ("layer", "rank"))
+    found = {"specificity": Measurement({"other relations kept": tally}, layers=layers)}
+    return record(measures=found, **changes)
+
+
+def test_both_weighs_success_with_what_edits_keep():
+    causal = ((4, 8), (6, 0))  # of 8 edits
+    assert choose([keeping(((4, 1), (4, 8)), causal=causal)], "both", 2.0) == (0, 4)  # 4/7 of 6/8 and 4/8
+    assert choose([keeping(((8, 1), (4, 8)), causal=causal)], "both", 2.0) == ("emb", 4)  # 2/3 of 4/8 and 1
+    several = [keeping(((4, 1), (4, 8)), causal=causal), keeping(((8, 8), (4, 8)), causal=((0, 8), (0, 0)))]
+    assert choose(several, "both", 2.0) == ("emb", 8)  # means 1 and 9/16
+    (chosen,) = reselect([keeping(((4, 1), (4, 8)), causal=causal)], "both")
+    assert (chosen.layer, chosen.rank) == (0, 4)
+
+
+def test_both_takes_a_layer_that_was_measured():
+    assert choose([keeping(((1, 0),), layers=(0,), causal=((8, 8), (2, 0)))], "both", 2.0) == (0, 4)
+    for missing in (record(), keeping(((0, 0), (0, 0)), questions=0)):
+        with pytest.raises(LREError, match="a choice by both needs answers about other relations"):
+            choose([missing], "both", 2.0)
+
+
 def test_faithfulness_is_compared_at_the_given_beta():
     grid = {"faithful": ((9, 1), (3, 8)), "causal": ((7, 2), (7, 2))}
     assert choose([record(**grid)], "causality", 1.0) == choose([record(**grid)], "faithfulness", 1.0) == ("emb", 4)
