@@ -1,4 +1,4 @@
-"""The known-facts prompts as a task of lm-evaluation-harness, whose accuracy is the fraction of facts that an LM knows."""
+"""The prompts that facts are asked with as a task of lm-evaluation-harness, which counts what an LM knows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GROUP = "lre_known"
 def write_task(data: PromptSource, folder: Path) -> tuple[int, int]:
     """Write the test prompts of all trials as a group of tasks of lm-evaluation-harness, in YAML and JSON Lines.
 
-    A fact is asked as a `loglikelihood` of the object's first token, and ``acc`` says whether that is the LM's argmax, as
-    `lre_lightning.scoring.states.knows` does. A prompt is left out if the harness would not make the same tokens of its
-    text, as where the object's first token is a part of a character.
+    The harness computes the likelihood of the object's first token, and its ``acc`` is whether that token is the LM's
+    argmax, as in `lre_lightning.scoring.states.knows`. A prompt is left out if the harness would not make the same
+    tokens of its text, as where the object's first token is a part of a character.
 
     Args:
         data: The datamodule, which makes prompts for the LM that will be asked.
@@ -70,7 +70,9 @@ def as_asked(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, start: tuple[in
     moves white space at the end of the context to the continuation. Where that gives other tokens, it is None.
     """
     ids = [*prompt.input_ids, prompt.object_token]
-    lead, before, whole = (tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in (start, ids[:-1], ids))
+    lead, before, whole = (
+        tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in (start, ids[:-1], ids)
+    )
     answer, prefix = whole[len(before) :], tokenizer.bos_token or tokenizer.eos_token
     for context in (prompt.text, lead + prompt.text):
         options = {"add_special_tokens": False} if prefix and context.startswith(prefix) else {}
