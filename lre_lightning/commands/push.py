@@ -18,18 +18,19 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About
 from lre_lightning.sharing.collection import LRECollection
+from lre_lightning.sharing.data_set import is_data_set, push_data_set
 from lre_lightning.sharing.places import check_repository
 from lre_lightning.sharing.smaller import Form, Scorer
 from lre_lightning.sharing.writing import write_collection
 
 
 class Push(Command):
-    """Share the LREs of a run on the Hugging Face hub.
+    """Share the LREs of a run, or relations, on the Hugging Face hub.
 
     A collection of them, their records, an index and a card is written to the folder --out and, if a repository is
     given, uploaded from there: what the card names, and nothing else. With --rank or --trials mean the LM of the run is
     loaded, and what that costs is measured on its data and written into the card. A saved collection is uploaded as it
-    is. The same command resumes what was stopped.
+    is, and so are relations that `lre data --dataset` has written. The same command resumes what was stopped.
     """
 
     name = "push"
@@ -38,7 +39,7 @@ class Push(Command):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("folder", type=str, help="a run's folder, or that of a collection")
+        parser.add_argument("folder", type=str, help="folder of a run, a collection or a data set")
         parser.add_argument("repository", nargs="?", type=str | None, help="name on the hub, org/name")
         out = "folder to write the collection to"
         parser.add_argument("--out", type=str, default="lre_collection", help=out)
@@ -61,6 +62,12 @@ class Push(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
+        where = options.repository, options.revision, options.token, options.private
+        if is_data_set(options.folder):
+            if not options.repository:
+                raise LREError("relations are written already: give the name on the hub to push them to, org/name")
+            print(f"Pushed: {push_data_set(options.folder, *where)}")
+            return
         collection = LRECollection.from_pretrained(options.folder)
         form, about = given(Form, options), given(About, options)
         saved, said = bool(collection.index.made), any(vars(replace(about, repository=None)).values())
@@ -71,7 +78,6 @@ class Push(Command):
             size = sum(entry.size for entry in collection.index.entries.values())
             print(f"{len(collection)} LRE{'' if len(collection) == 1 else 's'}, {size / 1e6:.1f} MB: {options.out}")
         if options.repository:
-            where = options.repository, options.revision, options.token, options.private
             print(f"Pushed: {collection.push_to_hub(*where)}")
 
 
