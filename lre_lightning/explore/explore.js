@@ -245,7 +245,11 @@ find("#link").addEventListener("click", async () => {
 });
 
 async function start() {
-  if (!lms.length) lms = await ask("about");
+  if (!lms.length) {
+    find("#said").textContent = "A first text is read …";
+    lms = await ask("about");
+    find("#said").textContent = "";
+  }
   find("#models").textContent = lms.map(({ model }) => model).join(", ");
   const given = remembered();
   if (!views.length) views.push(makeView());

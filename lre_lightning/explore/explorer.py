@@ -30,10 +30,15 @@ LONGEST, MOST_TOKENS = 2000, 128
 TOP_K, NEW_TOKENS, MOST_SUBJECTS = 8, 10, 500
 MOST_KEPT = 16
 """Number of LREs that stay in memory."""
-TRIED, SENTENCE = 10, "Think of {}, then {} and {}."
-"""Number of relations that are tried for the first text, and the text."""
+TRIED, SHOWN = 10, 3
+"""Number of relations that are tried for the first text, and of subjects in it."""
 CONCEPTS = " (concepts)"
 """What the name of a grid of concepts ends in, after its relation."""
+
+
+def sentence(subjects: Sequence[str]) -> str:
+    """Return a text that mentions subjects."""
+    return f"Think of {', then '.join(subjects)}."
 
 
 class Ask(BaseModel):
@@ -135,25 +140,36 @@ class Explorer:
 
     @cached_property
     def _example(self) -> str:
-        """The first text: of the most faithful relations, the first that reads two of three subjects right.
+        """The first text: of the most faithful relations, the first of which the lens says three objects.
 
         Where the lens says nothing is found out with it, so that the page has its first answer at once.
         """
-        tried = 0
-        for name in self._subjects.asking(self._scores):
-            train = self._origins[name].train[:3]
-            text = SENTENCE.format(*(subject for subject, _ in train)) if len(train) == 3 else ""
-            if next(iter(self._subjects.find(Text(text))), None) != name or tried == TRIED:
-                continue
-            tried += 1
-            grid = self.read(Read(text=text))["grid"]
-            row = grid["layers"].index(grid["layer"])
-            said = [grid["words"][grid["top"][row][place][0]].strip(SIGNS[" "]) for place in grid["marked"]]
-            right = [word and answer.startswith(word) for (_, answer), word in zip(train, said, strict=False)]
-            if len(said) == 3 and sum(map(bool, right)) >= 2:
+        for name in self._subjects.asking(self._scores)[:TRIED]:
+            right = self._read_right(name, [*dict(self._origins[name].train)])
+            chosen = [*right.values()][:SHOWN]
+            if len(chosen) == SHOWN and [*self._read_right(name, chosen).values()] == chosen:
+                text = sentence(chosen)
                 self.read(Read(text=text, quiet=True))
                 return text
         return next(iter(self._subjects.examples(1, self._scores)), "The sky is")
+
+    def _read_right(self, relation: str, subjects: Sequence[str]) -> dict[str, str]:
+        """Return training subjects of which the lens says the object, in a text of them all: one subject by object.
+
+        There are none if the text mentions subjects of another relation as well, which would have the first word.
+        """
+        lre, text = self._lre(relation), sentence(subjects)
+        found = self._subjects.find(Text(text))
+        if next(iter(found)) != relation:
+            return {}
+        states = TextStates.of(self.lm, self.lm.tokenizer, text, [lre.layer], self._start)
+        (lens,) = with_mentions([states.grid(lre, 1)], self.lm.tokenizer, {relation: found[relation]})
+        grid, answers, right = grid_of(lens), dict(self._origins[relation].train), dict[str, str]()
+        for place, (subject, _) in zip(grid["marked"], lens.mentions, strict=True):
+            word, answer = grid["words"][grid["top"][0][place][0]].strip(SIGNS[" "]), answers.get(subject, "")
+            if word and answer.startswith(word):
+                right.setdefault(answer, subject)
+        return right
 
     def read(self, ask: Read) -> dict[str, Any]:
         """Return the grid of a lens, the relations and subjects in the text, and what an edit can be made with.

@@ -130,6 +130,9 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
     names = ("attn_implementation", "max_memory", "offload_folder", "revision", "trust_remote_code")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(loading, name)) is not None}
     given["dtype"] = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
+    # In a forked process (ddp_notebook), torch replaces its pool of threads at the first use, which fails where the
+    # threads that read the weights all come first.
+    torch.set_num_threads(torch.get_num_threads())
     try:
         if loading.quantization is not None:
             given["quantization_config"] = BitsAndBytesConfig(**QUANTIZATIONS[loading.quantization])
@@ -143,7 +146,7 @@ def load_model(name_or_path: str, loading: Loading) -> PreTrainedModel:
             else:
                 model = _load_gguf(path, gguf_file, given)
     except Exception as error:  # of a hub, a config, a file of weights, a device
-        where = not_here(path) + ("" if loading.device_map is None else f" with device_map {loading.device_map!r}")
+        where = "" if loading.device_map is None else f" with device_map {loading.device_map!r}"
         raise LREError(
             f"no decoder-only LM can be loaded from {name_or_path!r}{where}: {why_not(error, gguf_file)}"
         ) from error
@@ -267,12 +270,7 @@ def check_model(
         AutoConfig.from_pretrained(path, **options, **({"gguf_file": gguf_file} if gguf_file else {}))
     except Exception as error:
         name = f"{name_or_path}@{revision}" if revision else name_or_path
-        raise LREError(f"no LM can be loaded from {name!r}{not_here(path)}: {why_not(error, gguf_file)}") from error
-
-
-def not_here(path: str) -> str:
-    """Return what errors say of a path that is no folder, so that the hub was asked: perhaps it is misspelt."""
-    return "" if Path(path).is_dir() else " (no such folder here, and from the hub)"
+        raise LREError(f"no LM can be loaded from {name!r}: {why_not(error, gguf_file)}") from error
 
 
 def why_not(error: Exception, gguf_file: str | None) -> str:
@@ -312,4 +310,26 @@ def locate(name_or_path: str, gguf_file: str | None = None) -> Located:
         return Located(str(path.parent), path.name)
     if looks_local and not path.is_dir():
         raise LREError(f"model folder {name_or_path!r} does not exist: give a folder with a config.json, or a hub name")
+    if not looks_local and not path.is_dir():
+        _check_hub(name)
     return Located(str(path) if looks_local else name, gguf_file)
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub for an LM that isn't in its cache, once: loading asks again for half a minute without a network.
+
+    Raises:
+        LREError: If there is no such LM, or the hub cannot be asked.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
+        return
+    try:
+        HfApi().model_info(name)
+    except RepositoryNotFoundError as error:
+        raise LREError(f"there is no folder {name!r} here, and no such LM on the hub that you may see") from error
+    except Exception as error:  # of the network
+        why = first_line(error)
+        raise LREError(f"there is no folder {name!r} here, and the hub cannot be asked for it: {why}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lre_lightning.errors import LREError
-from lre_lightning.models.loading import gguf_key, gguf_path, locate, not_here, why_not
+from lre_lightning.models.loading import gguf_key, gguf_path, locate, why_not
 from lre_lightning.storage.cache import kept
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def load_tokenizer(
                 "tokenizer.model needs sentencepiece and protobuf: pip install 'lre-lightning[sentencepiece]', or save "
                 "the tokenizer as tokenizer.json"
             )
-        raise LREError(f"cannot load the tokenizer {name_or_path!r}{not_here(path)}: {reason}") from error
+        raise LREError(f"cannot load the tokenizer {name_or_path!r}: {reason}") from error
     check_tokenizer(tokenizer)
     if len(tokenizer) < 2:
         raise LREError(

@@ -163,20 +163,12 @@ def warm_up(root: Path) -> None:
     without_plots(pytest.MonkeyPatch())
 
 
-def settle_threads() -> None:
-    """Let torch replace the threads that a fork leaves behind, before several threads ask for them at once."""
-    import torch
-
-    torch.set_num_threads(torch.get_num_threads())
-
-
 def child(run: Run) -> None:
     """Be the command line; never returns."""
     begun, operations, output, error = (Path(run.cwd, name) for name in FILES)
     status = 70
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the suite runs in the background
-        settle_threads()
         os.chdir(run.cwd)
         os.environ.update(run.environment)
         for path, descriptor in ((output, 1), (error, 2)):

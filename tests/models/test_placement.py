@@ -312,3 +312,8 @@ def test_split_devices_refuse_to_mix():
             near + far
         with pytest.raises(RuntimeError, match="mixes"):
             near[torch.zeros(1, dtype=torch.long, device=FAR)]
+
+
+def test_a_forked_process_loads_an_lm_with_several_threads(launch, tmp_path):
+    code = "import sys; from tests.helpers.forked_lm import load_in_forks; sys.exit(load_in_forks(20))"
+    assert launch(tmp_path, code=code).status == 0

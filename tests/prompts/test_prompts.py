@@ -375,7 +375,7 @@ def test_a_subject_or_object_that_the_tokenizer_drops_is_refused():
     ("name", "message"),
     [
         ("/no/where", "does not exist"),
-        ("nobody/nothing", "no such folder here, and from the hub"),
+        ("nobody/nothing", "there is no folder 'nobody/nothing' here, and the hub cannot be asked"),
         ("a folder without one", "cannot load the tokenizer"),
         pytest.param(
             "a folder with tokenizer.model",
