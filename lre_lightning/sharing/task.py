@@ -71,9 +71,9 @@ def as_asked(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, start: tuple[in
     """
     ids = [*prompt.input_ids, prompt.object_token]
     lead, before, whole = (
-        tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in (start, ids[:-1], ids)
+        str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) for part in ([*start], ids[:-1], ids)
     )
-    answer, prefix = whole[len(before) :], tokenizer.bos_token or tokenizer.eos_token
+    answer, prefix = whole[len(before) :], str(tokenizer.bos_token or tokenizer.eos_token or "")
     for context in (prompt.text, lead + prompt.text):
         options = {"add_special_tokens": False} if prefix and context.startswith(prefix) else {}
         same = [tokenizer.encode(text, **options) for text in (context, context + answer)] == [ids[:-1], ids]
