@@ -25,7 +25,7 @@ from lre_lightning.sharing.writing import write_collection
 
 
 class Push(Command):
-    """Share the LREs of a run, or relations, on the Hugging Face hub.
+    """Share LREs or relations on the Hugging Face hub.
 
     A collection of them, their records, an index and a card is written to the folder --out and, if a repository is
     given, uploaded from there: what the card names, and nothing else. With --rank or --trials mean the LM of the run is
