@@ -23,7 +23,7 @@ from lre_lightning.records.files import write_records, write_tables
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import csv_columns, summarize, write_csv
 from lre_lightning.relations.subjects import subjects_of, write_subjects
-from lre_lightning.report.console import print_results, results_table
+from lre_lightning.report.console import print_results
 from lre_lightning.report.plotting import narrowed
 from lre_lightning.report.relations import plot_relations
 from lre_lightning.report.sweeps import plot_layers
@@ -91,9 +91,7 @@ class ResultsTable(Callback):
     def _finish(self, trainer: L.Trainer, module: Any) -> None:
         self._write(trainer, module)
         write_tables(module.records.values(), self._path(trainer, "csv").parent, _stage(trainer))
-        summaries = summarize(list(module.records.values()))
-        print_results(summaries)
-        columns = results_table(summaries).columns
+        columns = print_results(summarize(list(module.records.values()))).columns
         rows = zip(*(map(str, column.cells) for column in columns), strict=True)
         log_table(trainer, "results", [str(column.header) for column in columns], list(rows))
         print(f"By relation and trial: {self._path(trainer, 'csv')}. Every count: {self._path(trainer, 'jsonl')}.")

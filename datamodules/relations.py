@@ -369,7 +369,7 @@ class RelationDataModule(LightningDataModule):
         return load(portions, partial(self._batch, split), seed, self.loader.pin_memory)
 
     def _batch(self, split: str, portion: Portion) -> RelationBatch:
-        """Make a batch; the last ones are kept, since a fit asks for the first ones of a trial twice."""
+        """Make a batch; the last ones are kept, since a fit and Lightning's validation in it ask for them in turn."""
         if (split, portion) not in self._batches:
             make = train_prompts if split == "train" else test_prompts
             prompts = make(self.trial(portion.index), self.tokenizer, portion.samples, self.prompts)

@@ -97,9 +97,10 @@ STUDIES = (
     ),
     (
         "Trained maps",
-        "Linear maps that are trained from n samples, beside LREs of as many samples.",
+        "Linear maps that are trained by the KL of their answers, beside LREs, on the n = 8 examples of an LRE and on "
+        "ten times as many. `lre fit` with `--model.measures+=TrainedMaps` and `lre report` make the tables.",
         "trained-maps",
-        ("probes",),
+        ("trained_maps", "trained_maps_by_relation"),
     ),
     (
         "Whole objects by templates",

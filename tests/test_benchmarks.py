@@ -171,8 +171,8 @@ def hanging():
 
 
 def test_checks_that_fail_are_rows_and_the_others_go_on(tmp_path, capsys):
-    checks = {partial(check): 9.0 for check in (broken, missing, killed)} | {partial(hanging): 0.1}
-    assert kit.run_all({**checks, partial(fine, "1"): 9.0}, tmp_path / "table.md") == 1
+    checks = {partial(check): 90.0 for check in (broken, missing, killed)} | {partial(hanging): 0.1}
+    assert kit.run_all({**checks, partial(fine, "1"): 90.0}, tmp_path / "table.md") == 1
     rows = [line.split(" | ") for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| ")]
     assert [" | ".join(row).strip("| ") for row in rows[1:]] == [
         "before | 1 | 1 | ok",
@@ -183,8 +183,8 @@ def test_checks_that_fail_are_rows_and_the_others_go_on(tmp_path, capsys):
         "first | 1 | 1 | ok",
     ]
     assert capsys.readouterr().out.endswith("6 rows in " + str(tmp_path / "table.md") + ", 3 missed\n")
-    assert kit.run_all({partial(fine, "1"): 9.0, partial(missing): 9.0}, tmp_path / "table.md") == 0
-    assert kit.run_all({partial(fine, "2"): 9.0}, tmp_path / "table.md") == 1
+    assert kit.run_all({partial(fine, "1"): 90.0, partial(missing): 90.0}, tmp_path / "table.md") == 0
+    assert kit.run_all({partial(fine, "2"): 90.0}, tmp_path / "table.md") == 1
 
 
 def test_the_checks_of_a_gpu_fit_into_nine_minutes_and_work(monkeypatch, capsys):

@@ -21,7 +21,7 @@ from lre_lightning.errors import LREError, first_line
 from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lens.files import write_lenses
 from lre_lightning.lens.likeness import FALSE_ALARMS, Likenesses, check_false_alarms
-from lre_lightning.lens.reading import print_lenses, read_lenses, readings_of, with_mentions
+from lre_lightning.lens.reading import print_lenses, read_lenses, readings_of
 from lre_lightning.lens.subjects import Found, Subjects
 from lre_lightning.lens.table import AnswerTable, check_name, write_answers
 from lre_lightning.lre.lre import first_trials, origins_of
@@ -134,13 +134,11 @@ def show_lenses(
     grids, shown = {}, []
     for text in given_texts(line.options):
         found = subjects.find(text)
-        jlens = line.model.jacobian_lens
-        how = {"jacobian_lens": jlens, "likenesses": likenesses, "own_layers": not page}
-        lenses = read_lenses(lm, lm.tokenizer, text.text, lres, [*found], **how)
+        names = [*found]
         if not found and text.subject:  # for lenses without a relation
             found = {"": Found(mentions(text.text, [text.subject]))}
-        lenses = with_mentions(lenses, lm.tokenizer, found)
-        grids[text.text] = lenses
+        how = {"jacobian_lens": line.model.jacobian_lens, "likenesses": likenesses, "own_layers": not page}
+        lenses = grids[text.text] = read_lenses(lm, lm.tokenizer, text.text, lres, names, **how, found=found)
         shown.append([lens for lens in lenses if lens.layer is None or subjects.every or readings_of(lens)])
     print_lenses(grids, scores, subjects.hint(scores) if subjects.by_relation else "")
     if page:

@@ -145,13 +145,13 @@ def read_lenses(
     jacobian_lens: Lens | None = None,
     likenesses: Likenesses | None = None,
     own_layers: bool = False,
+    found: Mapping[str, Found] | None = None,
 ) -> list[LensGrid]:
     """Read a text through the lens of each relation, the Jacobian lens, if there is one, and the logit lens.
 
     Every LRE is applied to the hidden states of all layers, with its own beta, whatever layer it was estimated at. Of
     several trials of a relation the first is used. LREs are looked up one at a time, since each may be a large file.
-    Each mention of a subject is marked: of one that the text asks about in a template of the relation, of those of
-    training samples, and of those that a collection carries. Lenses without a relation have the mentions of all.
+    Each mention of a subject is marked. Lenses without a relation have the mentions of all.
 
     Args:
         lm: The LM that the LREs were estimated from.
@@ -165,6 +165,8 @@ def read_lenses(
         likenesses: What says, at the same layers, where the lenses of relations say nothing. They speak everywhere if
             it is None or cannot tell.
         own_layers: Whether to read the lens of each relation at the layer of its LRE alone, and no logit lens.
+        found: The subjects that are mentioned, by relation. If None, they are one that the text asks about in a
+            template of the relation, those of training samples, and those that a collection carries.
 
     Returns:
         One grid per relation, then the Jacobian lens and the logit lens.
@@ -194,7 +196,8 @@ def read_lenses(
     generic: list[Lens] = [] if jacobian_lens is None else [jacobian_lens]
     generic += [] if own_layers else [LogitLens()]
     grids += [states.grid(lens, top_k) for lens in generic if any(map(lens.reads, states.layers))]
-    found = Subjects(origins, getattr(lres, "subjects", {}), every=True).find(Text(text))
+    if found is None:
+        found = Subjects(origins, getattr(lres, "subjects", {}), every=True).find(Text(text))
     return with_mentions(grids, tokenizer, found)
 
 

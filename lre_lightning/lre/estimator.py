@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,10 +26,6 @@ from lre_lightning.prompts.trials import Trial, draw, train_prompts
 from lre_lightning.relations.relation import Relation
 from lre_lightning.relations.sources import load_relations
 from lre_lightning.runs.processes import Processes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 LOGGER = logging.getLogger("lre_lightning")
 
@@ -158,16 +154,16 @@ def estimate(
     (rank,) = check_ranks([usual_rank(lm.hidden_size) if rank is None else rank], lm.hidden_size)
     prompts = prompts.of(lm)
     drawn = draw_one(relation, n_shot, trial, seed, prompts)
-    asked = train_prompts(drawn, lm.tokenizer, options=prompts)
-    if identity_layers(lm, asked, [layer]):
+    examples = train_prompts(drawn, lm.tokenizer, options=prompts)
+    if identity_layers(lm, examples, [layer]):
         LOGGER.warning(IDENTITY, layer)
     weight: Tensor | Operator
     if method == "matrix_free":
-        runs = prompts_to_run(lm, asked)
+        runs = prompts_to_run(lm, examples)
         weight = MatrixFree(runs, layer, forward_product(runs, backward), backward=backward)
         bias = weight.bias()
     else:
-        weight, bias = estimate_trial(lm, lm.tokenizer, drawn, layer, prompts, backward)
+        weight, bias = mean_over(lm, examples, layer, backward)
     return LRE(weight, bias, layer, Origin.of(lm, drawn, prompts, backward), beta, rank, lm)
 
 
@@ -187,17 +183,12 @@ def identity_layers(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequen
     return tuple(layer for layer in layers if layer == lm.num_layers - 1)
 
 
-def estimate_trial(
-    lm: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
-    trial: Trial,
-    layer: Layer,
-    prompts: Prompts,
-    backward: Backward = "exact",
+def mean_over(
+    lm: LanguageModel, examples: Sequence[Prompt], layer: Layer, backward: Backward = "exact"
 ) -> tuple[Tensor, Tensor]:
-    """Estimate W, `(hidden, hidden)`, and b, `(hidden,)`, at one layer from the training samples of a trial."""
+    """Return W, `(hidden, hidden)`, and b, `(hidden,)`, at one layer as means over prompts, one sweep each."""
     estimator = LREEstimator([layer])
-    for prompt in train_prompts(trial, tokenizer, options=prompts):
+    for prompt in examples:
         with backward_rule(backward):
             found = prompt_jacobian(lm, torch.tensor(prompt.input_ids), prompt.subject_position, [layer])
         estimator.update(found)

@@ -10,6 +10,7 @@ from lre_lightning.measures.low_rank import LowRank
 from lre_lightning.measures.majorities import Majorities
 from lre_lightning.measures.outcomes import Outcomes
 from lre_lightning.measures.specificity import Specificity
+from lre_lightning.measures.trained_maps import TrainedMaps
 from lre_lightning.measures.whole_objects import WholeObjects
 from lre_lightning.scoring.measure import Measure
 
@@ -25,5 +26,6 @@ __all__ = [
     "Measure",
     "Outcomes",
     "Specificity",
+    "TrainedMaps",
     "WholeObjects",
 ]

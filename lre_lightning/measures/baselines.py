@@ -24,7 +24,7 @@ from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Picture, Section, missing, picture_of
 from lre_lightning.report.sweeps import plot_layer_grid, sweep_table
 from lre_lightning.report.tables import Row, Table, by_relation
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.scores import faithfulness_predictions, grid_of
 from lre_lightning.scoring.states import TrialStates
 
@@ -98,6 +98,10 @@ class Baselines(Measure):
     alone = True
     embedding = True
     applied = 1
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of inserting states, of the maps, and of the LREs on the subject alone."""
+        return Cost(len(CAUSALITY) * known, (2 * len(FAITHFULNESS) + betas) * known)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Count the successes of each baseline at each layer."""

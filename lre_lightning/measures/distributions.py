@@ -28,7 +28,7 @@ from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import by_relation
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.scores import edited_outputs, grid_of, outputs, slopes
 from lre_lightning.scoring.states import TrialStates
 
@@ -219,6 +219,10 @@ class Distributions(Measure):
 
     name = NAME
     applied = 1
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of all answers and all edits once more."""
+        return Cost(ranks * known, betas * known)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Sum up `DISTRIBUTION_SCORES`; the LM runs every edit again."""

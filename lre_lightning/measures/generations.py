@@ -13,7 +13,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import SLOT
 from lre_lightning.report.sections import Section, missing
 from lre_lightning.report.tables import Table
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.states import draw_key, draw_targets
 from lre_lightning.storage.plain import printable
 
@@ -43,6 +43,10 @@ class Generations(Measure):
         """Check that the LM can generate."""
         if not hasattr(lm.model, "generate"):
             raise LREError(f"{lm.name} has no method `generate`: leave generations out")
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of a run for each new token before and after an edit."""
+        return Cost(at_choice=2 * NEW_TOKENS * self.edits)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Generate texts; every process generates all of them."""

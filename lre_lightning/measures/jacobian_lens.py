@@ -27,7 +27,7 @@ from lre_lightning.report.plotting import STYLES
 from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, picture_of
 from lre_lightning.report.sweeps import sweep_table
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.scores import causality_predictions, faithfulness_predictions, grid_of
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ class JacobianLensLREs(Measure):
     def check(self, lm: LanguageModel) -> None:
         """Load the lens, and check that it is one of the LM."""
         _loaded(self.lens).check_model(lm)
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of three LREs of which two edit."""
+        return Cost((len(GENERIC) - 1) * ranks * known, len(GENERIC) * betas * known)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Score the three at each layer that the lens and the grid have."""

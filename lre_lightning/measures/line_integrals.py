@@ -25,7 +25,7 @@ from lre_lightning.records.record import TrialRecord
 from lre_lightning.report import plotting
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import by_relation
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,6 +79,10 @@ class LineIntegrals(Measure):
 
     def __post_init__(self) -> None:
         check_number("pairs", self.pairs, 1)
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of a run and a gradient at each point of the lines."""
+        return Cost(at_choice=2 * NODES * self.pairs)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Integrate along the line of each pair."""

@@ -34,7 +34,7 @@ from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import by_relation
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.states import draw_key
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ class Specificity(Measure):
 
     name = NAME
     applied = 1
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of asking each kind of question after each edit, in a prompt that is run for it alone."""
+        return Cost(at_choice=2 * len(KINDS) * ranks * known)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Count, for each kind of question, the answers after edits that are as they should be."""

@@ -35,7 +35,7 @@ from lre_lightning.records.selection import headline
 from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section
 from lre_lightning.report.tables import by_relation
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 from lre_lightning.scoring.states import TrialStates
 
 KNOWN = "known as a whole"
@@ -60,6 +60,10 @@ class WholeObjects(Measure):
 
     name = "whole objects"
     applied = 1
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of the few objects that a known sample and its edit are continued by."""
+        return Cost(at_choice=8 * known)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Count the successes of each of `WHOLE_OBJECT_SCORES`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,7 +55,7 @@ class FrozenLMModule(L.LightningModule):
         if isinstance(name_or_path, LanguageModel):
             self._take(name_or_path)
             return
-        self._load = partial(LanguageModel.from_pretrained, name_or_path, **asdict(self.loading))
+        self._load = partial(LanguageModel.from_pretrained, name_or_path, self.loading)
         if not self.loading.shared or torch.distributed.is_initialized():
             self._take(self._load())
 

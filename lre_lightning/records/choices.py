@@ -23,7 +23,7 @@ from lre_lightning.records.analysis import (
 )
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.statistics.correlation import pearson_difference
-from lre_lightning.statistics.estimates import Estimate, can_be_equal
+from lre_lightning.statistics.estimates import Estimate, as_good
 from lre_lightning.statistics.intervals import bootstrap, mean_difference
 
 BetaCriterion = Literal["correlation", "faithfulness"]
@@ -32,8 +32,8 @@ BetaCriterion = Literal["correlation", "faithfulness"]
 def as_good_layers(records: Iterable[TrialRecord]) -> dict[str, list[Layer]]:
     """Return by relation the layers whose causality the data can't tell from that of the best layer, at its rank.
 
-    Those where the difference may be 0: see `can_be_equal`. Relations on other grids than most are left out, and layers
-    that a choice leaves out, as W is the identity there.
+    By `as_good`. Relations on other grids than most are left out, and layers that a choice leaves out, as W is the
+    identity there.
     """
     kept = on_most(records, "layers")
     identity = at_identity(kept)
@@ -44,7 +44,7 @@ def as_good_layers(records: Iterable[TrialRecord]) -> dict[str, list[Layer]]:
                 scores.setdefault(relation, {})[layer] = mean
     best = {relation: max(layers.values(), key=lambda score: score.value) for relation, layers in scores.items()}
     return {
-        relation: [layer for layer, score in layers.items() if can_be_equal(score, best[relation])]
+        relation: [layer for layer, score in layers.items() if as_good(score, best[relation])]
         for relation, layers in scores.items()
     }
 

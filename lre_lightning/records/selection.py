@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.records.record import Grid, TrialRecord
-from lre_lightning.statistics.estimates import Estimate, can_be_equal, over_trials
+from lre_lightning.statistics.estimates import as_good, over_trials
 
 Criterion = Literal["middle", "causality", "faithfulness"]
 
@@ -56,17 +56,10 @@ def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) ->
         )
         for place, column in at_rank.items()
     ]
-    good = [place for place, scores in enumerate(both) if place == layer or all(map(_as_good, scores, both[layer]))]
+    good = [place for place, scores in enumerate(both) if place == layer or all(map(as_good, scores, both[layer]))]
     good = [place for place in good if layers[place] != "emb"] or good
     middle = good[len(good) // 2]
     return layers[middle], ranks[at_rank[middle]]
-
-
-def _as_good(score: Estimate, best: Estimate) -> bool:
-    """Return whether the data cannot tell a score from a better one, or it is no worse."""
-    return score.value >= best.value or (
-        score.interval is not None and best.interval is not None and can_be_equal(score, best)
-    )
 
 
 def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> list[Layer]:

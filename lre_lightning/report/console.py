@@ -91,18 +91,23 @@ def wide_console(table: RichTable) -> Console:
     return console
 
 
-def print_results(summaries: Sequence[RelationSummary]) -> None:
-    """Print the table of results with the columns that fit the terminal, followed by the relations without scores."""
+def print_results(summaries: Sequence[RelationSummary]) -> RichTable:
+    """Print the table of results with the columns that fit the terminal, followed by the relations without scores.
+
+    Returns:
+        The table with all columns.
+    """
+    whole = results_table(summaries)
     if len(summaries) > 1 and all(summary.unscored not in ("", ALIKE, NOT_KEPT) for summary in summaries):
         known, tested = (f"{sum(getattr(one, name) for one in summaries):g}" for name in ("known", "tested"))
         print(
             f"None of the {len(summaries)} relations is scored: the LM knows {known} of {tested} test prompts, and too "
             "few of each. Choose another LM, or lower --data.n_shot."
         )
-        return
+        return whole
     table = results_table(summaries, Console().width)
     wide_console(table).print(table)
-    if left_out := [name for name in _names(results_table(summaries)) if name not in _names(table)]:
+    if left_out := [name for name in _names(whole) if name not in _names(table)]:
         print(f"Not shown, for want of room: {', '.join(left_out)}.")
     if any(summary.chose for summary in summaries):
         print("* Scores of the trials that chose layer and rank, which look better there than those of others.")
@@ -112,6 +117,7 @@ def print_results(summaries: Sequence[RelationSummary]) -> None:
         count = f"{identity.count(layer)} of {len(summaries)} relations"
         print(f"W is the identity at layer {layer} of {count}, whose prompts end with the subject: s is o there.")
         print("Choices leave such layers out: the LRE says what the LM says, whatever the relation is.")
+    return whole
 
 
 def _names(table: RichTable) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import place_of
-from lre_lightning.lre.estimator import estimate_trial
+from lre_lightning.lre.estimator import mean_over
 from lre_lightning.lre.lre import LRE
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.progress import progress
@@ -144,11 +144,8 @@ def shuffled(lm: LanguageModel, data: PromptSource, trial: Trial, lre: LRE) -> L
         for sample, object_ in zip(trial.train, [*objects[1:], *objects[:1]], strict=True)
     )
     other = replace(trial, train=exchanged)
-    own, others = (
-        {prompt.input_ids for prompt in train_prompts(draw, data.tokenizer, options=data.prompts)}
-        for draw in (trial, other)
-    )
-    if own == others:
+    own, examples = (train_prompts(drawn, data.tokenizer, options=data.prompts) for drawn in (trial, other))
+    if {prompt.input_ids for prompt in own} == {prompt.input_ids for prompt in examples}:
         return None
-    weight, bias = estimate_trial(lm, data.tokenizer, other, lre.layer, data.prompts, lre.origin.backward)
+    weight, bias = mean_over(lm, examples, lre.layer, lre.origin.backward)
     return replace(lre, weight=weight, bias=bias)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
@@ -72,6 +72,20 @@ class ScoredTrial:
         return example_states(self.lm, self.prompts, list(self.lres))
 
 
+class Cost(NamedTuple):
+    """What a measure adds to the work of a trial, for the time that a fit is expected to take.
+
+    Attributes:
+        edits: Runs of test prompts with s replaced, whose answers are decoded, at each layer of the grid.
+        decoded: Other hidden states that are decoded, at each layer.
+        at_choice: Runs of test prompts with s replaced at the chosen layer alone.
+    """
+
+    edits: float = 0.0
+    decoded: float = 0.0
+    at_choice: float = 0.0
+
+
 class Measure(ABC):
     """Something that is measured of every scored trial of a fit.
 
@@ -86,7 +100,7 @@ class Measure(ABC):
         embedding: Whether it needs an LRE at the embedding, whichever layers are tried.
         elements: Whether it needs all elements of W.
         applied: How often it applies W to s of all test samples, or edits them at all points: what a fit's form of W
-            and its forecast depend on.
+            depends on.
     """
 
     name: ClassVar[str]
@@ -98,6 +112,10 @@ class Measure(ABC):
     @abstractmethod
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Measure a trial; a collective call of all processes, each of which returns the same."""
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return what it adds to the work of a trial with so many known samples, betas and ranks."""
+        return Cost()
 
     def check(self, lm: LanguageModel) -> None:
         """Raise an `LREError` if the measure cannot be taken of an LM; called before a fit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -134,12 +134,16 @@ class TrialStates:
     def _until_known(self, count: int) -> TrialStates:
         """Keep the samples, in a drawn order, up to the one with which `count` are known; a collective call."""
         kept = set[int]()
-        for sample in self._in_drawn_order(range(len(self.trial.test_asked))):
+        for sample in self.in_drawn_order(range(len(self.trial.test_asked))):
             kept.add(sample)
             count -= int(self.tokens[sample] >= 0)
             if not count:
                 break
-        chosen = [row for row, sample in enumerate(self.samples) if sample in kept]
+        return self.keep(kept)
+
+    def keep(self, samples: Collection[int]) -> TrialStates:
+        """Return the states of some samples, whose targets are drawn among them; a collective call."""
+        chosen = [row for row, sample in enumerate(self.samples) if sample in samples]
         rows = torch.tensor(chosen, dtype=torch.long, device=self.known.device)
         states = replace(
             self,
@@ -202,9 +206,10 @@ class TrialStates:
 
     def draw_edits(self, count: int) -> list[int]:
         """Draw at most `count` of the samples that are edited, over all processes."""
-        return self._in_drawn_order(self.all_edited)[:count]
+        return self.in_drawn_order(self.all_edited)[:count]
 
-    def _in_drawn_order(self, samples: Iterable[int]) -> list[int]:
+    def in_drawn_order(self, samples: Iterable[int]) -> list[int]:
+        """Return samples in an order that the trial draws, and that does not depend on the other samples."""
         asked, key = self.trial.test_asked, draw_key(self.trial)
         return sorted(samples, key=lambda sample: draw_order(key, asked[sample].subject))
 
@@ -230,8 +235,7 @@ def run_trial(
     lm: LanguageModel, data: PromptSource, index: int, layers: Sequence[Layer], max_known: int | None = None
 ) -> TrialStates:
     """Run the test prompts of the trial of an index in the schedule, in one process, and keep s at `layers`."""
-    batches = [batch.to(lm.device) for batch in data.val_dataloader([index])]
-    return TrialStates.run(lm, batches, data.trial(index), layers, max_known=max_known)
+    return TrialStates.run(lm, [*data.val_dataloader([index])], data.trial(index), layers, max_known=max_known)
 
 
 def example_states(lm: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[Layer]) -> Tensor:

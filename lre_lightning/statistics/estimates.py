@@ -82,16 +82,16 @@ def mean_over(values: Sequence[float]) -> Estimate:
     return spread(values, bootstrap(values, mean))
 
 
-def can_be_equal(first: Estimate, second: Estimate) -> bool:
-    """Return whether the difference of two fractions may be 0 by its 95% interval, Newcombe's (1998, method 10).
+def as_good(score: Estimate, best: Estimate) -> bool:
+    """Return whether a fraction is no lower than the best one, or the data cannot tell them apart.
 
-    It is for fractions of different samples; of the same ones it is wider than it need be. Both need intervals.
+    They cannot if the difference may be 0 by its 95% interval, Newcombe's (1998, method 10), which is for fractions of
+    different samples; of the same ones it is wider than it need be. Without intervals they can.
     """
-    high, low = sorted((first, second), key=lambda estimate: -estimate.value)
-    assert high.interval is not None
-    assert low.interval is not None
-    width = math.hypot(high.value - high.interval.low, low.interval.high - low.value)
-    return high.value - low.value <= width
+    if score.value >= best.value or score.interval is None or best.interval is None:
+        return score.value >= best.value
+    width = math.hypot(best.value - best.interval.low, score.interval.high - score.value)
+    return best.value - score.value <= width
 
 
 def estimate(values: npt.ArrayLike, statistic: Statistic) -> Estimate | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,7 +23,7 @@ from lre_lightning.records.analysis import SCORES, over_relations
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.records.summary import Results, summarize
 from lre_lightning.runs.checkpoints import read_hyperparameters
-from lre_lightning.runs.processes import Processes, on_rank_zero, share_error
+from lre_lightning.runs.processes import ONE_PROCESS, Processes, on_rank_zero, share_error
 from lre_lightning.scoring.measure import Measure, layers_for, measures_of
 from lre_lightning.scoring.scores import grid_metrics
 from lre_lightning.training.bank import LREBank, TrialKey, file_of
@@ -105,7 +106,8 @@ class LREModule(FrozenLMModule):
         self._expected: float | None = None
         self._adds = False
         self._kept: frozenset[TrialKey] = frozenset()  # trials of an earlier part of the fit, which are left alone
-        self._trial: Any = None  # a FitTrial in fit, SavedTrials in validation alone
+        self._trial: FitTrial | None = None  # in fit, if the LM knows enough of it
+        self._saved: SavedTrials | None = None  # in validation alone
         self._trained = False  # whether the trial has had all its training batches
         self.load_lm(name_or_path)
 
@@ -185,13 +187,13 @@ class LREModule(FrozenLMModule):
         self.fitting.check_data(data)
         data.use(self.lm)
         data.together = prompts_in_a_sweep(self.lm)
-        return forecast(self._run_of(data, Processes(count=devices)))
+        return forecast(self._run_of(data, ONE_PROCESS), devices)
 
     def expect(self) -> float | None:
         """Measure how many seconds the fit takes from the first trial that is scored on, once; None before that."""
-        if self._expected is None and isinstance(self._trial, FitTrial) and self._trial.unscored is None:
+        if self._expected is None and self._trial is not None:
             epochs = self.current_epoch, self.trainer.fit_loop.max_epochs
-            self._expected = forecast(self._run, *epochs, self._trial).seconds
+            self._expected = forecast(self._run, self.processes.count, *epochs, self._trial).seconds
         return self._expected
 
     def add_to(self, state_dict: Mapping[str, Any]) -> None:
@@ -229,7 +231,7 @@ class LREModule(FrozenLMModule):
         self._adds = False
 
     def on_train_epoch_start(self) -> None:
-        """Begin a trial, and find out whether the LM knows enough of its test samples."""
+        """Begin a trial: run its test prompts, and leave it out if the LM knows too few of its test samples."""
         self._trained = False
         self._check_batches()
         drawn = self._data.trial(self.current_epoch)
@@ -238,12 +240,19 @@ class LREModule(FrozenLMModule):
         if (name, number) in self._kept:
             return
         earlier = [r for r in self.bank.records.values() if r.relation == name and r.trial != number and r.scored]
-        self._trial = trial = FitTrial(self._run, drawn, earlier)
-        trial.skip_if_unknown()
-        if trial.unscored is not None:
-            self._keep(trial.unscored)
-        elif self.lm.shards:
-            self.expect()  # here, where all who share the LM are, and not where one asks for it
+        trial = FitTrial(self._run, drawn, earlier)
+        trial.ask(self._test_batches())
+        if trial.knows_enough:
+            self._trial = trial
+            if self.lm.shards and not self.processes.index:
+                self.expect()  # here, where all who share the LM are, and not where one asks for it
+        elif trial.record is not None:
+            self._keep(trial.record)
+
+    def _test_batches(self) -> list[RelationBatch]:
+        """Return the epoch's test batches, as many as the Trainer's limit_val_batches says."""
+        loader, limit = self._data.val_dataloader(), cast("Any", self.trainer).limit_val_batches
+        return list(islice(loader, limit if isinstance(limit, int) else int(limit * len(loader))))
 
     def _check_batches(self) -> None:
         """Check that a trial is given all its training prompts, and is scored after them."""
@@ -280,10 +289,11 @@ class LREModule(FrozenLMModule):
 
     def on_validation_start(self) -> None:
         """In fit, make the LREs; alone, forget earlier records, or raise an `LREError` if there is no LRE."""
+        self._saved = None
+        if self.trainer.state.fn != "fit" or not self._trained:  # a callback has stopped the fit within the trial
+            self._trial = None
         if self.trainer.state.fn == "fit":
-            if not self._trained:  # a callback has stopped the fit in the middle of the trial
-                self._trial = None
-            if self._trial is not None and self._trial.unscored is None:
+            if self._trial is not None:
                 self._trial.estimate()
                 self.faithfulness, self.causality = self._trial.metrics()
             return
@@ -293,7 +303,7 @@ class LREModule(FrozenLMModule):
         begun_with, tuned = self.bank.tuned or (None, self.beta)
         run = replace(self._run, beta=tuned if begun_with == self.beta else self.beta)
         self.faithfulness, self.causality = metrics = grid_metrics(["emb"], [run.beta], [1])
-        self._rescored, self._trial = {}, SavedTrials(run, self.bank.lres, metrics)
+        self._rescored, self._saved = {}, SavedTrials(run, self.bank.lres, metrics)
 
     def _say_what_is_missing(self) -> None:
         """Warn of trials that the fit has not come to, or whose LREs it has kept since its last checkpoint."""
@@ -313,24 +323,22 @@ class LREModule(FrozenLMModule):
             )
 
     def validation_step(self, batch: RelationBatch, batch_idx: int) -> None:
-        """Run the test prompts of a batch; alone, score the trials before the one that it belongs to as well."""
-        for record in self._trial.test(batch) if self._trial is not None else ():
+        """Alone, score the trials before the one that a batch belongs to; in fit its prompts have been run already."""
+        for record in () if self._saved is None else self._saved.test(batch):
             self._keep(record)
 
     def on_validation_epoch_end(self) -> None:
         """Score the trial of the epoch, or alone the last ones."""
         if self.trainer.sanity_checking:
             return
-        if self.trainer.state.fn != "fit":
-            for record in self._trial.finish():
-                self._keep(record)
-        elif self._trial is not None and self._trial.unscored is None:
+        if self._trial is not None:
             record, lre = self._trial.finish((self.faithfulness, self.causality))
             if lre is not None:
                 self._keep_lre(lre)
-            if record is not None:
-                self._keep(record)
-        self._trial = None
+            self._keep(record)
+        for record in () if self._saved is None else self._saved.finish():
+            self._keep(record)
+        self._trial = self._saved = None
         for name, score in SCORES.items():  # over the relations so far; `ResultsScalars` has more for loggers
             mean = over_relations(self.records.values(), score)
             if mean is not None or self.trainer.state.fn == "fit":  # callbacks fail without the score they monitor

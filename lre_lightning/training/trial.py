@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
 from lre_lightning.scoring.scores import GridMetrics, grid_metrics, new_record, with_grid
-from lre_lightning.scoring.states import TrialStates, knows
+from lre_lightning.scoring.states import TrialStates
 from lre_lightning.training.method import Method, choose_method
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("lre_lightning")
 
-Key: TypeAlias = tuple[tuple[int, ...], ...]
+_NOT_SWEPT: tuple[Tensor, list[PromptJacobian]] = torch.zeros(0, dtype=torch.long), []
 
 
 @dataclass(frozen=True)
@@ -71,60 +71,67 @@ class Run:
     measures: tuple[Measure, ...] = ()
 
 
-class TestedTrial:
-    """A trial whose test prompts arrive batch by batch. Every process calls the methods in the same order.
+class AskedTrial:
+    """A trial whose test prompts are run. Every process calls the methods in the same order.
 
     Args:
         run: What the trial has in common with others.
         trial: Its relation and samples.
         layers: The layers at which s is read.
+
+    Attributes:
+        states: The test prompts once they have been run.
+        record: The record, not yet scored; None if no process had a test prompt.
     """
 
-    __test__ = False  # not a test of pytest's
+    states: TrialStates
 
     def __init__(self, run: Run, trial: Trial, layers: Sequence[Layer]) -> None:
         self.run, self.trial, self.layers = run, trial, tuple(layers)
-        self._batches: list[RelationBatch] = []
+        self.record: TrialRecord | None = None
 
-    def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
-        """Take a batch of test prompts; they run, and the record comes, with `finish`."""
-        self._batches.append(batch)
-        return ()
-
-    def _tested(self) -> tuple[TrialStates, TrialRecord] | None:
-        """Run the test prompts; return them and the trial's record, not yet scored. None if no process had a prompt."""
-        run, batches = self.run, self._batches
-        own = sum(len(batch.own()) for batch in batches)
-        (tested,) = run.processes.sum(torch.tensor([own]))
-        if not tested:
-            return None
+    def ask(self, batches: Sequence[RelationBatch]) -> None:
+        """Run this process's test prompts, and begin the record."""
+        run = self.run
+        (served,) = run.processes.sum(torch.tensor([sum(len(batch.own()) for batch in batches)]))
+        if not served:
+            return
         needed = any(measure.alone for measure in run.measures)
         alone = [run.data.subjects_alone(batch) for batch in batches] if needed else None
         most = run.fitting.max_known
-        states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone, most)
-        (tested,) = run.processes.sum(torch.tensor([len(states.samples)]))
-        record = self._record(int(tested), states.all_known)
-        if record.known < len(self.trial.train):
-            return states, record
-        return states, replace(record, identity_layers=identity_layers(run.lm, self._train_prompts, self.layers))
+        self.states = TrialStates.run(run.lm, batches, self.trial, self.layers, run.processes, alone, most)
+        (tested,) = run.processes.sum(torch.tensor([len(self.states.samples)]))
+        self.record = replace(
+            new_record(self.trial, run.data, int(tested), self.states.all_known),
+            model=run.lm.label,
+            backward=run.fitting.backward,
+            beta=run.beta,
+            reported=self.trial.number >= run.fitting.selection_trials,
+        )
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether the LM knows as many test samples as the trial has examples; else it is not scored."""
+        return self.record is not None and self.record.known >= len(self.trial.train)
+
+    def _on_grid(
+        self, lres: Mapping[Layer, LRE], betas: Sequence[float], ranks: Sequence[int], metrics: GridMetrics
+    ) -> tuple[TrialRecord, Tensor, Tensor]:
+        """Score LREs; see `with_grid`."""
+        assert self.record is not None
+        record, said, edited = with_grid(self.record, self.states, lres, betas, ranks, metrics)
+        identity = identity_layers(self.run.lm, self.train_prompts, self.layers)
+        return replace(record, identity_layers=identity), said, edited
 
     @cached_property
-    def _train_prompts(self) -> list[Prompt]:
+    def train_prompts(self) -> list[Prompt]:
         """All training prompts, not only those that this process is served."""
         return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
 
-    def _record(self, tested: int, known: int) -> TrialRecord:
-        record = new_record(self.trial, self.run.data, tested, known)
-        reported = self.trial.number >= self.run.fitting.selection_trials
-        backward = self.run.fitting.backward
-        return replace(record, model=self.run.lm.label, backward=backward, beta=self.run.beta, reported=reported)
-
-    def _measured(
-        self, record: TrialRecord, states: TrialStates, lres: Mapping[Layer, LRE], said: Tensor, edited: Tensor
-    ) -> TrialRecord:
+    def _measured(self, record: TrialRecord, lres: Mapping[Layer, LRE], said: Tensor, edited: Tensor) -> TrialRecord:
         """Return the record with what each measure has found."""
         tokens = self.run.data.coverage(self.trial.relation).tokens
-        scored = ScoredTrial(record, states, lres, said, edited, self._train_prompts, tokens, self.run.data)
+        scored = ScoredTrial(record, self.states, lres, said, edited, self.train_prompts, tokens, self.run.data)
         record = replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
         columns = Counter(
             name for found in record.measures.values() for name, tally in found.tallies.items() if tally.column
@@ -135,63 +142,39 @@ class TestedTrial:
         return record
 
 
-class FitTrial(TestedTrial):
+class FitTrial(AskedTrial):
     """A trial of a fit: Jacobians of its training prompts become LREs, which are scored on its test prompts.
 
-    Call `skip_if_unknown`, `train` with each training batch, `estimate`, `test` with each test batch, then `finish`.
+    Call `ask` with the test batches and, if the LM `knows_enough`, `train` with each training batch, `estimate`, then
+    `finish`.
 
     Args:
         run: What the trial has in common with others.
         trial: Its relation and samples.
         earlier: The scored records of the relation's other trials, which take part in the choice of layer and rank.
-
-    Attributes:
-        choice: The layer and rank at which alone it is estimated and scored; None if it is scored on a grid.
-        unscored: The record of the trial if the LM knows too few of its test samples; all other work is then skipped.
+        choice: The layer and rank at which alone it is estimated and scored. If None, they are what the options or
+            `earlier` say, or none: it is then scored on a grid.
     """
 
-    def __init__(self, run: Run, trial: Trial, earlier: Sequence[TrialRecord] = ()) -> None:
-        self.earlier, self.choice = earlier, self._given(run, trial, earlier)
-        chosen = self.choice
-        super().__init__(
-            run, trial, run.layers if chosen is None else layers_for(run.lm, [chosen["layer"]], run.measures)
-        )
-        self.unscored: TrialRecord | None = None
-        self._estimator = LREEstimator(self.layers)
-        self._swept: dict[Key, list[PromptJacobian]] = {}
-        self._lres: dict[Layer, LRE] = {}
-
-    @staticmethod
-    def _given(run: Run, trial: Trial, earlier: Sequence[TrialRecord]) -> Choice | None:
-        choice = (run.fitting.choices or {}).get(trial.relation.name)
-        if choice is None and run.fitting.grid == "choice":
-            reported = trial.number >= run.fitting.selection_trials
-            if found := choice_of_earlier(reported, earlier, run.fitting.select_by):
+    def __init__(
+        self, run: Run, trial: Trial, earlier: Sequence[TrialRecord] = (), choice: Choice | None = None
+    ) -> None:
+        fitting = run.fitting
+        choice = choice or (fitting.choices or {}).get(trial.relation.name)
+        if choice is None and fitting.grid == "choice":
+            reported = trial.number >= fitting.selection_trials
+            if found := choice_of_earlier(reported, earlier, fitting.select_by):
                 choice = {"layer": found[0], "rank": found[1]}
-        return choice
-
-    def skip_if_unknown(self) -> None:
-        """Run test prompts until the LM has answered n of them correctly; if it does not, set `unscored`."""
-        needed = self.run.data.n_shot
-        loader = self.run.data.val_dataloader()
-        batches, left = iter(loader), len(loader)
-        tested = known = 0
-        more = True
-        while known < needed and more:
-            counts = torch.zeros(3, dtype=torch.long)
-            if left:
-                left -= 1
-                batch = next(batches).to(self.run.lm.device)
-                found = knows(self.run.lm, batch)
-                counts = torch.tensor([len(found), int(found.sum()), left])
-            (counts,) = self.run.processes.sum(counts)
-            tested, known, more = tested + int(counts[0]), known + int(counts[1]), bool(counts[2])
-        if known < needed:
-            self.unscored = self._record(tested, known)
+        layers = run.layers if choice is None else layers_for(run.lm, [choice["layer"]], run.measures)
+        super().__init__(run, trial, layers)
+        self.earlier, self.choice = earlier, choice
+        self._estimator = LREEstimator(self.layers)
+        self._swept = _NOT_SWEPT
+        self._lres: dict[Layer, LRE] = {}
 
     def train(self, batch: RelationBatch) -> None:
         """Add the Jacobian and bias of each prompt in a batch."""
-        if self.unscored is not None or self._operators:
+        if self._operators:
             return
         batch = batch.own().padded("right")
         groups: dict[tuple[int, ...], list[int]] = {}  # rows of one shape that are in one batch on any processes
@@ -200,18 +183,23 @@ class FitTrial(TestedTrial):
             groups.setdefault((sample // self.run.data.together, subject, last), []).append(row)
         for (_, subject, last), rows in groups.items():
             ids = batch.input_ids[rows, : last + 1]
-            for example in self._swept.pop(_key(ids), None) or self._sweep(ids, subject):
+            (known, swept), self._swept = self._swept, _NOT_SWEPT
+            for example in swept if torch.equal(known, ids.cpu()) else self._sweep(ids, subject):
                 self._estimator.update(example)
+
+    def sweep_first(self) -> list[PromptJacobian]:
+        """Return the Jacobians of the prompts that `train` sweeps first, and keep them for it."""
+        first, *others = self.train_prompts[: self.run.data.together]
+        shape = first.subject_position, first.last_position
+        alike = [prompt for prompt in others if (prompt.subject_position, prompt.last_position) == shape]
+        ids = torch.tensor([prompt.input_ids for prompt in (first, *alike)])
+        self._swept = ids, self._sweep(ids, first.subject_position)
+        return self._swept[1]
 
     def _sweep(self, ids: Tensor, subject: int) -> list[PromptJacobian]:
         last = ids.shape[1] - 1
         with backward_rule(self.run.fitting.backward):
             return sweep(self.run.lm, ids, range(subject, subject + 1), range(last, last + 1), self.layers)
-
-    def sweep_once(self, ids: Tensor, subject: int) -> list[PromptJacobian]:
-        """Return the Jacobians of prompts of one shape, `(prompts, positions)`, and keep them for `train`."""
-        self._swept = {_key(ids): self._sweep(ids, subject)}
-        return self._swept[_key(ids)]
 
     def method(self) -> tuple[Method, str]:
         """Return the form of W, and why, if there was a choice."""
@@ -225,7 +213,7 @@ class FitTrial(TestedTrial):
         method, why = self.method()
         operators: dict[Layer, MatrixFree] = {}
         if method == "matrix_free":
-            runs, rule = prompts_to_run(lm, self._train_prompts), fitting.backward
+            runs, rule = prompts_to_run(lm, self.train_prompts), fitting.backward
             try:
                 product = forward_product(runs, rule)
             except LREError as error:
@@ -255,30 +243,21 @@ class FitTrial(TestedTrial):
         origin = Origin.of(self.run.lm, self.trial, self.run.data.prompts, self.run.fitting.backward)
         self._lres = {layer: LRE(weight, bias, layer, origin, self.run.beta) for layer, weight, bias in means}
 
-    def test(self, batch: RelationBatch) -> Sequence[TrialRecord]:
-        """Take a batch of test prompts, unless the trial is skipped."""
-        return super().test(batch) if self.unscored is None else ()
-
     def metrics(self) -> GridMetrics:
         """Return the metrics of its grid."""
         return grid_metrics(self.layers, self.run.betas, self.ranks())
 
-    def finish(self, metrics: GridMetrics) -> tuple[TrialRecord | None, LRE | None]:
+    def finish(self, metrics: GridMetrics) -> tuple[TrialRecord, LRE | None]:
         """Score the LREs by the metrics of its grid, and choose one.
 
         Returns:
-            The record, and the LRE at the chosen layer if the trial is reported. The record is None if there was no
-            test prompt; the LRE is None if the LM knows too few samples.
+            The record, and the LRE at the chosen layer if the trial is reported.
         """
-        tested = self._tested()
-        if tested is None or tested[1].known < len(self.trial.train):
-            return (tested[1] if tested else None), None
-        states, record = tested
-        record, said, edited = with_grid(record, states, self._lres, self.run.betas, self.ranks(), metrics)
+        record, said, edited = self._on_grid(self._lres, self.run.betas, self.ranks(), metrics)
         chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
         layer, rank = self._choose(record)
         record = replace(record, layer=layer, rank=rank, chose=chose)
-        record = self._measured(record, states, self._lres, said, edited)
+        record = self._measured(record, self._lres, said, edited)
         lre = replace(self._lres[layer], rank=rank)
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
 
@@ -321,12 +300,7 @@ class FitTrial(TestedTrial):
         return layer, rank
 
 
-def _key(ids: Tensor) -> Key:
-    """Return token ids `(prompts, positions)` in a form that can be looked up."""
-    return tuple(map(tuple, ids.tolist()))
-
-
-class RescoredTrial(TestedTrial):
+class RescoredTrial(AskedTrial):
     """A trial whose saved LRE is scored again, at its own layer and rank.
 
     Args:
@@ -343,21 +317,19 @@ class RescoredTrial(TestedTrial):
 
     def finish(self, metrics: GridMetrics) -> TrialRecord | None:
         """Score the LRE by the metrics of one point and return the record; None if no process had a test prompt."""
-        tested = self._tested()
-        if tested is None or self.lre is None or tested[1].known < len(self.trial.train):
-            return tested[1] if tested else None
-        states, record = tested
+        if self.lre is None or self.record is None or not self.knows_enough:
+            return self.record
         lre, rank = self.lre.to(self.run.lm.device), self.lre.edit_rank
         lres = {lre.layer: lre}
-        record, said, edited = with_grid(record, states, lres, (record.beta,), (rank,), metrics)
+        record, said, edited = self._on_grid(lres, (self.record.beta,), (rank,), metrics)
         record = replace(record, layer=lre.layer, rank=rank, backward=lre.origin.backward)
-        return self._measured(record, states, lres, said, edited)
+        return self._measured(record, lres, said, edited)
 
 
 class SavedTrials:
     """All trials of the data, scored with saved LREs one after another while their test batches arrive.
 
-    Every process begins and finishes all trials in the same order, whether it has prompts of them or not.
+    Every process scores all trials in the same order, whether it has prompts of them or not.
 
     Args:
         run: What the trials have in common.
@@ -367,28 +339,25 @@ class SavedTrials:
 
     def __init__(self, run: Run, lres: Mapping[tuple[str, int], LRE], metrics: GridMetrics) -> None:
         self.run, self.lres, self.metrics = run, lres, metrics
-        self._current: RescoredTrial | None = None
-        self._next = 0
+        self._batches: list[RelationBatch] = []
+        self._next = 0  # the index of the trial that they belong to
 
     def test(self, batch: RelationBatch) -> Iterator[TrialRecord]:
         """Take a batch of test prompts; yield the records of the trials before the one that it belongs to."""
-        index = self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0])))
-        yield from self._advance(index)
-        assert self._current is not None
-        self._current.test(batch)
+        yield from self._before(self.run.data.schedule.index((int(batch.relation[0]), int(batch.trial[0]))))
+        self._batches.append(batch)
 
     def finish(self) -> Iterator[TrialRecord]:
         """Yield the records of the trials that are left."""
-        yield from self._advance(len(self.run.data.schedule))
+        yield from self._before(len(self.run.data.schedule))
 
-    def _advance(self, index: int) -> Iterator[TrialRecord]:
-        """Begin and finish trials until the one of an index in the schedule has begun; yield the finished records."""
-        while self._next <= index:
-            record = None if self._current is None else self._current.finish(self.metrics)
+    def _before(self, index: int) -> Iterator[TrialRecord]:
+        """Score the trials that are left before an index in the schedule, and yield their records."""
+        for place in range(self._next, index):
+            drawn = self.run.data.trial(place)
+            trial = RescoredTrial(self.run, drawn, self.lres.get((drawn.relation.name, drawn.number)))
+            trial.ask(self._batches)
+            self._batches, self._next = [], place + 1
+            record = trial.finish(self.metrics)
             if record is not None:
                 yield record
-            self._current = None
-            if self._next < len(self.run.data.schedule):
-                trial = self.run.data.trial(self._next)
-                self._current = RescoredTrial(self.run, trial, self.lres.get((trial.relation.name, trial.number)))
-            self._next += 1

@@ -207,9 +207,8 @@ def test_a_used_folder_is_refused_after_all_options_are_checked(run, fitted, fin
     before = files_in(Path("lre_runs"))
     assert_one_error(run("fit", *options(fitted)), "whose 6 trials are all finished", "--overwrite")
     for wrong in ("--model.ranks=[99]", "--data.relations=[thing_color]", "--model.fitting.selection_trials=2"):
-        for more in ([], ["--overwrite"]):
-            named = wrong.partition("=[")[2].rstrip("]") or "leave none to report"
-            assert_one_error(run("fit", *options(fitted, wrong, *more)), named)
+        named = wrong.partition("=[")[2].rstrip("]") or "leave none to report"
+        assert_one_error(run("fit", *options(fitted, wrong, "--overwrite")), named)
     assert files_in(Path("lre_runs")).items() >= before.items()
 
 

@@ -26,6 +26,14 @@ from tests.helpers.toy import OBJECTS, WIDTH
 from tests.helpers.trainer import trainer_of
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Leave out pictures, which take longer than all else, but in the test of what a page consists of."""
+    if request.function is not test_texts_as_arguments:
+        monkeypatch.setattr("lre_lightning.lens.files.plot_lenses", lambda lenses: None)
+        monkeypatch.setattr("lre_lightning.lens.files.to_pixels", lambda picture: np.zeros((1, 1, 3), np.uint8))
+
+
 def predict(fitted, *args):
     return lre("predict", *QUIET, f"--trainer.default_root_dir={fitted / 'run'}", "--page=true", *args)
 
@@ -174,8 +182,6 @@ def test_mistakes_are_named(fitted, monkeypatch, tmp_path, capsys, args, message
 
 
 def test_before_any_fit_the_bundled_lres_predict_and_edit(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("lre_lightning.lens.files.plot_lenses", lambda lenses: None)
-    monkeypatch.setattr("lre_lightning.lens.files.to_pixels", lambda picture: np.zeros((1, 1, 3), np.uint8))
     monkeypatch.setattr("lre_lightning.commands.validate.smollm2_file", lambda: None)
     run = [*QUIET, f"--trainer.default_root_dir={tmp_path}", "--data.source=relations/that/are/not/needed"]
     chosen = "--data.relations=[country capital city, linguistic]"

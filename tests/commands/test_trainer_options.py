@@ -6,13 +6,15 @@ from tests.commands.conftest import options
 from tests.helpers.command import QUICK
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "predict", "evaluate", "jlens", "explore"])
 @pytest.mark.parametrize(
-    ("option", "line"),
+    ("command", "option", "line"),
     [
-        ("precision=bf16-true", "precision 'bf16-true' is for models that are trained: leave it out of the Trainer, "),
-        ("precision=16", "precision '16' is for models that are trained: leave it out of the Trainer, and give the LM"),
-        ("barebones=true", "barebones is for measuring a trainer alone: give --trainer.logger false, --trainer.enable"),
+        ("fit", "precision=bf16-true", "precision 'bf16-true' is for models that are trained: leave it out of the "),
+        ("fit", "barebones=true", "barebones is for measuring a trainer alone: give --trainer.logger false, --trainer"),
+        *(
+            (command, "precision=16", "precision '16' is for models that are trained: leave it out of the Trainer, and")
+            for command in ("validate", "predict", "evaluate", "jlens", "explore")
+        ),
     ],
 )
 def test_an_option_is_refused_before_the_lm_is_loaded(said, command, option, line):

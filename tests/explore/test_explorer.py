@@ -210,7 +210,7 @@ def test_a_mistake_comes_back_as_one_line(client, path, ask, line):
     assert "\n" not in answer.json()["error"]
 
 
-@pytest.mark.parametrize("text", STRINGS, ids=range(len(STRINGS)))
+@pytest.mark.parametrize("text", STRINGS[::3], ids=range(0, len(STRINGS), 3))
 def test_any_text_is_answered_or_refused_in_a_line(client, text):
     common = {"relation": RELATIONS[1], "target": "Peru"}
     for path, ask in (

@@ -5,6 +5,7 @@ It is the fork server of `multiprocessing`, because a test process has threads, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import resource
@@ -149,18 +150,27 @@ WARM = "LRE_WARM"
 
 
 def warm_up(root: Path) -> None:
-    """Do here, once, what every child would do again: imports, and loading an LM."""
+    """Do here, once, what every child would do again: imports, parsing, and loading an LM, by a fit of no trial."""
     import torch
-
-    from lre_lightning.datamodules import RelationDataModule
-    from lre_lightning.models.language_model import LanguageModel
 
     for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.commands.main"):
         importlib.import_module(name)
+    from lre_lightning.cli import main
+
     torch.set_num_threads(1)
-    LanguageModel.from_pretrained(str(root / "model"))
-    RelationDataModule(str(root / "model"), source=str(root / "relations")).setup()
     without_plots(pytest.MonkeyPatch())
+    places = [f"--model.name_or_path={root / 'model'}", f"--data.source={root / 'relations'}"]
+    kept = os.dup(1), os.dup(2)
+    with (root / "warm_up.txt").open("w") as out:
+        for descriptor in (1, 2):
+            os.dup2(out.fileno(), descriptor)
+        status = main([*FIT, *places, f"--trainer.default_root_dir={root / 'warm_up'}", "--trainer.max_epochs=0"])
+        for descriptor, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, descriptor)
+            os.close(before)
+    assert status == 0, (root / "warm_up.txt").read_text()
+    gc.collect()
+    gc.freeze()  # so that collections of a child copy no page of what is here
 
 
 def child(run: Run) -> None:

@@ -49,7 +49,7 @@ def use():
         lm = LanguageModel.from_pretrained("demo", tensor_parallel=size)
         edit = lres[name, 0].bind(lm).edit_prompt("The capital of Canada is", "Peru")
         edits.append((edit.after[0][0], edit.continuations(4)))
-        concepts.append(estimate_concepts(lm, load_relations(name, "demo")[0], layer=2).vectors)
+        concepts.append(estimate_concepts(lm, load_relations(name, "demo")[0], layer=2, n_shot=2, jacobians=2).vectors)
         lenses.append(read_lenses(lm, lm.tokenizer, "We met in Peru.", lres, [name]))
         lm.release()
     return {
@@ -75,7 +75,7 @@ def run(index, folder, families):
     found["demo"] = use()
     found["three"] = refusal(f"{folder}/{families[0]}", tensor_parallel=3)
     sharding._Copy.transpose = sharding._Copy  # as if each member had the whole gradient
-    dtypes = ("float64", "float32", "bfloat16", "float16")
+    dtypes = ("float64", "bfloat16")
     refusals = (refusal(f"{folder}/{families[0]}", dtype, tensor_parallel=2) for dtype in dtypes)
     found["wrong"] = [refused.partition(" by ")[0] for refused in refusals]
     found["groups"] = len(distributed.distributed_c10d._world.pg_map)

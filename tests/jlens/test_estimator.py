@@ -31,7 +31,7 @@ def plain_jacobian(lm, ids, layer, skip, same):
     return jacobian / (len(ids) - 1 - skip)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "mixtral", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "lfm2"])
 def test_every_element_at_every_layer(monkeypatch, family):
     widen_casts(monkeypatch, family)
     lm = LanguageModel(tiny_model(family), chunk_size=6)  # does not divide the width

@@ -110,7 +110,7 @@ def counts_of(states, lre, tokens):
     return [found[KNOWN].sums, found["closed-set causality"].total, *(found[name].sums for name in WHOLE_OBJECT_SCORES)]
 
 
-@pytest.mark.parametrize(("family", "seed"), [("gpt2", 6), ("mistral", 0), ("mamba", 3)])
+@pytest.mark.parametrize(("family", "seed"), [("gpt2", 6), ("mamba", 3)])
 def test_the_counts_are_those_of_plain_loops(family, seed, monkeypatch):
     lm = LanguageModel(tiny_model(family, seed=seed))
     prompts = prompts_for(lm, 3)

@@ -108,9 +108,8 @@ def test_prefixes_that_grow_equal_whole_prompts(lm):
     prompts = torch.cat([longer.repeat_interleave(2, 0), SUFFIX], 1)
     grown = lm.prefix(MORE, context)
     twice = lm.prefix(MORE[:, 1:], lm.prefix(MORE[:, :1], context))
-    check_suffix(lm, SUFFIX, prompts, grown, twice, lm.prefix(longer))
+    check_suffix(lm, SUFFIX, prompts, grown, twice)
     check_suffix(lm, SUFFIX[2:], prompts[2:], grown.select(torch.tensor([1])))
-    check_suffix(lm, SUFFIX, torch.cat([CONTEXT.expand(4, -1), SUFFIX], 1), context.select(torch.tensor([1])))
     assert (grown.count, grown.length, context.length) == (2, 12, 9)
 
 
@@ -123,17 +122,18 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
     for column, layer in enumerate(lm.layers):
         lm.chunk_size = (2, 64)[column % 2]
         patched = batch.patched(layer, new)
-        chosen = batch.select(torch.tensor([2, 0])).patched(layer, new[[2, 0]])
-        torch.testing.assert_close(chosen, patched[[2, 0]], **TOLERANCE)
-        torch.testing.assert_close(batch.patched(layer, subject[:, column, None])[:, 0], output, **TOLERANCE)
         for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
             torch.testing.assert_close(subject[row, column], whole[row][layer][0, position], **TOLERANCE)
             torch.testing.assert_close(output[row], whole[row][LAYERS - 1][0, -1], **TOLERANCE)
-            expected = torch.stack([plain_output(lm, prompt, position, layer, value) for value in new[row]])
-            torch.testing.assert_close(patched[row], expected, **TOLERANCE)
-            # At the last block only the last token reaches o, which is not the subject's. Keys may be older.
-            unused = (LAYERS - 1,) if lm.name != "gemma4_shared_keys" else (LAYERS - 2, LAYERS - 1)
-            assert torch.allclose(expected, output[row]) == (layer in unused)
+            if row in (column % 3, 2):
+                expected = plain_output(lm, prompt, position, layer, new[row, row % 2])
+                torch.testing.assert_close(patched[row, row % 2], expected, **TOLERANCE)
+                # At the last block only the last token reaches o, which is not the subject's. Keys may be older.
+                unused = (LAYERS - 1,) if lm.name != "gemma4_shared_keys" else (LAYERS - 2, LAYERS - 1)
+                assert torch.allclose(expected, output[row]) == (layer in unused)
+    chosen = batch.select(torch.tensor([2, 0])).patched(lm.layers[1], new[[2, 0]])
+    torch.testing.assert_close(chosen, batch.patched(lm.layers[1], new)[[2, 0]], **TOLERANCE)
+    torch.testing.assert_close(batch.patched(lm.layers[1], subject[:, 1, None])[:, 0], output, **TOLERANCE)
 
 
 @torch.no_grad()
@@ -208,7 +208,6 @@ def test_the_options_of_a_family_change_its_tiny_model(family, change):
     [
         ("llama4_text", "works, shared prefix"),
         ("minimax", "works, copied prefix"),  # with states beside the layers of its cache
-        ("rwkv", "works, whole prompts"),
         ("bert", "refused: its hidden states depend on later tokens, so it is not a decoder-only LM"),
     ],
 )

@@ -23,7 +23,7 @@ def demo(**options) -> LanguageModel:
 BASE = demo().identity
 
 
-@pytest.mark.parametrize("family", ["gpt2", "falcon_alibi", "gemma3", "mistral", "openai", "opt_350m"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "openai", "opt_350m"])
 def test_dtypes_of_an_lm_are_the_same_and_noise_is_not(family):
     whole = identity_of(tiny_model(family, torch.float32))
     assert whole.difference(identity_of(tiny_model(family, torch.float32).double())) < EXACT / 100

@@ -1,8 +1,5 @@
 """Loading, layers, token ids and predictions of a language model."""
 
-import inspect
-from dataclasses import asdict
-
 import pytest
 import torch
 import transformers
@@ -62,12 +59,9 @@ def test_invalid_names_and_options_are_refused(name, options, message):
         LanguageModel.from_pretrained(name, **options)
 
 
-def test_the_options_of_loading_are_in_the_signature_and_dtypes_are_torchs_too():
-    parameters = inspect.signature(LanguageModel.from_pretrained).parameters
-    named = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert named == asdict(Loading())
-    assert all(f"\n            {name}: " in LanguageModel.from_pretrained.__doc__ for name in named)
-    assert LanguageModel.from_pretrained("demo", dtype=torch.bfloat16).dtype == torch.bfloat16
+def test_options_are_given_as_loading_or_one_by_one_and_dtypes_are_torchs_too():
+    lm = LanguageModel.from_pretrained("demo", Loading(dtype="float64", chunk_size=3), dtype=torch.bfloat16)
+    assert (lm.dtype, lm.chunk_size) == (torch.bfloat16, 3)
 
 
 def test_the_loaders_progress_bar_is_shown_in_terminals_alone(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """LMs in half precision: the estimates are float32, and close to those of the LM in float32."""
 
 import copy
+from itertools import cycle
 
 import pytest
 import torch
@@ -32,8 +33,7 @@ def relative_error(found, expected):
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("family", ["gpt2", "mistral", "gemma2", "falcon"])
+@pytest.mark.parametrize(("family", "dtype"), zip(["gpt2", "mistral", "gemma2", "falcon"], cycle(HALF)), ids=str)
 def test_an_lm_in_half_precision_gives_lres_in_float32(family, dtype):
     model = tiny_model(family, torch.float32)
     lm = LanguageModel(copy.deepcopy(model).to(dtype))
@@ -103,8 +103,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(("family", "dtype"), zip(KINDS, cycle(HALF)), ids=str)
 def test_an_lm_in_half_precision_is_run_as_in_float32(family, dtype):
     assert LanguageModel(tiny_model(family, dtype)).way == WAYS[family]
 

@@ -60,9 +60,9 @@ def test_no_group_of_processes_outlives_its_lm(found):
 
 @pytest.mark.slow
 def test_a_split_that_changes_gradients_is_refused(found):
-    """In any dtype."""
+    """Also in 16 bits."""
     wrong = "cannot be split over 2 processes: the gradients of a few tokens are wrong"
-    assert [refused.endswith(wrong) for refused in found["wrong"]] == [True] * 4
+    assert [refused.endswith(wrong) for refused in found["wrong"]] == [True] * 2
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ LINES = """\
 def test_a_chat_template_that_writes_lines_gives_the_prompts_of_lines(base):
     tokenizer = tokenizer_of(Kind(base, LINES, (), "", "\n"))
     subjects = [subject for subject in SUBJECTS if base != "characters" or max(subject) < "\u0250"]
-    for template in TEMPLATES[:3]:
+    for template in (TEMPLATES[0], TEMPLATES[2]):
         samples = [Sample(subject, answer) for subject in subjects for answer in (subject, f" {subject}")]
         for context in ((), CONTEXT):
             expected = make_prompts(tokenizer, template, samples, context)

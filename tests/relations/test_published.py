@@ -132,7 +132,7 @@ def test_a_failed_request_is_repeated(server, manifest, way):
 @pytest.mark.parametrize(
     ("way", "timeout", "reason"),
     [
-        ("halts", 0.1, "timed out"),
+        ("halts", 0.3, "timed out"),
         ("cut", 5.0, "IncompleteRead"),
         ("404", 5.0, "404 Client Error"),
         ("wrong", 5.0, "it is not what was published, by its SHA-256"),

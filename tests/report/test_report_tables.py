@@ -420,7 +420,7 @@ def test_a_finding_holds_only_if_its_interval_does():
 
 def test_where_there_is_nothing_to_find_nothing_holds():
     claimed = 0
-    for draw in np.random.default_rng(0).integers(2, 9, (40, 15, 3)).tolist():
+    for draw in np.random.default_rng(0).integers(2, 9, (20, 15, 3)).tolist():
         records = [
             minimal(
                 record(str(i), 0, faithful, causal), measures={"baselines": baselines({}, {"object": (other,)}, {})}
@@ -430,7 +430,7 @@ def test_where_there_is_nothing_to_find_nothing_holds():
         found = {row[0]: row[1] for row in findings(records).rows}
         claimed += found["LRE edits are better than o'"] in ("yes", "no")
         claimed += found[CORRELATED] == "yes"
-    assert claimed <= 4
+    assert claimed <= 3
 
 
 def test_betas_are_compared_over_the_relations_that_have_both():

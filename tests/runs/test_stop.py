@@ -18,7 +18,6 @@ SCORING = "lre_lightning.training.module:LREModule.on_validation_epoch_end"
 STOPS = [
     ("lre_lightning.models.language_model:LanguageModel.from_pretrained", 0, signal.SIGINT),
     (STEP, 1, signal.SIGTERM),
-    (SCORING, 0, signal.SIGINT),
     ("lre_lightning.storage.files:_sync", 30, signal.SIGTERM),
     ("torch:save", 2, signal.SIGINT),
 ]

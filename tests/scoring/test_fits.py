@@ -41,7 +41,7 @@ def data_of(source, **options):
 
 
 def noted_fit(module, data, root):
-    """Fit a module and return its trainer, and the states of its trials by relation and number."""
+    """Fit a module and return its trainer, and the states of its scored trials by relation and number."""
     trainer, states, run = trainer_of(root, [ResultsTable()], inference_mode=True), {}, TrialStates.run
 
     def note(lm, batches, trial, *args):
@@ -50,7 +50,7 @@ def noted_fit(module, data, root):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialStates, "run", note)
         trainer.fit(module, datamodule=data)
-    return trainer, states
+    return trainer, {key: found for key, found in states.items() if module.records[key].scored}
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,9 @@ from scripts.demo_model.corpus import Piece, build_library
 from scripts.demo_model.data import PieceTokenizer, Rows
 from scripts.demo_model.recipe import Recipe
 from scripts.demo_model.world import build_world
-from scripts.studies import calibration, components, frequency, objects, probes
+from scripts.studies import calibration, components, frequency, objects
 from scripts.studies.common import Setting, drawn
 from tests.helpers.identities import SOME
-from tests.helpers.toy import random_toy
 
 RELATIONS, WIDTH = 6, 12
 
@@ -177,23 +176,6 @@ def test_null_subjects_are_of_other_domains():
     )
     assert calibration.of_other_domains(own, [own, same, shares, other]) == [other]
     assert len(drawn([str(number) for number in range(100)] * 2, "key")) == 40
-
-
-def test_a_map_trained_by_KL_says_what_the_LM_says_and_changes_nothing_else():
-    lm, states = random_toy(), draws(5, 16, seed=3).double()
-    objects = 3 * draws(5, 16, seed=4).double()
-    start = draws(16, 16, seed=5).double()
-    weight, bias = probes.train(lm, states, objects, start, objects.mean(0))
-
-    def divergence(weight, bias):
-        wanted, said = (lm.decode(some).log_softmax(-1) for some in (objects, states @ weight.T + bias))
-        return float((wanted.exp() * (wanted - said)).sum(-1).mean())
-
-    assert divergence(start, objects.mean(0)) > 0.01 > divergence(weight, bias)
-    differences = torch.linalg.svd(states - states.mean(0))[2]
-    unseen = differences[4:]  # directions in which no sample differs from another
-    torch.testing.assert_close((weight - start) @ unseen.T, torch.zeros(16, 12).double(), atol=1e-8, rtol=0)
-    assert ((weight - start) @ differences[:4].T).norm() > 0.1
 
 
 def test_a_template_lens_reads_objects_at_any_scale_and_whitens():
