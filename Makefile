@@ -57,10 +57,10 @@ real: $(STAMP) ## run the tests on a real LM, SmolLM2
 	OMP_NUM_THREADS=$$(getconf _NPROCESSORS_ONLN) "$(PY)" -m pytest -m real --numprocesses=0 --timeout=600
 
 # An environment of its own: what these packages need must not decide what ours is tested with.
-other-tools: ## run the tests in nnsight and TransformerLens, in .venv-other-tools
+other-tools: ## run the tests in nnsight, TransformerLens and lm_eval, in .venv-other-tools
 	$(MAKE) setup VENV=.venv-other-tools
-	.venv-other-tools/bin/python -m pip install --quiet -c constraints.txt "nnsight>=0.8" "transformer-lens>=4"
-	.venv-other-tools/bin/python -m pytest --numprocesses=0 -m "real or not real" tests/test_other_tools.py \
+	.venv-other-tools/bin/python -m pip install --quiet -c constraints.txt "nnsight>=0.8" "transformer-lens>=4" "lm_eval>=0.4.9"
+	.venv-other-tools/bin/python -m pytest --numprocesses=0 -m "real or not real" tests/test_other_tools.py tests/sharing/test_task.py \
 	  "tests/test_docs.py::test_the_python_examples_run_in_other_tools"
 
 lint: $(STAMP) view ## ruff (rules and formatting), and which room imports which

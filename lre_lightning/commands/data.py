@@ -26,6 +26,7 @@ from lre_lightning.relations.json_files import write_relations
 from lre_lightning.relations.quality import Problem, find_problems
 from lre_lightning.relations.relation import Relation
 from lre_lightning.report.console import wide_console
+from lre_lightning.sharing.data_set import write_data_set
 
 BOUNDARY, LINE_END = "│", "↵"
 OPEN, CLOSE = "⟦", "⟧"
@@ -47,6 +48,9 @@ class Data(Command):
         parser.add_argument("--prompts", type=int, default=0, help="number of prompts to show per relation")
         parser.add_argument("--check", type=bool, default=False, help="list the problems of the data")
         parser.add_argument("--out", type=str | None, default=None, help="folder to write the relations to, as JSON")
+        table = "folder to write the relations to as a data set of the hub, with a card; lre push shares it"
+        parser.add_argument("--dataset", type=str | None, default=None, help=table)
+        parser.add_argument("--license", type=str | None, default=None, help='licence for that card, such as "mit"')
         parser.add_class_arguments(RelationDataModule, "data")
 
     @override
@@ -58,6 +62,9 @@ class Data(Command):
         print_data(data, options.prompts, options.check)
         if options.out is not None:
             print(f"relations written to {options.out}: {len(write_relations(data.candidates(), options.out))}")
+        if options.dataset is not None:
+            write_data_set(data.candidates(), options.dataset, options.license)
+            print(f"data set written to {options.dataset}; share it with: lre push {options.dataset} org/name")
 
 
 def print_data(data: RelationDataModule, prompts: int, check: bool) -> None:

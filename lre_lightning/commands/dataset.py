@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from lre_lightning.commands.command import Command
@@ -20,6 +21,7 @@ from lre_lightning.report.comparison import dataset_tables
 from lre_lightning.report.console import print_unscored, show_tables
 from lre_lightning.scoring.scores import new_record
 from lre_lightning.scoring.states import knows
+from lre_lightning.sharing.task import GROUP, write_task
 from lre_lightning.storage.locks import FolderLock
 
 
@@ -35,6 +37,11 @@ class Dataset(Command):
     resumable = True
 
     @override
+    def add_arguments(self, parser: LightningArgumentParser) -> None:
+        task = "folder to write the prompts to, as a task of lm-evaluation-harness that counts the same"
+        parser.add_argument("--task", type=str | None, default=None, help=task)
+
+    @override
     def run(self, line: LRECommandLine) -> None:
         if not line.trainer.is_global_zero:
             return
@@ -44,6 +51,12 @@ class Dataset(Command):
             show_tables(dataset_tables(by_model(records)), root / "dataset")
             enough = {record.relation for record in records if record.told_apart and record.known >= record.n_shot}
             print_unscored(summarize(record for record in records if record.relation not in enough))
+            if line.options.task is not None:
+                written, left_out = write_task(line.datamodule, Path(line.options.task))
+                known = sum(record.known for record in records)
+                print(f"task {GROUP} written to {line.options.task}: {written} prompts; {known} known")
+                if left_out:
+                    print(f"left out: {left_out} prompts, of whose texts the harness would make other tokens")
 
 
 def count_known(lm: LanguageModel, data: RelationDataModule, path: Path) -> list[TrialRecord]:

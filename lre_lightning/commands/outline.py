@@ -28,7 +28,7 @@ SUMMARIES = {
     "cross": "Score the LRE of each relation on all relations.",
     "lenses": "Compare lenses on the same prompts.",
     "jlens": "Estimate the Jacobian lens of an LM from texts.",
-    "push": "Share the LREs of a run on the Hugging Face hub.",
+    "push": "Share LREs or relations on the Hugging Face hub.",
     "report": "Write tables and figures of one or several runs.",
     "data": "List relations, and show prompts as an LM sees them.",
     "cache": "Show how much is kept of converted LMs, or remove it.",

@@ -19,6 +19,7 @@ from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.sharing.export import write_plain
+from lre_lightning.sharing.data_set import is_data_set, push_data_set
 from lre_lightning.sharing.places import check_repository
 from lre_lightning.sharing.smaller import Form, Scorer
 from lre_lightning.sharing.writing import write_collection
@@ -26,12 +27,12 @@ from lre_lightning.storage.files import safe_name
 
 
 class Push(Command):
-    """Share the LREs of a run on the Hugging Face hub.
+    """Share LREs or relations on the Hugging Face hub.
 
     A collection of them, their records, an index and a card is written to the folder --out and, if a repository is
     given, uploaded from there: what the card names, and nothing else. With --rank or --trials mean the LM of the run is
     loaded, and what that costs is measured on its data and written into the card. A saved collection is uploaded as it
-    is. The same command resumes what was stopped.
+    is, and so are relations that `lre data --dataset` has written. The same command resumes what was stopped.
     """
 
     name = "push"
@@ -40,7 +41,7 @@ class Push(Command):
 
     @override
     def add_arguments(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("folder", type=str, help="a run's folder, or that of a collection")
+        parser.add_argument("folder", type=str, help="folder of a run, a collection or a data set")
         parser.add_argument("repository", nargs="?", type=str | None, help="name on the hub, org/name")
         out = "folder to write the collection to"
         parser.add_argument("--out", type=str, default="lre_collection", help=out)
@@ -65,6 +66,12 @@ class Push(Command):
     @override
     def run(self, line: LRECommandLine) -> None:
         options = line.options
+        where = options.repository, options.revision, options.token, options.private
+        if is_data_set(options.folder):
+            if not options.repository:
+                raise LREError("relations are written already: give the name on the hub to push them to, org/name")
+            print(f"Pushed: {push_data_set(options.folder, *where)}")
+            return
         collection = LRECollection.from_pretrained(options.folder)
         form, about = given(Form, options), given(About, options)
         saved, said = bool(collection.index.made), any(vars(replace(about, repository=None)).values())
@@ -78,7 +85,6 @@ class Push(Command):
             for (name, trial), lre in collection.items():
                 write_plain(Path(options.plain) / safe_name(name) / f"trial{trial}.safetensors", lre)
         if options.repository:
-            where = options.repository, options.revision, options.token, options.private
             print(f"Pushed: {collection.push_to_hub(*where)}")
 
 

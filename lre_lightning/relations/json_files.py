@@ -43,7 +43,7 @@ def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
     for path in paths:
         data: Any = []
         with problems:
-            data = _parse(path)
+            data = parse_json(path)
             category = printable(path.resolve().parent.name)
             if data == []:
                 raise LREError(f"{path} must hold at least one relation, not an empty list")
@@ -57,7 +57,8 @@ def read_json(*paths: Path) -> list[tuple[Path, Relation]]:
     return relations
 
 
-def _parse(path: Path) -> Any:
+def parse_json(path: Path) -> Any:
+    """Parse a JSON file of at most `LARGEST_FILE` bytes, without a key twice in one object."""
     check_file(path, LARGEST_FILE)
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=distinct_keys)

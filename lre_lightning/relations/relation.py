@@ -6,6 +6,7 @@ loads them.
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from lre_lightning.errors import LREError
 from lre_lightning.storage.plain import shown, text
 
 SLOT = "{}"
+SUBJECT_MARK = re.compile(r"\[X\]|<subject>|\{subject\}")
+OBJECT_MARK = re.compile(r"\s*(\[Y\]|<mask>|<MASK>|\[MASK\]|\{object\}).*", re.DOTALL)
 LONGEST = 10_000
 """Maximum length of a subject, an object or a template in characters."""
 
@@ -120,6 +123,20 @@ def sha256(parts: Sequence[object]) -> "hashlib._Hash":
 def draw_order(*parts: object) -> bytes:
     """Return what orders a draw: a digest of the texts of what it depends on, which nothing else changes."""
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+
+
+def read_template(value: object, what: str = "template") -> str:
+    """Read a template of a file, called `what` in errors, in which other marks may stand for subject and object.
+
+    Those are ``[X]``, ``<subject>`` or ``{subject}``, and ``[Y]``, ``<mask>``, ``[MASK]`` or ``{object}``. A prompt
+    stops before the object, so that what follows its mark is left out.
+
+    >>> read_template("[X] was born in [Y] .")
+    '{} was born in'
+    """
+    if isinstance(value, str):
+        value = SUBJECT_MARK.sub(SLOT, OBJECT_MARK.sub("", value))
+    return check_template(value, what)
 
 
 def check_template(template: object, what: str = "template") -> str:

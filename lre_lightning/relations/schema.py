@@ -8,7 +8,8 @@ The schema is that of the relations published by Hernandez et al. (ICLR 2024, se
      "properties": {"relation_type": "factual", "domain_name": "country", "range_name": "city", "symmetric": false},
      "samples": [{"subject": "Canada", "object": "Ottawa"}]}
 
-`prompt_templates_zs` and `properties` are optional, and other keys are ignored.
+`prompt_templates_zs` and `properties` are optional, and other keys are ignored. Templates may have the marks of other
+data sets, such as ``[X]`` and ``[Y]``: see `lre_lightning.relations.relation.read_template`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from annotated_types import Len
 from typing_extensions import NotRequired, TypedDict
 
 from lre_lightning.errors import LREError
-from lre_lightning.relations.relation import LONGEST, SLOT, Relation, Sample, check_template
+from lre_lightning.relations.relation import LONGEST, SLOT, Relation, Sample, read_template
 from lre_lightning.storage.plain import LONGEST_NAME, printable, shown, text
 from lre_lightning.storage.typed import Checked, Invalid, Name, Truth, typed
 
@@ -76,7 +77,7 @@ def filled(value: object, what: str, longest: int = LONGEST) -> str:
 
 
 Filled = Annotated[str, Checked(filled)]
-Template = Annotated[str, Checked(check_template)]
+Template = Annotated[str, Checked(read_template)]
 
 
 class _Sample(TypedDict):

@@ -5,7 +5,7 @@ A source is one of these, or a list of several:
 | source | content |
 |---|---|
 | ``"demo"`` | the bundled relations |
-| ``"paper"`` | the 47 relations of Hernandez et al. (ICLR 2024), downloaded once: `lre_lightning.relations.paper` |
+| ``"paper"``, ``"christ"``, ``"bats"``, ``"klar"`` | downloaded once: `lre_lightning.relations.published` |
 | a ``.json`` file, or a folder of them | relations in the schema of `lre_lightning.relations.schema` |
 | a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file | one sample per row: `lre_lightning.relations.tables` |
 | a folder written by `datasets.Dataset.save_to_disk` | the same |
@@ -23,19 +23,17 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, Union
 
 from lre_lightning.demo import DEMO, RELATIONS_DIR
 from lre_lightning.errors import LREError
+from lre_lightning.relations.published import PUBLISHED, fetch_published, read_published
 from lre_lightning.relations.relation import Relation
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
 
     from lre_lightning.relations.formats import Opened
-
-PAPER = "paper"
-"""The name of the paper's relations."""
 
 Source: TypeAlias = Union[str, Path, Relation, "Dataset", "DatasetDict", Sequence[Any]]
 PlacedRelation: TypeAlias = tuple[str, Relation]
@@ -137,8 +135,11 @@ def read_source(
         raise LREError(
             f"--data.selection.columns is for tables and data sets, and {str(opened)!r} is neither: leave it out"
         )
-    read = json_files.read_json if os.path.isfile(opened) else json_files.read_folder
-    return [(str(path), relation) for path, relation in read(opened)]
+    if is_published(source):
+        relations = read_published(source)
+    else:
+        relations = (json_files.read_json if os.path.isfile(opened) else json_files.read_folder)(opened)
+    return [(str(path), relation) for path, relation in relations]
 
 
 def open_source(source: Any, options: Mapping[str, Any]) -> Opened | Path:
@@ -168,7 +169,9 @@ def prepare(source: Source | None, options: Mapping[str, Any] | None = None) -> 
     if isinstance(source, list | tuple):
         for part in source:
             prepare(part, options)
-    elif isinstance(source, str) and _is_on_hub(source, _path(source)):  # which downloads the paper's relations
+    elif is_published(source):
+        fetch_published(source)
+    elif isinstance(source, str) and _is_on_hub(source, _path(source)):
         from lre_lightning.relations.data_sets import fetch_hub
 
         fetch_hub(source, options or {})
@@ -189,12 +192,17 @@ def plain_source(source: Source | None) -> Any:
         return None if None in parts else parts
     if not isinstance(source, str | Path):
         return None
-    if source in (DEMO, PAPER):
+    if source == DEMO or is_published(source):
         return source
     path = _path(source)
     if path == RELATIONS_DIR:
         return DEMO
     return str(source) if _is_on_hub(source, path) else os.path.abspath(path)
+
+
+def is_published(source: Source) -> TypeGuard[str]:
+    """Return whether a source is the name of published relations."""
+    return isinstance(source, str) and source in PUBLISHED
 
 
 def is_path(item: str) -> bool:
@@ -213,11 +221,5 @@ def _is_on_hub(source: str | Path, path: Path) -> bool:
 
 
 def _path(source: str | Path) -> Path:
-    """Return the path of a source; the paper's relations are downloaded."""
-    if source == DEMO:
-        return RELATIONS_DIR
-    if source == PAPER:
-        from lre_lightning.relations.paper import fetch_paper_relations
-
-        return fetch_paper_relations()
-    return Path(os.path.expanduser(source))
+    """Return the path of a source."""
+    return RELATIONS_DIR if source == DEMO else Path(os.path.expanduser(source))

@@ -13,7 +13,9 @@ The columns of a table with one sample per row, of which `subject` and `object` 
 | `symmetric` | true or false | |
 
 The templates of a relation are the distinct templates of its rows; it may have none. On the other properties of a
-relation its rows must agree; a row may leave them empty. Other columns are not read.
+relation its rows must agree; a row may leave them empty. Other columns are not read. The name
+of a column may be a path into it, such as ``requested_rewrite.subject``, and templates may have the marks of other data
+sets, such as ``[X]`` and ``[Y]``: see `lre_lightning.relations.relation.read_template`.
 
 A table that has no `subject` and `object` but `samples` has one relation per row, with the columns of
 `lre_lightning.relations.schema`, as `datasets.load_dataset("json", ...)` makes them of JSON files.
@@ -28,7 +30,7 @@ from typing import Any
 
 from lre_lightning.errors import LREError
 from lre_lightning.relations.formats import Rows
-from lre_lightning.relations.relation import Relation, Sample, check_template
+from lre_lightning.relations.relation import Relation, Sample, read_template
 from lre_lightning.relations.schema import MOST_SAMPLES, Problems, check_relation, filled
 from lre_lightning.storage.plain import LONGEST_NAME, mapping, shown, text, truth
 
@@ -79,7 +81,8 @@ def read_rows(place: str, name: str, parts: Sequence[Rows], columns: Mapping[str
     for part in parts:
         if "samples" not in part.names or {"subject", "object"} & {*part.names, *columns}:
             fields = _find_columns(part, columns) if part.names else {}
-            for at, row in _rows(part, list(fields.values())):
+            roots = {_root(part.names, column) for column in fields.values()}
+            for at, row in _rows(part, [name for name in part.names if name in roots]):
                 with problems:
                     _add_sample(groups, mapping(row, at), at, fields, name)
         elif columns:
@@ -131,7 +134,7 @@ def _add_sample(
     groups: dict[str, _Group], row: Mapping[str, Any], at: str, fields: Mapping[str, str], name: str
 ) -> None:
     """Add a row to the group of its relation, by default `name`; `fields` are the columns by field."""
-    cells = {key: (row.get(column), f"{at}: {column}") for key, column in fields.items()}
+    cells = {key: (_cell(row, column), f"{at}: {column}") for key, column in fields.items()}
     sample = Sample(filled(*cells.pop("subject")), filled(*cells.pop("object")))
     if "relation" in cells:
         name = filled(*cells.pop("relation"), LONGEST_NAME)
@@ -142,7 +145,7 @@ def _add_sample(
             continue
         if key in _TEMPLATES:
             templates = value if isinstance(value, list) else [value]
-            group.templates[key] |= {check_template(template, what): None for template in templates}
+            group.templates[key] |= {read_template(template, what): None for template in templates}
             continue
         if key == "symmetric":
             value = truth({"true": True, "false": False}.get(str(value).lower(), value), what)
@@ -153,6 +156,21 @@ def _add_sample(
             raise LREError(f"{what} is {shown(value)}, but {shown(first)} in an earlier row of {shown(name)}")
 
 
+def _root(names: Sequence[str], column: str) -> str:
+    """Return the name of the column that a path such as ``target.text`` goes into, or that of the column itself."""
+    return column if column in names else str(column).partition(".")[0]
+
+
+def _cell(row: Mapping[str, Any], column: str) -> Any:
+    """Return the cell of a column, or what is in it at a path; None if there is nothing."""
+    if column in row:
+        return row[column]
+    cell: Any = row
+    for key in column.split("."):
+        cell = cell.get(key) if isinstance(cell, Mapping) else None
+    return cell
+
+
 def _find_columns(part: Rows, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of a part by field."""
     there = f"{part.place} has the columns {', '.join(map(shown, part.names[:50]))}"
@@ -160,7 +178,7 @@ def _find_columns(part: Rows, columns: Mapping[str, str]) -> dict[str, str]:
     by_field |= columns
     for key in ("subject", "object", *columns):
         column = by_field[key]
-        if column not in part.names:
+        if column is None or _root(part.names, column) not in part.names:
             nearest = difflib.get_close_matches(str(column or key), part.names, 1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
             example = "{'subject': 'head', 'object': 'tail'}"
@@ -169,6 +187,6 @@ def _find_columns(part: Rows, columns: Mapping[str, str]) -> dict[str, str]:
             )
     chosen = {key: column for key, column in by_field.items() if column is not None}
     for column in chosen.values():
-        if list(part.names).count(column) > 1:
+        if list(part.names).count(_root(part.names, column)) > 1:
             raise LREError(f"{there}, and so {column!r} more than once: rename one of them")
     return chosen

@@ -26,6 +26,7 @@ LIBRARY = "lre-lightning"
 DATA_LICENCES = {
     "demo": "the relations bundled with lre-lightning, MIT",
     "paper": "the relations of the paper (https://github.com/evandez/relations), MIT",
+    "christ": "the relations of Christ et al. (https://github.com/renyi-ai/structrels), MIT",
 }
 """What is known of the licences of sources of relations."""
 

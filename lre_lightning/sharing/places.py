@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lre_lightning.demo import COLLECTIONS
 from lre_lightning.errors import LREError
@@ -97,7 +98,15 @@ def check_repository(name: str) -> None:
 
 
 def upload(
-    folder: Path, files: Sequence[str], name: str, revision: str | None, token: str | bool | None, private: bool | None
+    folder: Path,
+    files: Sequence[str],
+    name: str,
+    revision: str | None,
+    token: str | bool | None,
+    private: bool | None,
+    *,
+    message: str,
+    kind: Literal["model", "dataset"] = "model",
 ) -> str:
     """Make a repository on the hub if need be, and commit some files of a folder to it, and the removal of other LREs.
 
@@ -110,13 +119,14 @@ def upload(
     from huggingface_hub import HfApi
 
     check_repository(name)
-    api, message = HfApi(token=token), f"Linear relational embeddings: {sum(file.startswith(LRES) for file in files)}"
+    api = HfApi(token=token)
     with hub_errors(f"{name!r} cannot be pushed to"):
-        api.create_repo(name, private=private, exist_ok=True)
+        api.create_repo(name, repo_type=kind, private=private, exist_ok=True)
         if revision is not None:
-            api.create_branch(name, branch=revision, exist_ok=True)
+            api.create_branch(name, repo_type=kind, branch=revision, exist_ok=True)
         commit = api.upload_folder(
             repo_id=name,
+            repo_type=kind,
             folder_path=folder,
             allow_patterns=[*files],
             delete_patterns=f"{LRES}/*",

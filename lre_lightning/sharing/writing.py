@@ -108,7 +108,8 @@ def push(
             ]
             for file in files:
                 collection.place.fetch(file)
-            return upload(folder, files, name, revision, token, private)
+            message = f"Linear relational embeddings: {len(collection)}"
+            return upload(folder, files, name, revision, token, private, message=message)
     with tempfile.TemporaryDirectory() as place:  # the same bytes each time, so that an upload can be resumed
         saved = write_collection(collection, Path(place), about=About(repository=name))
         return push(saved, name, revision, token, private)

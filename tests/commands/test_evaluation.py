@@ -167,7 +167,7 @@ def test_from_python(folders, tmp_path):
 def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path, monkeypatch, capsys):
     chosen = ["--trainer.accelerator=cpu", "--data.n_shot=3", "--data.trials=2"]
     arguments = ["dataset", *chosen, *places(folders, tmp_path)]
-    assert lre(*arguments) == 0
+    assert lre(*arguments, "--task", tmp_path / "known") == 0
     results = tmp_path / "dataset_results.jsonl"
     counted = read_records([results])
     fitted = {(r.relation, r.trial): r for r in read_records([evaluated / "main"])}
@@ -175,7 +175,10 @@ def test_dataset_counts_what_fit_counts_and_goes_on(evaluated, folders, tmp_path
     for record in counted:
         other = fitted[record.relation, record.trial]
         assert (record.known, record.tested, record.first_tokens) == (other.known, other.tested, other.first_tokens)
-    assert "thing colour" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "thing colour" in said
+    known, asked = (sum(getattr(record, name) for record in counted) for name in ("known", "tested"))
+    assert f"task lre_known written to {tmp_path / 'known'}: {asked} prompts; {known} known" in said
     assert {path.suffix for path in (tmp_path / "dataset").iterdir()} == {".csv", ".tex"}
     lines = results.read_text().splitlines()
     results.write_text("\n".join(lines[:2]) + "\n")

@@ -154,14 +154,14 @@ _KIND, _NAME, _REVISION = "(?:models|datasets)", r"([\w.-]+/[\w.-]+)", r"([^/]+)
 _ROUTES = (
     ("POST api/repos/create", "create"),
     ("POST api/validate-yaml", "validate"),
-    (f"POST api/models/{_NAME}/branch/{_REVISION}", "branch"),
+    (f"POST api/{_KIND}/{_NAME}/branch/{_REVISION}", "branch"),
     (f"GET api/{_KIND}/{_NAME}", "information"),
     (f"GET api/{_KIND}/{_NAME}/revision/{_REVISION}", "information"),
     (f"GET api/{_KIND}/{_NAME}/tree/{_REVISION}", "tree"),
-    (f"POST api/models/{_NAME}/preupload/{_REVISION}", "preupload"),
+    (f"POST api/{_KIND}/{_NAME}/preupload/{_REVISION}", "preupload"),
     (rf"POST {_NAME}\.git/info/lfs/objects/batch", "batch"),
     (r"PUT large/(\w+)", "put"),
-    (f"POST api/models/{_NAME}/commit/{_REVISION}", "add"),
+    (f"POST api/{_KIND}/{_NAME}/commit/{_REVISION}", "add"),
     (f"(?:GET|HEAD) (?:datasets/)?{_NAME}/resolve/{_REVISION}/(.+)", "resolve"),
 )
 

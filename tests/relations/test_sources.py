@@ -14,6 +14,7 @@ from lre_lightning.demo import RELATIONS_DIR
 from lre_lightning.errors import LREError
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.relations.json_files import write_relations
+from lre_lightning.relations.published import Published
 from lre_lightning.relations.relation import Relation, Sample
 from lre_lightning.relations.selection import Selection, cap
 from lre_lightning.relations.sources import load_relations, plain_source
@@ -60,7 +61,7 @@ def test_names_of_sources(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     assert plain_source(None) == "demo"
-    for name in ("demo", "paper", "hf://datasets/a/b@c", "an-organization/a-data-set"):
+    for name in ("demo", "paper", "bats", "hf://datasets/a/b@c", "an-organization/a-data-set"):
         assert plain_source(name) == name
     assert plain_source(RELATIONS_DIR) == "demo"
     assert plain_source("here") == plain_source(tmp_path / "here") == str(tmp_path / "here")
@@ -71,14 +72,19 @@ def test_names_of_sources(tmp_path, monkeypatch):
             plain_source(empty)
 
 
-def test_the_paper_is_a_source(monkeypatch, sources):
-    fetch = Mock(return_value=sources["folder"])
-    monkeypatch.setattr("lre_lightning.relations.paper.fetch_paper_relations", fetch)
+def test_published_relations_are_a_source(monkeypatch, sources):
+    for place in ("published", "sources"):
+        fetch = Mock(return_value=sources["folder"])
+        monkeypatch.setattr(f"lre_lightning.relations.{place}.fetch_published", fetch)
+    manifest = sources["folder"].parent / "manifest"
+    manifest.write_text(
+        "".join(f"{path.relative_to(sources['folder'])} -\n" for path in sources["folder"].rglob("*.json"))
+    )
+    monkeypatch.setattr(Published, "manifest", manifest)
     assert set(load_relations(source="paper")) == {CAPITALS, CITIES}
     data = RelationDataModule(toy.toy_tokenizer(), "largest city", "paper", n_shot=2)
-    fetch.reset_mock()
     data.prepare_data()
-    fetch.assert_called()
+    fetch.assert_called_once_with("paper")
     assert data.relations == (CITIES,)
 
 
@@ -87,7 +93,7 @@ def test_options_of_other_sources_are_refused(sources):
     for name, option in (dict.fromkeys(("folder", "both.json", "table.csv"), "split") | others).items():
         with pytest.raises(LREError, match=f"takes no option '{option}': {'it may' if name in others else 'leave'}"):
             load_relations(source=sources[name], options={option: "train"})
-    for source in (sources["folder"], sources["both.json"], "demo"):
+    for source in (sources["folder"], sources["both.json"], "demo", "paper"):
         with pytest.raises(LREError, match=r"--data\.selection\.columns is for tables and data sets"):
             load_relations(source=source, columns={"subject": "head"})
 

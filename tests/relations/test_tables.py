@@ -342,3 +342,22 @@ def test_any_text_is_read_as_it_was_written(tmp_path_factory, name, pairs):
     [relation] = read_table(WRITERS[name](rows, path))
     assert relation.samples == of(*pairs, *zip(CELLS, CELLS, strict=True))
     assert relation.name == ("dataset" if name == "data set" else "facts")
+
+
+def test_columns_may_be_paths_and_templates_have_the_marks_of_other_data_sets(tmp_path):
+    """The layouts of CounterFact, and of LAMA and its translations."""
+    rewrite = {"prompt": "The mother tongue of {} is", "subject": "Danielle Darrieux", "target_true": {"str": "French"}}
+    columns = {"subject": "at.subject", "object": "at.target_true.str", "template": "at.prompt"}
+    lines = write_bytes(json.dumps({"at": rewrite}), tmp_path / "facts.jsonl")
+    for place in (Dataset.from_list([{"at": rewrite}]), lines):
+        [relation] = read_table(place, columns)
+        assert relation.samples == (Sample("Danielle Darrieux", "French"),)
+        assert relation.templates == ("The mother tongue of {} is",)
+    lama = [{"sub": "Marie Curie", "obj": "Warsaw", "template": "[X] was born in [Y] .", "dotted.name": "born"}]
+    [relation] = read_table(Dataset.from_list(lama), {"subject": "sub", "object": "obj", "relation": "dotted.name"})
+    assert (relation.name, relation.templates) == ("born", ("{} was born in",))
+    for template in ("[Y] is where [X] was born", "[X] and [X]"):
+        with pytest.raises(LREError, match=r"it must have exactly one \{\} for the subject"):
+            read_table(Dataset.from_list([lama[0] | {"template": template}]), {"subject": "sub", "object": "obj"})
+    with pytest.raises(LREError, match=r"at\.target\.str must be a string, not None"):
+        read_table(Dataset.from_list([{"at": rewrite}]), columns | {"object": "at.target.str"})
