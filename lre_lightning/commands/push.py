@@ -18,8 +18,8 @@ from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.runs.checkpoints import read_hyperparameters
 from lre_lightning.sharing.card import About
 from lre_lightning.sharing.collection import LRECollection
-from lre_lightning.sharing.export import write_plain
 from lre_lightning.sharing.data_set import is_data_set, push_data_set
+from lre_lightning.sharing.export import write_plain
 from lre_lightning.sharing.places import check_repository
 from lre_lightning.sharing.smaller import Form, Scorer
 from lre_lightning.sharing.writing import write_collection

@@ -26,7 +26,7 @@ from lre_lightning.report.relations import choice_text
 from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.tables import Row, Table, by_relation
 from lre_lightning.scoring.cross import counts
-from lre_lightning.scoring.measure import Measure, ScoredTrial
+from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,6 +95,10 @@ class TrainedMaps(Measure):
 
     def __post_init__(self) -> None:
         check_number("times", self.times, 2)
+
+    def cost(self, known: float, betas: int, ranks: int) -> Cost:
+        """Return the cost of the edits of all maps, by n samples and by more; training is not counted."""
+        return Cost(at_choice=2 * len(MAPS) * known)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Train the maps, and count; every process trains the same ones."""
