@@ -59,7 +59,7 @@ class Foreign(L.LightningModule):
 
     def __init__(self, lres=None, lm=None):
         super().__init__()
-        self.lm = lm or LanguageModel(toy_model(), name="toy")
+        self.lm = (lm or LanguageModel(toy_model(), name="toy")).requires_grad_(False)
         self.tokenizer = toy_tokenizer()
         self.lres = lres
         if lres is None:

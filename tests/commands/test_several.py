@@ -38,9 +38,9 @@ def loaded(toys, monkeypatch):
     found = []
     load = LanguageModel.from_pretrained.__func__
 
-    def watched(kind, name, **options):
+    def watched(kind, *given, **options):
         assert not any(list(lm.parameters()) for lm in found)
-        found.append(load(kind, name, **options))
+        found.append(load(kind, *given, **options))
         return found[-1]
 
     monkeypatch.setattr(LanguageModel, "from_pretrained", classmethod(watched))

@@ -177,7 +177,7 @@ def test_trials_are_added_to_a_finished_fit_also_if_that_is_killed(launch, whole
         launch(tmp_path, "--data.trials=2"), "trials are all finished", "more --data.trials and --ckpt_path"
     )
     add = ["--data.trials=2", "--ckpt_path=last"]
-    ended = launch(tmp_path, *add, signum=signal.SIGKILL, where="lre_lightning.training.trial:FitTrial.train", turn=2)
+    ended = launch(tmp_path, *add, signum=signal.SIGKILL, where="lre_lightning.training.trial:FitTrial.train", turn=1)
     assert ended.status == -9
     kept = {record.key: record for record in read_records([tmp_path])}
     assert [kept.pop(record.key) for record in before] == before

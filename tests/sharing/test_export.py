@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from lre_lightning import LRE, Concepts, LanguageModel, LREError, Origin, estimate_concepts
 from lre_lightning.lre.editing import hidden_at
+from lre_lightning.relations.sources import load_relations
 from lre_lightning.sharing.export import write_control_vector, write_control_vectors, write_plain
 from tests.helpers.identities import SOME
 
@@ -30,7 +31,8 @@ def test_w_and_b_as_two_plain_tensors(tmp_path, rank):
 @pytest.fixture(scope="module")
 def concepts():
     lm = LanguageModel.from_pretrained("demo")
-    return estimate_concepts(lm, "object superclass", layer=2, object_layer=4, n_shot=3, jacobians=2)
+    (relation,) = load_relations(["object superclass"], "demo")
+    return estimate_concepts(lm, relation, layer=2, object_layer=4, n_shot=3, jacobians=2)
 
 
 def test_a_concept_is_a_control_vector_of_llama_cpp(tmp_path, concepts):
