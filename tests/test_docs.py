@@ -75,7 +75,8 @@ def test_the_python_examples_run_on_smollm2(name, monkeypatch, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", IN_OTHER_TOOLS)
-def test_the_python_examples_run_in_other_tools(name, capsys):
+def test_the_python_examples_run_in_other_tools(name, monkeypatch, capsys):
+    monkeypatch.delenv("LRE_RELATIONS_DIR", raising=False)
     for package in ("nnsight", "transformer_lens"):
         pytest.importorskip(package, reason=f"{package} is not installed: make other-tools")
     printed = printed_by(name, capsys)
