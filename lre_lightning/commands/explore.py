@@ -11,7 +11,7 @@ from typing_extensions import override
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.resuming import find_checkpoint
 from lre_lightning.commands.validate import FromLREs, name_the_lm
-from lre_lightning.concepts.concepts import Concepts
+from lre_lightning.concepts.concepts import Concepts, concept_files
 from lre_lightning.demo import COLLECTIONS
 from lre_lightning.explore.explorer import Explorer
 from lre_lightning.explore.server import HOST, PORT, check_installed, listen, new_token, serve
@@ -82,7 +82,7 @@ class Explore(FromLREs):
         options, root = line.options, Path(line.trainer.default_root_dir)
         lm, lres, names = self.lres_of(line)
         lens = None if options.jlens is None else JacobianLens.load(options.jlens, lm)
-        loaded = [Concepts.load(file) for file in sorted(root.glob("concepts/*/trial*.safetensors"))]
+        loaded = [Concepts.load(file) for file in concept_files(root / "concepts")]
         own = [concepts for concepts in loaded if concepts.origin.identity.fits(lm.identity)]
         return Explorer(lm, lres, names, self.subjects_of(line), lens, own, self.faithfulness_of(line))
 

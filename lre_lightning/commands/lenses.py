@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lre_lightning.commands.command_line import LRECommandLine
 from lre_lightning.commands.validate import FromLREs
-from lre_lightning.concepts.concepts import Concepts
+from lre_lightning.concepts.concepts import Concepts, concept_files
 from lre_lightning.errors import LREError, check_number
 from lre_lightning.grid import Layer
 from lre_lightning.jlens.lens import JacobianLens
@@ -70,8 +70,8 @@ class Lenses(FromLREs):
             check_number("ks", k, 1)
         for file in options.prompts:
             check_file(Path(file), LARGEST_FILE)
-        if options.concepts is not None:
-            concept_files(Path(options.concepts))
+        if options.concepts is not None and not concept_files(Path(options.concepts)):
+            raise LREError(f"{options.concepts!r} has no concepts: give the folder concepts of a run of lre concepts")
         super().check(line)
 
     @override
@@ -137,14 +137,6 @@ class Lenses(FromLREs):
                 yield facts, lre.layer, lenses
             else:
                 print(f"{name}: the LM knows no fact that its lenses were not estimated from")
-
-
-def concept_files(folder: Path) -> list[Path]:
-    """Return the files of concepts in a folder that ``lre concepts`` wrote, at least one."""
-    files = sorted(folder.glob("*/trial*.safetensors"))
-    if not files:
-        raise LREError(f"{str(folder)!r} has no concepts: give the folder concepts of a run of lre concepts")
-    return files
 
 
 def read_concepts(folder: Path, lm: LanguageModel) -> dict[str, Concepts]:

@@ -220,6 +220,11 @@ class Concepts(RelationLens):
         return html_table([*rows, ("objects", ", ".join(self.objects))], caption=f"Concepts: {self.origin.relation}")
 
 
+def concept_files(folder: Path) -> list[Path]:
+    """Return the files of concepts in a folder of relations, as ``lre concepts`` writes them."""
+    return sorted(folder.glob("*/trial*.safetensors"))
+
+
 def steering(vectors: Tensor, states: Tensor, source: Indices, target: Indices, magnitude: float) -> Tensor:
     """Return what replaces one concept by another, magnitude x |s| (v_target - v_source), `(..., hidden)`.
 

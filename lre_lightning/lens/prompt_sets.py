@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import NotRequired, TypedDict
 
-from lre_lightning.errors import LREError, first_line
+from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.origin import Origin
 from lre_lightning.models.language_model import LanguageModel
@@ -22,7 +21,7 @@ from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import Prompt, tokenize_text
 from lre_lightning.prompts.tokenization import tokenize
 from lre_lightning.prompts.trials import Trial, test_prompts, train_prompts
-from lre_lightning.relations.json_files import LARGEST_FILE, check_file
+from lre_lightning.relations.json_files import parse_json
 from lre_lightning.relations.relation import Relation, Sample, draw_order
 from lre_lightning.storage.typed import Text, typed
 
@@ -115,12 +114,7 @@ def read_prompt_set(path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
     Raises:
         LREError: If the file cannot be read, is of another form, or no word is a single token.
     """
-    check_file(path, LARGEST_FILE)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LREError(f"{path} is not a JSON file in UTF-8: {first_line(error)}") from error
-    prompts, left_out, items = [], 0, typed(_File, data, str(path))["items"]
+    prompts, left_out, items = [], 0, typed(_File, parse_json(path), str(path))["items"]
     poems = all("target" not in item and "\n" in item["prompt"] for item in items)
     for item in items:
         found = [spellings(tokenizer, word) for word in item["intermediates"]]

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize, one_hot
 from torch.nn.utils.rnn import pad_sequence
 
 from lre_lightning.grid import Layer
-from lre_lightning.lens.prompt_sets import LAST, SUBJECT, Asked, PromptSet, states_at
+from lre_lightning.lens.prompt_sets import LAST, SUBJECT, Asked, PromptSet
 from lre_lightning.lre.lens import Lens
 from lre_lightning.lre.moving import Coordinates, swap
 from lre_lightning.models.language_model import LanguageModel
@@ -66,7 +66,7 @@ def lens_swaps(lm: LanguageModel, prompts: PromptSet, lenses: Mapping[str, Lens]
     tokens = torch.tensor([[one.words[0][0], target.words[0][0]] for one, target in edits])
     ids = pad_sequence([torch.tensor(one.ids) for one in asked], batch_first=True)
     runs = PromptBatch(lm, ids, *(torch.tensor([one.places[place] for one in asked]) for place in (SUBJECT, LAST)))
-    states = states_at(lm, asked, [layer])[SUBJECT][0].float()
+    states = runs.hidden_states([layer], keep=True)[0][:, 0].float()
     noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states)
     for name, lens in readers.items():
         began = perf_counter()

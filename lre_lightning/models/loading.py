@@ -286,7 +286,7 @@ def why_not(error: Exception, gguf_file: str | None) -> str:
 
 
 _HUB_NAME = re.compile(r"[\w.-]*(/[\w.-]+)?")
-"""The form of names on the hub, which takes some seconds to say that it has no such LM."""
+"""The form of names on the hub."""
 
 
 class Located(NamedTuple):

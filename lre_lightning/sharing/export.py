@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lre_lightning.concepts.concepts import Concepts
+from lre_lightning.concepts.concepts import Concepts, concept_files
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.editing import hidden_at
@@ -107,7 +107,7 @@ def check_steerable(layers: Sequence[Layer]) -> None:
 
 def write_control_vectors(lm: LanguageModel, folder: Path, magnitude: float) -> None:
     """Write a control vector for each object of the concepts in a folder, below a folder beside each of their files."""
-    for path in sorted(folder.glob("*/*.safetensors")):
+    for path in concept_files(folder):
         concepts = Concepts.load(path, lm)
         for target in concepts.objects:
             file = path.with_suffix("") / f"{safe_name(target)}.gguf"
