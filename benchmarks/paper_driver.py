@@ -1,7 +1,7 @@
 """Run one trial of the sweep of the paper's published code; `benchmarks.paper` starts it in an environment of its own.
 
 It imports nothing of this project. Its argument is JSON: `code` and `baukit`, the two checkouts; `lm`, the folder of a
-Llama that transformers 4.34 reads, and `start`, its start token; `relation`, a file; `layer`, `ranks` and `betas`;
+Llama that transformers 4.34 reads, and `start`, its start token; `relation`, a file; `layers`, `ranks` and `betas`;
 `n_shot`, the number of examples; and `out`, the file that it writes, for `torch.load`.
 """
 
@@ -24,14 +24,14 @@ from baukit import nethook  # noqa: E402
 package.Trace, package.TraceDict = nethook.Trace, nethook.TraceDict
 from src import data, functional, models, operators, sweeps  # noqa: E402
 
-kept, prompts = {}, []
+kept, prompts = [], []
 estimate, approximate = operators.JacobianIclMeanEstimator.__call__, functional.order_1_approx
 
 
 def keep_lre(estimator, relation):  # noqa: ANN001, ANN201
     """Estimate an LRE, and keep W and b, which the sweep does not return."""
     found = estimate(estimator, relation)
-    kept.update(weight=found.weight.clone(), bias=found.bias[0].clone())
+    kept.append({"weight": found.weight.clone(), "bias": found.bias[0].clone()})
     return found
 
 
@@ -53,7 +53,7 @@ began = time.perf_counter()
 result = sweeps.sweep(
     mt=models.ModelAndTokenizer(model, tokenizer),
     dataset=dataset,
-    h_layers=[given.layer],
+    h_layers=given.layers,
     n_trials=1,
     n_train_samples=given.n_shot,
     ranks=given.ranks,
@@ -61,13 +61,18 @@ result = sweeps.sweep(
 )
 seconds = time.perf_counter() - began
 (trial,) = result.relations[0].trials
-scores = trial.layers[0].result
-found = kept | {
+found = {
     "seconds": seconds,
-    "prompts": prompts,
+    "prompts": prompts[: given.n_shot],
     "train": [[sample.subject, sample.object] for sample in trial.train_samples],
     "targets": {edit.source.subject: edit.target.subject for edit in trial.efficacy_trials},
-    "faithful": [[sample.subject for sample in at.faithfulness_successes] for at in scores.betas],
-    "causal": [[edit.source.subject for edit in at.efficacy_successes] for at in scores.ranks],
+    "layers": [
+        lre
+        | {
+            "faithful": [[sample.subject for sample in at.faithfulness_successes] for at in scores.result.betas],
+            "causal": [[edit.source.subject for edit in at.efficacy_successes] for at in scores.result.ranks],
+        }
+        for lre, scores in zip(kept, trial.layers, strict=True)
+    ],
 }
 torch.save(found, given.out)

@@ -125,33 +125,35 @@ def test_fits_are_compared_beside_a_busy_process(monkeypatch, wrong):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_published_code_is_compared(monkeypatch, wrong):
-    monkeypatch.setattr(paper, "LAYER", 1)
+    monkeypatch.setattr(paper, "LAYERS", (0, 1))
     lm, data = LanguageModel.from_pretrained("demo"), RelationDataModule("demo", DEMO_RELATION, "demo", trials=1)
     data.setup()
-    states, lre = run_trial(lm, data, 0, [1]), estimate(lm, data.trial(0).relation, 1)
+    states = run_trial(lm, data, 0, [1])
+    first, second = (estimate(lm, data.trial(0).relation, layer) for layer in (0, 1))
     subjects = [prompt.subject for prompt in states.prompts]
+    answers = {"faithful": [[]] * 21, "causal": [subjects] * 6}
     found = {
         "prompts": [[[*one.input_ids], one.subject_position] for one in train_prompts(data.trial(0), lm.tokenizer)],
-        "weight": lre.weight * (1.01 if wrong else 1),
-        "bias": lre.bias,
         "targets": {subjects[row]: subjects[other] for row, other in zip(states.edited, states.targets, strict=True)},
-        "faithful": [[]] * 21,
-        "causal": [subjects] * 6,
+        "layers": [
+            {"weight": first.weight, "bias": first.bias} | answers,
+            {"weight": second.weight * (1.01 if wrong else 1), "bias": second.bias} | answers,
+        ],
     }
     if wrong:
-        with pytest.raises(AssertionError, match="W"):
+        with pytest.raises(AssertionError, match=r"1, 'W'"):
             paper.compare(lm, data, found)
         return
-    weight, bias, known, faithful, causal = paper.compare(lm, data, found)
+    known, *_, weight, bias, faithful, causal = paper.compare(lm, data, found)
     count = len(found["targets"])
-    assert weight[3] == bias[3] == "0e+00 of the norm, 0e+00 of the largest element"
-    assert known[1:] == [count, count, 0]
+    assert weight[4] == bias[4] == "0e+00 of the norm, 0e+00 of the largest element"
+    assert known[2:] == [count, count, 0]
     cells, edits = 21 * count, 6 * count
-    right, wanted = (int(row[2].split()[0]) for row in (faithful, causal))
-    assert faithful[1:3] == [f"0 of {cells}", f"{right} of {cells}"]
-    assert faithful[3] == f"{right}, of subjects named once {right}"
-    assert causal[1:3] == [f"{edits} of {edits}", f"{wanted} of {edits}"]
-    assert causal[3] == f"{edits - wanted}, of subjects named once {edits - wanted}"
+    right, wanted = (int(row[3].split()[0]) for row in (faithful, causal))
+    assert faithful[:4] == [1, "faithful", f"0 of {cells}", f"{right} of {cells}"]
+    assert faithful[4] == f"{right}, of subjects named once {right}"
+    assert causal[2:4] == [f"{edits} of {edits}", f"{wanted} of {edits}"]
+    assert causal[4] == f"{edits - wanted}, of subjects named once {edits - wanted}"
     assert min(right, wanted) > 0
 
 
