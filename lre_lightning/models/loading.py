@@ -252,10 +252,16 @@ def gguf_path(path: str, gguf_file: str, revision: str | None) -> str:
 
 def gguf_key(file: str, form: str) -> str:
     """Return what something converted from a GGUF file depends on: its content, and what reads it."""
+    versions = [version(package) for package in ("transformers", "gguf")]
+    return " ".join([_digest(file, os.stat(file).st_mtime_ns), form, *versions])
+
+
+@cache
+def _digest(file: str, _changed: int) -> str:
+    """Return the SHA-256 sum of a file that was changed at a time; both weights and tokenizer ask for it."""
     import pooch  # type: ignore[import-untyped]
 
-    versions = [version(package) for package in ("transformers", "gguf")]
-    return " ".join([pooch.file_hash(file), form, *versions])
+    return str(pooch.file_hash(file))
 
 
 def check_model(

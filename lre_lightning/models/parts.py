@@ -218,6 +218,7 @@ def check_parts(model: nn.Module, parts: Parts) -> Behaviour:
     )
     way = _find_way(parts)
     prefix = None if way == "whole" else Prefix.run(parts.backbone, probe_ids(parts.embedding)[:1, :2], way)
+    _run(name, parts.backbone, input_ids=ids.flip(1), use_cache=False)  # so that blocks keep nothing of the right run
     skips = all(_runs_from_a_block(parts, items, states, before) for before in {None, prefix})
     return Behaviour(shapes[-1][-1], items, way, skips, in_place)
 
@@ -230,7 +231,7 @@ def _sees_later_tokens(model: nn.Module, parts: Parts, states: Tensor) -> bool:
     choice among experts, is looked for in `states` `(2, positions, hidden)` of prompts that differ in their last token.
     """
     name, roots, last = type(model).__name__, list[Tensor](), list[Tensor]()
-    ids = _longer_probe(parts.embedding)[:, : context_length(model)]
+    ids = _longer_probe(parts.embedding)[:1, : context_length(model)]
     offloaded = [module for module in parts.backbone.modules() if is_offloaded(module)]
     with torch.enable_grad(), slim_graph(offloaded), ExitStack() as stack:
         stack.enter_context(replace(parts.embedding, partial(_start_graph, roots)))
@@ -292,18 +293,17 @@ def _shares_prefix(parts: Parts) -> bool:
         return seen[0]
 
     try:
-        right = last_states(None, ids)
-        with rounded_otherwise([parts.embedding, *parts.blocks[:-1]]):
-            rounded = last_states(None, ids)
-        for length in (20, 26):
-            prefix = Prefix.run(parts.backbone, ids[:, :length], "shared")
+        with rounded_otherwise([parts.embedding, *parts.blocks[:-1]], len(ids)):
+            right, rounded = last_states(None, ids.repeat(2, 1)).chunk(2)
+        prefix = None
+        for start, length in ((0, 20), (20, 26)):
+            prefix = Prefix.run(parts.backbone, ids[:, start:length], "shared", prefix)
             layers = prefix.cache.layers
             if any(layer.keys is None for layer in layers) or len(layers) < len(parts.blocks):
                 return False
-            lanes = ids[:, length:].repeat_interleave(2, 0)
-            found, wrong = last_states(prefix, lanes), last_states(prefix, lanes.flip(0)).flip(0)
-            whole, other = (one[:, length:].repeat_interleave(2, 0) for one in (right, rounded))
-            if not agrees(found, whole, (whole, other), wrong):
+            # Each prefix is continued by its own suffix and then by the other's; lanes are in the order of prefixes.
+            found, wrong = last_states(prefix, ids[[0, 1, 1, 0], length:]).view(2, 2, -1, right.shape[-1]).unbind(1)
+            if not agrees(found, right[:, length:], (right[:, length:], rounded[:, length:]), wrong.flip(0)):
                 return False
     except Exception:  # a cache of another kind may fail in any way
         return False
@@ -386,7 +386,6 @@ def _runs_from_a_block(parts: Parts, items: int | None, states: list[Tensor], pr
         return torch.cat(seen, 1)
 
     try:
-        parts.backbone(input_ids=ids.flip(1), use_cache=False)  # so that nothing of the right run is left in blocks
         found, rounded = (run_on(hidden) for hidden in (states[-2], neighbour(states[-2])))
     except Exception:  # a block may need something from those before
         return False

@@ -29,11 +29,15 @@ def neighbour(states: Tensor) -> Tensor:
 
 
 @contextmanager
-def rounded_otherwise(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let modules return a `neighbour` of their hidden states within the context."""
+def rounded_otherwise(modules: Iterable[nn.Module], first: int = 0) -> Iterator[None]:
+    """Let modules return a `neighbour` of their hidden states within the context, from one prompt of a batch on."""
+
+    def changed(states: Tensor) -> Tensor:
+        return torch.cat([states[:first], neighbour(states[first:])])
+
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(replace(module, neighbour))
+            stack.enter_context(replace(module, changed))
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -139,9 +140,9 @@ def _adds_bos(path: str) -> bool | None:
     """Return what a GGUF file says of its tokenizer's BOS, which transformers before 5.23 ignores; None if nothing."""
     name = b"tokenizer.ggml.add_bos_token"
     key = len(name).to_bytes(8, "little") + name + BOOL.to_bytes(4, "little")
-    with open(path, "rb") as file:
-        _, found, value = file.read(LONGEST_HEADER).partition(key)
-    return bool(value[0]) if found else None
+    with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        found = data.find(key, 0, LONGEST_HEADER)
+        return bool(data[found + len(key)]) if found >= 0 else None
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
