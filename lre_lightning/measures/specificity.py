@@ -2,7 +2,8 @@
 
 Edits are made in the texts of `scoring.questions`, at the last token of the same subject, at the chosen layer or at
 every one. The edits are the LRE's, which causality counts; those of the paper's baselines; swaps of concepts, and of
-what a Jacobian lens reads; and, as the floor of what is kept, steps of the LRE's length in a random direction.
+what a Jacobian lens reads; steering by concepts; and, as the floor of what is kept, steps of the LRE's length in a
+random direction.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME, SUCCESS = SPECIFICITY, "success"
-BY_RANK, ONCE = ("LRE", "random", "concept"), (*CAUSALITY, JACOBIAN_LENS)
+BY_RANK, ONCE = ("LRE", "random", "concept", "steering"), (*CAUSALITY, JACOBIAN_LENS)
 """Edits that are made at every rank, and those that have none."""
 EDITS = (*BY_RANK, *ONCE)
 
@@ -134,7 +135,9 @@ class Specificity(Measure):
         random = delta.norm(dim=-1, keepdim=True) * _random_directions(trial, edits, delta)
         outputs = states.object[states.edited], states.target_objects
         concepts = torch.stack([lre.operator.edits(o.to(lre.bias) - lre.bias, ranks) for o in outputs], -2)
-        changes = {"LRE": _added(delta), "random": _added(random), "concept": _exchanged(normalize(concepts, dim=-1))}
+        concepts = normalize(concepts, dim=-1)
+        changes = {"LRE": _added(delta), "random": _added(random)}
+        changes |= {"concept": _exchanged(concepts), "steering": _steered(concepts)}
         changes |= {name: _inserted(insert(states, index).to(delta)) for name, insert in CAUSALITY.items()}
         if self.lens is not None:
             lens, tokens = loaded_lens(self.lens), torch.stack([states.predicted[states.edited], states.wanted], -1)
@@ -219,6 +222,11 @@ def _exchanged(pairs: Tensor) -> Change:
     return lambda places, s: exchange(s, pairs[places]) - s
 
 
+def _steered(pairs: Tensor) -> Change:
+    """Add the difference of pairs of directions, `(edits, ranks, 2, hidden)`, as often as s is long."""
+    return lambda places, s: s.norm(dim=-1, keepdim=True) * (pairs[places, :, 1] - pairs[places, :, 0])
+
+
 def _answers(
     trial: ScoredTrial, asked: Asked, changes: Mapping[Layer, Mapping[str, Change]], strengths: Sequence[float]
 ) -> Tensor:
@@ -286,9 +294,9 @@ def _by_edit(records: Sequence[TrialRecord]) -> Table:
     return Table(
         "specificity_by_edit",
         f"Edits of {analysis.lm_of(records)} at the relations' layers and ranks: the LRE's; steps of its length in a "
-        "random direction; swaps of the concepts of o and o', and of what the Jacobian lens reads for them; and s "
-        "replaced by s' (oracle), by the row of the unembedding for o', and by o' (object). The strength multiplies "
-        f"the step from s. {BOTH_TEXT} {choice_text(records)} {_over(records)}",
+        "random direction; swaps of the concepts of o and o', steering from one to the other, and swaps of what the "
+        "Jacobian lens reads for them; and s replaced by s' (oracle), by the row of the unembedding for o', and by o' "
+        f"(object). The strength multiplies the step from s. {BOTH_TEXT} {choice_text(records)} {_over(records)}",
         ("edit", "strength", *TRADE),
         tuple(
             (edit, strength, *means)
@@ -373,10 +381,10 @@ def plot_specificity(records: Sequence[TrialRecord]) -> Figure:
 def plot_trade(records: Sequence[TrialRecord]) -> Figure:
     """Success of edits against the answers by other relations of the subject that they keep.
 
-    By rank, which is beside the points: the LRE's edit, random steps of its length and the swap of concepts. By
-    strength, at the relations' ranks: the first and the last of these, the swap of what the Jacobian lens reads if one
-    was given, and s replaced by s' (oracle), by the unembedding's row of o' and by o' (object); a ring is strength 1.
-    Means over relations whose subjects others share.
+    By rank, which is beside the points: the LRE's edit, random steps of its length, the swap of concepts and steering
+    by them. By strength, at the relations' ranks: these without the random ones, the swap of what the Jacobian lens
+    reads if one was given, and s replaced by s' (oracle), by the unembedding's row of o' and by o' (object); a ring is
+    strength 1. Means over relations whose subjects others share.
     """
     figure, looks = plotting.new_figure(10, 5), dict(zip(EDITS, STYLES, strict=False))
     panels = {

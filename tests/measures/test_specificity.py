@@ -25,7 +25,7 @@ from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import draw_order
 from lre_lightning.relations.sources import load_relations
-from lre_lightning.scoring.questions import KINDS, LOST
+from lre_lightning.scoring.questions import KINDS, LOST, OTHERS
 from lre_lightning.scoring.states import draw_key, run_trial
 from tests.helpers.identities import SOME
 from tests.helpers.records import COUNTS, with_measures
@@ -106,6 +106,7 @@ def edits_by_hand(trial, row, target, sample, lens):
         "random times 0.5": [lambda s, d=d: s + HALF * d.norm() * (drawn / drawn.norm()).to(s) for d in deltas],
         "concept": [lambda s, pair=pair: swapped(s, *pair) for pair in concepts],
         "concept times 0.5": [lambda s, pair=pair: s + HALF * (swapped(s, *pair) - s) for pair in concepts],
+        "steering": [lambda s, pair=pair: s + s.norm() * torch.from_numpy(pair[1] - pair[0]) for pair in concepts],
         "Jacobian lens": [lambda s: swapped(s, *reads)],
         "Jacobian lens times 0.5": [lambda s: s + HALF * (swapped(s, *reads) - s)],
     } | {f"{name} times 0.5": [lambda s, other=other: s + HALF * (other - s)] for name, other in instead.items()}
@@ -193,7 +194,8 @@ def test_shares_are_those_of_whole_texts(capitals, every, lens):
     assert all(total > 3 for total in totals.values())
     assert any(0 < sums[kind, "", 1] < totals[kind] for kind in KINDS)
     assert sum(sums[LOST[1], edit, 0] for edit in ("", "oracle times 0.5")) > 0
-    assert all(sums[SUCCESS, edit, place] for edit, place in (("concept", 1), ("Jacobian lens", 0)))
+    assert sums[SUCCESS, "steering", 1] * sums[SUCCESS, "Jacobian lens", 0] > 0
+    assert sums[OTHERS, "concept", 0] < sums[OTHERS, "concept", 1] == totals[OTHERS]
 
 
 def test_a_lens_has_no_counts_at_layers_that_it_lacks(every, capitals):
