@@ -305,7 +305,7 @@ class FitTrial(AskedTrial):
             elif record.identity_layers:
                 LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
             if self.choice is None and self.run.fitting.select_by == "both" and not asks_others([record]):
-                LOGGER.info("%s: layer and rank are chosen by causality, as no other relation asks its subjects", name)
+                LOGGER.info("%s: causality alone chooses, as no other relation asks about its subjects", name)
             if layer == "emb" and self.choice is None and len(self.layers) > 1:
                 LOGGER.info("%s: layer emb is chosen, as no other scores as well; its lens may misread others", name)
         return layer, rank
