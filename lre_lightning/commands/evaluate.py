@@ -258,7 +258,9 @@ def _settings(
         ]
     if bare:
         bare_options = data_options | {"prompts.template": SLOT}
-        settings.append(Setting("bare", "Without relation-specific text", bare_options, alone))
+        both = module.fitting.select_by == "both"
+        chooses = {"measures": [one.plain() for one in module.measures if both and one.before_choice]}
+        settings.append(Setting("bare", "Without relation-specific text", bare_options, alone | chooses))
     return settings
 
 

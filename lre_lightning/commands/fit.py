@@ -107,7 +107,7 @@ class Fit(Command):
             return
         last, resumed = Path(options.checkpoint.dirpath) / "last.ckpt", options.ckpt_path
         if last.is_file() and not (resumed and last.samefile(resumed)):
-            line.model.fitting.check_data(line.datamodule)  # so that all options have been checked
+            line.model.fitting.check_data(line.datamodule, line.model.measures)  # so that all options have been checked
             if options.overwrite:
                 remove_fit(Path(line.trainer.default_root_dir))
             else:

@@ -103,8 +103,13 @@ class JacobianLens(Lens):
         for token, found in zip(tokens, ids, strict=True):
             if len(found) != 1:
                 raise LREError(f"{token!r} is {len(found)} tokens, and a coordinate is one: begin it with its space")
-        rows = lm.unembedding(torch.tensor([found[0] for found in ids]))
-        return Coordinates(tokens, {layer: rows.to(self.at(layer)) @ self.at(layer) for layer in layers})
+        chosen = torch.tensor([found[0] for found in ids])
+        return Coordinates(tokens, {layer: self.directions(lm, chosen, layer) for layer in layers})
+
+    def directions(self, lm: LanguageModel, token_ids: Tensor, layer: Layer) -> Tensor:
+        """Return J^T u at a layer for token ids `(...)`, with u of the unembedding, `(..., hidden)`, in J's dtype."""
+        jacobian = self.at(layer)
+        return lm.unembedding(token_ids).to(jacobian) @ jacobian
 
     def at(self, layer: Layer) -> Tensor:
         """Return J at a layer, `(hidden, hidden)`."""

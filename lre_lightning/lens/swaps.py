@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lre_lightning.grid import Layer
 from lre_lightning.lens.prompt_sets import LAST, SUBJECT, Asked, PromptSet
 from lre_lightning.lre.lens import Lens
-from lre_lightning.lre.moving import Coordinates, swap
+from lre_lightning.lre.moving import exchange
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.models.patching import PromptBatch
 from lre_lightning.relations.relation import draw_order
@@ -76,7 +76,7 @@ def lens_swaps(lm: LanguageModel, prompts: PromptSet, lenses: Mapping[str, Lens]
             wanted = [lens.scored.index(str(one.object)) for pair in edits for one in pair]
             rows = one_hot(torch.tensor(wanted), len(lens.scored)).to(states)
         pairs = _directions(lens, layer, rows, states).reshape(len(edits), 2, -1)
-        moved = torch.stack([_swapped(state, pair, layer) for state, pair in zip(states, pairs, strict=True)])
+        moved = exchange(states, pairs)
         lengths = (moved - states).norm(dim=-1, keepdim=True)
         variants = torch.stack([moved, states + lengths * normalize(noise, dim=-1)], 1)
         answers = lm.predict(runs.patched(layer, variants)).cpu()
@@ -96,8 +96,3 @@ def _directions(lens: Lens, layer: Layer, rows: Tensor, states: Tensor) -> Tenso
     zeros = states.new_zeros(len(rows), states.shape[-1])
     found: Tensor = vjp(lambda hidden: lens.read(hidden[None], [layer])[0].to(rows), zeros, rows)[1]
     return found
-
-
-def _swapped(state: Tensor, pair: Tensor, layer: Layer) -> Tensor:
-    coordinates = Coordinates(("own", "other"), {layer: pair})
-    return coordinates.move(state, layer, swap(coordinates, "own", "other"))

@@ -113,6 +113,23 @@ def swap(coordinates: Coordinates, one: str, other: str) -> Change:
     return lambda values: values[..., order]
 
 
+def exchange(states: Tensor, pairs: Tensor) -> Tensor:
+    """Exchange the coordinates of hidden states along pairs of directions: the move by `swap`, many at once.
+
+    Args:
+        states: The hidden states, `(..., hidden)`.
+        pairs: Two directions for each, `(..., 2, hidden)`, in the dtype of `states`.
+
+    Returns:
+        The nearest states with exchanged coordinates; of parallel directions, those that come closest to it.
+
+    >>> exchange(torch.tensor([1.0, 2.0, 3.0]), torch.eye(3)[:2]).tolist()
+    [2.0, 1.0, 3.0]
+    """
+    now = pairs @ states[..., None]
+    return states + (torch.linalg.pinv(pairs) @ (now.flip(-2) - now))[..., 0]
+
+
 def put(wanted: Tensor) -> Change:
     """Set all coordinates to those of another state, `(coordinates,)`."""
     return lambda values: wanted.to(values).expand_as(values)

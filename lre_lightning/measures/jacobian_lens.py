@@ -88,7 +88,7 @@ class JacobianLensLREs(Measure):
 
     def check(self, lm: LanguageModel) -> None:
         """Load the lens, and check that it is one of the LM."""
-        _loaded(self.lens).check_model(lm)
+        loaded_lens(self.lens).check_model(lm)
 
     def cost(self, known: float, betas: int, ranks: int) -> Cost:
         """Return the cost of three LREs of which two edit."""
@@ -96,7 +96,7 @@ class JacobianLensLREs(Measure):
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Score the three at each layer that the lens and the grid have."""
-        states, record, lens = trial.states, trial.record, _loaded(self.lens)
+        states, record, lens = trial.states, trial.record, loaded_lens(self.lens)
         *subjects, objects = trial.examples
         layers = [layer for layer in trial.lres if layer in lens.jacobians]
         if not layers:
@@ -142,7 +142,8 @@ class JacobianLensLREs(Measure):
 
 
 @cache
-def _loaded(source: str) -> JacobianLens:
+def loaded_lens(source: str) -> JacobianLens:
+    """Return the lens of a file, a folder or a hub name, which is read once."""
     return JacobianLens.load(source)
 
 

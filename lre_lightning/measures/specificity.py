@@ -1,43 +1,36 @@
 """What an edit of one fact does to others: other relations of its subject, other subjects in its text, other words.
 
-Edits are made in other texts, at the last token of the same subject, at the chosen layer or at every one. Of each edit
-one question of each kind is asked, the first one in a drawn order whose answer the LM knows before the edit:
-
-- other relations: the subject is asked about by another relation of the data, with that relation's examples. Facts
-  whose first token is that of o or o' are left out.
-- neighbours: the subject's line, with its object, is the last example of another known sample of the relation, whose
-  first token isn't that of o'; the edit is made at the example's subject.
-- paraphrases: the same fact is asked for by another template of the relation, with the same examples.
-
-Answers to the first two are to be kept, and those to paraphrases are to become o'.
-
-The edits are the LRE's, which causality counts; those of the paper's baselines; and, as the floor of what is kept,
-steps of the LRE's length in a random direction.
+Edits are made in the texts of `scoring.questions`, at the last token of the same subject, at the chosen layer or at
+every one. The edits are the LRE's, which causality counts; those of the paper's baselines; swaps of concepts, and of
+what a Jacobian lens reads; steering by concepts; and, as the floor of what is kept, steps of the LRE's length in a
+random direction.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
+from lre_lightning.lre.lens import JACOBIAN_LENS
+from lre_lightning.lre.moving import exchange
 from lre_lightning.measures.baselines import CAUSALITY
-from lre_lightning.models.patching import PromptBatch
-from lre_lightning.prompts.batch import prompts_to_run
-from lre_lightning.prompts.prompt import Prompt, make_prompt, pass_over_blanks
+from lre_lightning.measures.jacobian_lens import loaded_lens
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.records import analysis
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import KEPT, SPECIFICITY, AnyCriterion, harmonic_mean, reselect
-from lre_lightning.relations.relation import Relation, Sample, draw_order
+from lre_lightning.records.selection import SPECIFICITY, Criterion, harmonic_mean, reselect
+from lre_lightning.relations.relation import draw_order
 from lre_lightning.report import plotting
 from lre_lightning.report.plotting import STYLES
 from lre_lightning.report.relations import choice_text
@@ -45,6 +38,7 @@ from lre_lightning.report.sections import Section, missing, picture_of
 from lre_lightning.report.sweeps import sweep_table
 from lre_lightning.report.tables import Table, by_relation
 from lre_lightning.scoring.measure import Cost, Measure, ScoredTrial
+from lre_lightning.scoring.questions import KINDS, LOST, OTHERS, Asked, Edit, edits_of, known_questions
 from lre_lightning.scoring.states import draw_key
 from lre_lightning.statistics.estimates import Estimate
 
@@ -52,57 +46,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME, SUCCESS = SPECIFICITY, "success"
-BY_RANK, INSERTED = ("LRE", "random"), tuple(CAUSALITY)
-"""Edits that add something to s, at every rank, and those that put something in its place."""
+BY_RANK, ONCE = ("LRE", "random", "concept", "steering"), (*CAUSALITY, JACOBIAN_LENS)
+"""Edits that are made at every rank, and those that have none."""
+EDITS = (*BY_RANK, *ONCE)
 
-
-@dataclass(frozen=True)
-class Edit:
-    """One of a process's edits.
-
-    Attributes:
-        row: The index of its prompt in `TrialStates.prompts`.
-        sample: What it edits.
-        target: The sample (s', o') that it aims at.
-        template: The index of the template that it is asked with.
-        own: The first token of o.
-        wanted: The first token of o'.
-    """
-
-    row: int
-    sample: Sample
-    target: Sample
-    template: int
-    own: int
-    wanted: int
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt whose `subject_position` is edited, and the same prompt about the target's subject, if it is needed."""
-
-    prompt: Prompt
-    of_target: Prompt | None = None
-
-
-Questions: TypeAlias = Iterator[Question]
-"""Questions in their drawn order."""
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """Questions of some edits that the LM knows, one of an edit at most, ready to be run with s replaced.
-
-    Attributes:
-        places: The edits, int64 `(questions,)`.
-        runs: The prompts.
-        counted: The answers after edits that are counted, by the names of their counts, each int64 `(questions,)`; an
-            answer counts for the first name that it is of.
-    """
-
-    places: Tensor
-    runs: PromptBatch
-    counted: Mapping[str, Tensor]
+Change: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""What an edit adds to s: of the indices of edits, `(questions,)`, and s in questions, `(questions, 1, hidden)`; at
+every rank, `(questions, ranks, hidden)`, or once, `(questions, 1, hidden)`."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +64,17 @@ class Specificity(Measure):
 
     Attributes:
         strengths: Factors, beside 1, by which the step of an edit is multiplied.
-        every_layer: Whether edits are made at every layer of the grid, not at the chosen one alone.
+        every_layer: Whether edits are made at every layer of the grid, not at the chosen one alone. Layer and rank can
+            then be chosen by both, success and what is kept.
+        lens: A Jacobian lens: a file, a folder or a hub name. Its swaps are counted at the layers that it has. If None,
+            there are none.
     """
 
     name = NAME
     applied = 1
     strengths: list[float] = field(default_factory=lambda: [0.5, 2.0])
     every_layer: bool = False
+    lens: str | None = None
 
     def __post_init__(self) -> None:
         if any(not 0 < strength < 1000 or strength == 1 for strength in self.strengths):
@@ -129,33 +83,88 @@ class Specificity(Measure):
                 f"strengths of edits must be above 0, below 1000 and not 1, which is always there, not {given}"
             )
 
+    @property
+    def before_choice(self) -> bool:  # type: ignore[override]
+        """Whether it is measured before layer and rank are chosen: at every layer."""
+        return self.every_layer
+
+    def check(self, lm: LanguageModel) -> None:
+        """Load the lens, if there is one, and check that it is one of the LM."""
+        if self.lens is not None:
+            loaded_lens(self.lens).check_model(lm)
+
     def cost(self, known: float, betas: int, ranks: int) -> Cost:
         """Return the cost of every edit in its own prompt, and in questions, which take about twice as long."""
-        runs = (1 + 2 * len(KINDS)) * (1 + len(self.strengths)) * _variants(ranks) * known
+        runs = (1 + 2 * len(KINDS)) * (1 + len(self.strengths)) * sum(self._points(ranks).values()) * known
         return Cost(edits=runs) if self.every_layer else Cost(at_choice=runs)
+
+    def _points(self, ranks: int) -> dict[str, int]:
+        """Return how often each edit is made at a layer and strength."""
+        once = [name for name in ONCE if name != JACOBIAN_LENS or self.lens is not None]
+        return dict.fromkeys(BY_RANK, ranks) | dict.fromkeys(once, 1)
 
     def measure(self, trial: ScoredTrial) -> Measurement:
         """Count, for each kind of question and each edit, the answers after it that are as they should be."""
-        states, edits = trial.states, _edits(trial)
+        states, edits = trial.states, edits_of(trial)
         layers = tuple(trial.lres) if self.every_layer else (trial.lre.layer,)
-        steps, strengths = {layer: _steps(trial, layer, edits) for layer in layers}, (1.0, *self.strengths)
-        ranks = len(trial.record.ranks)
+        strengths, points = (1.0, *self.strengths), self._points(len(trial.record.ranks))
+        changes = {layer: self._changes(trial, layer, edits) for layer in layers}
         asked = {SUCCESS: [Asked(torch.arange(len(edits)), states.edited_runs, {SUCCESS: states.wanted})]}
-        asked |= {kind: _asked(trial, edits, kind) for kind in KINDS}
+        asked |= {kind: known_questions(trial, edits, kind) for kind in KINDS}
         tallies: dict[str, Tally] = {}
         for kind, questions in asked.items():
             names = (kind, *LOST) if kind == OTHERS else (kind,)
-            counts = torch.zeros(len(names), len(layers), len(strengths), _variants(ranks), dtype=torch.long)
+            counts = torch.zeros(len(names), len(layers), len(strengths), sum(points.values()), dtype=torch.long)
             for some in questions:
-                after = _answers(trial, some, steps, strengths).cpu()
+                after = _answers(trial, some, changes, strengths).cpu()
                 for place, name in enumerate(names):
                     hits = after == some.counted[name].cpu()[:, None, None, None]
                     counts[place] += hits.sum(0)
                     after[hits] = -1  # an answer counts once
             counts, total = states.processes.sum(counts, torch.tensor(sum(len(some.places) for some in questions)))
             for name, own in zip(names, counts, strict=True):
-                tallies |= _tallies(name, own, int(total), strengths, ranks)
+                by_edit = dict(zip(points, own.split([*points.values()], -1), strict=True))
+                tallies |= self._tallies(name, by_edit, int(total), layers)
         return Measurement(tallies, layers=layers)
+
+    def _changes(self, trial: ScoredTrial, layer: Layer, edits: Sequence[Edit]) -> dict[str, Change]:
+        """Return what each edit changes at a layer; a collective call."""
+        states, lre, ranks = trial.states, trial.lres[layer], trial.record.ranks
+        index = trial.record.layers.index(layer)
+        delta = lre.operator.edits(states.change.to(lre.bias), ranks)
+        random = delta.norm(dim=-1, keepdim=True) * _random_directions(trial, edits, delta)
+        outputs = states.object[states.edited], states.target_objects
+        concepts = torch.stack([lre.operator.edits(o.to(lre.bias) - lre.bias, ranks) for o in outputs], -2)
+        concepts = normalize(concepts, dim=-1)
+        changes = {"LRE": _added(delta), "random": _added(random)}
+        changes |= {"concept": _exchanged(concepts), "steering": _steered(concepts)}
+        changes |= {name: _inserted(insert(states, index).to(delta)) for name, insert in CAUSALITY.items()}
+        if self.lens is not None:
+            lens, tokens = loaded_lens(self.lens), torch.stack([states.predicted[states.edited], states.wanted], -1)
+            pairs = delta.new_zeros(*tokens.shape, delta.shape[-1])
+            if lens.reads(layer):
+                pairs = lens.directions(trial.lm, tokens, layer).to(delta)
+            changes[JACOBIAN_LENS] = _exchanged(pairs[:, None])
+        return changes
+
+    def _tallies(
+        self, name: str, by_edit: Mapping[str, Tensor], total: int, layers: Sequence[Layer]
+    ) -> dict[str, Tally]:
+        """Return the tallies of a count by edit and strength; by edit, counts are `(layers, strengths, points)`."""
+        tallies = {}
+        for edit, counts in by_edit.items():
+            for place, strength in enumerate((1.0, *self.strengths)):
+                own, found = _named(name, edit, strength), counts[:, place]
+                if edit in BY_RANK:
+                    sums = tuple(map(tuple, found.tolist()))
+                    tallies[own] = Tally(sums, total, ("layer", "rank"), column=own in KINDS)
+                else:
+                    once = found[:, 0].tolist()
+                    if edit == JACOBIAN_LENS and self.lens is not None:
+                        reads = map(loaded_lens(self.lens).reads, layers)
+                        once = [count if read else None for count, read in zip(once, reads, strict=True)]
+                    tallies[own] = Tally(tuple(once), total, ("layer",))
+        return tallies
 
     @classmethod
     def sections(cls, records: Sequence[TrialRecord]) -> tuple[Section, ...]:
@@ -188,54 +197,46 @@ class Specificity(Measure):
         return (Section(title, tuple(pictures), tuple(tables)),)
 
 
-def _edits(trial: ScoredTrial) -> list[Edit]:
-    """Return this process's edits, in the order of `TrialStates.edited`."""
-    states = trial.states
-    asked, templates = states.trial.test_asked, len(states.trial.asked_with)
-    rows = zip(
-        *(states.edited.tolist(), states.targets.tolist()),
-        *(states.predicted[states.edited].tolist(), states.wanted.tolist()),
-        strict=True,
-    )
-    return [
-        Edit(row, asked[states.samples[row]], asked[target], states.samples[row] % templates, own, wanted)
-        for row, target, own, wanted in rows
-    ]
-
-
-def _steps(trial: ScoredTrial, layer: Layer, edits: Sequence[Edit]) -> tuple[Tensor, Tensor]:
-    """Return what edits at a layer add to s, `(edits, 2 ranks, hidden)`, and what others put in its place.
-
-    The first are W^+ (o' - o) at every rank, and steps of the same lengths in one random direction for each edit. The
-    others are the states of the baselines, `(edits, baselines, hidden)`. A collective call.
-    """
-    states, lre = trial.states, trial.lres[layer]
-    delta = lre.operator.edits(states.change.to(lre.bias), trial.record.ranks)
-    key, drawn = draw_key(states.trial), [delta[:0, 0]]
+def _random_directions(trial: ScoredTrial, edits: Sequence[Edit], like: Tensor) -> Tensor:
+    """Return a direction for each edit, `(edits, 1, hidden)`, on the device of `like`, `(edits, ranks, hidden)`."""
+    key, drawn = draw_key(trial.states.trial), [like[:0, 0]]
     for edit in edits:
         seed = draw_order(key, "random", edit.sample.subject, edit.sample.object, edit.template)[:7]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
-        drawn.append(torch.randn(1, delta.shape[-1], generator=generator, dtype=torch.float64).to(delta))
-    direction = torch.nn.functional.normalize(torch.cat(drawn), dim=-1)
-    random = delta.norm(dim=-1, keepdim=True) * direction[:, None]
-    index = trial.record.layers.index(layer)
-    inserted = torch.stack([insert(states, index).to(delta) for insert in CAUSALITY.values()], 1)
-    return torch.cat([delta, random], 1), inserted
+        drawn.append(torch.randn(1, like.shape[-1], generator=generator, dtype=torch.float64).to(like))
+    return normalize(torch.cat(drawn), dim=-1)[:, None]
 
 
-def _variants(ranks: int) -> int:
-    return len(BY_RANK) * ranks + len(INSERTED)
+def _added(steps: Tensor) -> Change:
+    """Add steps, `(edits, ranks, hidden)`."""
+    return lambda places, s: steps[places]
+
+
+def _inserted(values: Tensor) -> Change:
+    """Put states, `(edits, hidden)`, in place of s."""
+    return lambda places, s: values[places, None] - s
+
+
+def _exchanged(pairs: Tensor) -> Change:
+    """Exchange the coordinates of s along pairs of directions, `(edits, ranks or 1, 2, hidden)`."""
+    return lambda places, s: exchange(s, pairs[places]) - s
+
+
+def _steered(pairs: Tensor) -> Change:
+    """Add the difference of pairs of directions, `(edits, ranks, 2, hidden)`, as often as s is long."""
+    return lambda places, s: s.norm(dim=-1, keepdim=True) * (pairs[places, :, 1] - pairs[places, :, 0])
 
 
 def _answers(
-    trial: ScoredTrial, asked: Asked, steps: Mapping[Layer, tuple[Tensor, Tensor]], strengths: Sequence[float]
+    trial: ScoredTrial, asked: Asked, changes: Mapping[Layer, Mapping[str, Change]], strengths: Sequence[float]
 ) -> Tensor:
-    """Return the answers after edits at every layer and strength, `(questions, layers, strengths, variants)`."""
+    """Return the answers after edits at every layer and strength, `(questions, layers, strengths, points)`."""
     lm, found = trial.lm, []
-    subject = asked.runs.hidden_states([*steps], keep=True)[0]
-    for index, (layer, (added, inserted)) in enumerate(steps.items()):
-        places, s = asked.places.to(added.device), subject[:, index, None].to(added)
-        change = torch.cat([added[places], inserted[places] - s], 1)
+    subject = asked.runs.hidden_states([*changes], keep=True)[0]
+    for index, (layer, by_edit) in enumerate(changes.items()):
+        s = subject[:, index, None].to(trial.lres[layer].bias)
+        places = asked.places.to(s.device)
+        change = torch.cat([make(places, s) for make in by_edit.values()], 1)
         values = s[:, None] + torch.tensor(strengths).to(s)[:, None, None] * change[:, None]
         after = lm.predict(asked.runs.patched(layer, values.flatten(1, 2)))
         found.append(after.unflatten(1, (len(strengths), -1)))
@@ -246,127 +247,6 @@ def _named(name: str, edit: str, strength: float = 1) -> str:
     """Return the name of the tally of an edit, which for the LRE's own is the count's alone."""
     method = edit if strength == 1 else f"{edit} times {strength:g}"
     return name if method == "LRE" else f"{name}: {method}"
-
-
-def _tallies(name: str, counts: Tensor, total: int, strengths: Sequence[float], ranks: int) -> dict[str, Tally]:
-    """Return the tallies of counts `(layers, strengths, variants)` by edit and strength."""
-    tallies = {}
-    for place, strength in enumerate(strengths):
-        *by_rank, inserted = counts[:, place].split([*[ranks] * len(BY_RANK), len(INSERTED)], 1)
-        for edit, found in zip(BY_RANK, by_rank, strict=True):
-            own = _named(name, edit, strength)
-            sums = tuple(map(tuple, found.tolist()))
-            tallies[own] = Tally(sums, total, ("layer", "rank"), column=own in KINDS)
-        for edit, found in zip(INSERTED, inserted.T.tolist(), strict=True):
-            tallies[_named(name, edit, strength)] = Tally(tuple(found), total, ("layer",))
-    return tallies
-
-
-def _asked(trial: ScoredTrial, edits: Sequence[Edit], kind: str) -> list[Asked]:
-    """Find for each edit its first question of a kind that the LM knows; what is before subjects is run once."""
-    lm, (ask, moved) = trial.lm, KINDS[kind]
-    asked = [(place, question) for place, edit in enumerate(edits) for question in ask(trial, edit)]
-    heads: dict[str, list[int]] = {}
-    for index, (_, question) in enumerate(asked):
-        heads.setdefault(question.prompt.text[: question.prompt.subject_chars[0]], []).append(index)
-    run = []
-    for some in heads.values():
-        runs = prompts_to_run(lm, [asked[index][1].prompt for index in some])
-        run.append((some, runs, runs.hidden_states([trial.lre.layer])[1]))
-    said = {
-        index: token for some, _, output in run for index, token in zip(some, lm.predict(output).tolist(), strict=True)
-    }
-    known = [index for index, (_, question) in enumerate(asked) if said[index] == question.prompt.object_token]
-    first = {asked[index][0]: index for index in reversed(known)}
-    found = []
-    for some, runs, output in run:
-        rows = [row for row, index in enumerate(some) if first.get(asked[index][0]) == index]
-        if rows:
-            chosen = [asked[some[row]] for row in rows]
-            places = torch.tensor([place for place, _ in chosen])
-            wanted = torch.tensor([edits[place].wanted for place, _ in chosen])
-            counted = {kind: wanted if moved else torch.tensor([one.prompt.object_token for _, one in chosen])}
-            if twins := [one.of_target for _, one in chosen if one.of_target is not None]:
-                of_target = lm.predict(prompts_to_run(lm, twins).hidden_states([trial.lre.layer])[1])
-                second = lm.decode(output[rows]).topk(2).indices[:, 1]
-                counted |= dict(zip(LOST, (wanted, of_target, second), strict=True))
-            found.append(Asked(places, runs.select(torch.tensor(rows)), counted))
-    return found
-
-
-def _prompt(trial: ScoredTrial, relation: Relation, template: str, sample: Sample, context: Sequence[Sample]) -> Prompt:
-    """Make a prompt of a relation with all of a context."""
-    data = trial.data
-    options = replace(data.prompts, shots=None)
-    prompt = make_prompt(data.tokenizer, template, sample, context, options)
-    return pass_over_blanks(data.tokenizer, relation, [prompt], options)[0]
-
-
-def other_relations(trial: ScoredTrial, edit: Edit) -> Questions:
-    """Ask about the subject by the other relations of the data, with the examples of the trial of the same number."""
-    data, number = trial.data, trial.record.trial
-    shots, name = data.prompts.shots, edit.sample.name
-    facts = [
-        (index, fact)
-        for index, relation in enumerate(data.relations)
-        if relation.name != trial.record.relation and (index, number) in data.schedule
-        for fact in relation.samples
-        if fact.name == name
-    ]
-    key = draw_key(trial.states.trial)
-    for index, fact in sorted(facts, key=lambda one: draw_order(key, name, data.relations[one[0]].name, one[1].object)):
-        other = data.trial(data.schedule.index((index, number)))
-        context = [sample for sample in other.train if sample.name != name][:shots]
-        own, of_target = (
-            _prompt(trial, other.relation, other.asked_with[0], replace(fact, subject=subject), context)
-            for subject in (fact.subject, edit.target.subject)
-        )
-        if own.object_token not in (edit.own, edit.wanted):
-            yield Question(own, of_target)
-
-
-def neighbours(trial: ScoredTrial, edit: Edit) -> Questions:
-    """Ask for one other known sample after the line of the edited one."""
-    states, drawn = trial.states, trial.states.trial
-    asked, templates, key = drawn.test_asked, len(drawn.asked_with), draw_key(drawn)
-    others = [
-        asked[place]
-        for place, token in enumerate(states.tokens.tolist())
-        if token not in (-1, edit.wanted)
-        and place % templates == edit.template
-        and asked[place].name != edit.sample.name
-    ]
-    if not others:
-        return
-    other = min(others, key=lambda one: draw_order(key, "neighbour", edit.sample.subject, one.subject, one.object))
-    context = (*drawn.train[: trial.data.prompts.shots], edit.sample)
-    prompt = _prompt(trial, drawn.relation, drawn.asked_with[edit.template], other, context)
-    source = states.prompts[edit.row]
-    end = source.subject_position + 1
-    if prompt.input_ids[:end] == source.input_ids[:end]:  # some tokenizers join what follows the subject with it
-        yield Question(replace(prompt, subject_span=source.subject_span, subject_chars=source.subject_chars))
-
-
-def paraphrases(trial: ScoredTrial, edit: Edit) -> Questions:
-    """Ask for the same fact by the other templates of the relation."""
-    drawn = trial.states.trial
-    own, key = drawn.asked_with[edit.template], draw_key(drawn)
-    templates = [template for template in drawn.relation.templates if template != own]
-    for template in sorted(templates, key=lambda template: draw_order(key, edit.sample.subject, template)):
-        shots = drawn.train[: trial.data.prompts.shots]
-        yield Question(_prompt(trial, drawn.relation, template, edit.sample, shots))
-
-
-OTHERS, NEIGHBOURS, PARAPHRASES = KEPT, "neighbours kept", "paraphrases moved"
-KINDS: dict[str, tuple[Callable[[ScoredTrial, Edit], Questions], bool]] = {
-    OTHERS: (other_relations, False),
-    NEIGHBOURS: (neighbours, False),
-    PARAPHRASES: (paraphrases, True),
-}
-"""The questions of each kind, and whether their answers are to become the target's."""
-
-LOST = ("become o'", "become the answer about s'", "become the second answer")
-"""What lost answers by other relations are counted as: the first that holds."""
 
 
 def share(record: TrialRecord, name: str, edit: str = "LRE", strength: float = 1, **point: Any) -> float:
@@ -413,14 +293,16 @@ def _by_edit(records: Sequence[TrialRecord]) -> Table:
     """Return a row per edit and strength, at the relations' layers and ranks."""
     return Table(
         "specificity_by_edit",
-        f"Edits of {analysis.lm_of(records)} at the relations' layers and ranks: the LRE's, steps of its length in a "
-        "random direction, and s replaced by s' (oracle), by the row of the unembedding for o', and by o' (object). "
-        f"The strength multiplies the step from s. {BOTH_TEXT} {choice_text(records)} {_over(records)}",
+        f"Edits of {analysis.lm_of(records)} at the relations' layers and ranks: the LRE's; steps of its length in a "
+        "random direction; swaps of the concepts of o and o', steering from one to the other, and swaps of what the "
+        "Jacobian lens reads for them; and s replaced by s' (oracle), by the row of the unembedding for o', and by o' "
+        f"(object). The strength multiplies the step from s. {BOTH_TEXT} {choice_text(records)} {_over(records)}",
         ("edit", "strength", *TRADE),
         tuple(
-            (edit, strength, *(_mean(records, score, edit=edit, strength=strength) for score in TRADE.values()))
-            for edit in (*BY_RANK, *INSERTED)
+            (edit, strength, *means)
+            for edit in EDITS
             for strength in _strengths(records)
+            if any(means := [_mean(records, one, edit=edit, strength=strength) for one in TRADE.values()])
         ),
         exact=("strength",),
     )
@@ -438,9 +320,10 @@ def _fates(records: Sequence[TrialRecord]) -> dict[str, tuple[Estimate | None, .
         return 1 - sum(share(record, name, **edit) for name in (OTHERS, *LOST))
 
     edits: dict[str, dict[str, Any]] = {f"LRE, rank {rank}": {"rank": rank} for rank in records[0].ranks}
-    edits |= {name: {"edit": name} for name in ("random", *INSERTED)}
+    edits |= {name: {"edit": name} for name in EDITS if name != "LRE"}
     scores: list[analysis.Score] = [*(partial(share, name=name) for name in (OTHERS, *LOST)), left]
-    return {name: tuple(_mean(records, score, **edit) for score in scores) for name, edit in edits.items()}
+    fates = {name: tuple(_mean(records, score, **edit) for score in scores) for name, edit in edits.items()}
+    return {name: means for name, means in fates.items() if any(means)}
 
 
 FATES = ("kept", *LOST, "become something else")
@@ -449,7 +332,7 @@ FATES = ("kept", *LOST, "become something else")
 def _by_choice(records: Sequence[TrialRecord]) -> Table:
     """Return the shares where layer and rank are chosen by causality, and by both."""
     cut = [_measured_layers(record) for record in records]
-    criteria: tuple[AnyCriterion, ...] = ("causality", "both")
+    criteria: tuple[Criterion, ...] = ("causality", "both")
     chosen = {criterion: reselect(cut, criterion) for criterion in criteria}
     return Table(
         "specificity_by_choice",
@@ -498,36 +381,38 @@ def plot_specificity(records: Sequence[TrialRecord]) -> Figure:
 def plot_trade(records: Sequence[TrialRecord]) -> Figure:
     """Success of edits against the answers by other relations of the subject that they keep.
 
-    The LRE's edit and random steps of its length at every rank; the LRE's edit at the relations' ranks, and s replaced
-    by s' (oracle), by the unembedding's row of o' and by o' (object), at every strength. Ranks and strengths are beside
-    the points; a ring is strength 1. Means over relations whose subjects others share.
+    By rank, which is beside the points: the LRE's edit, random steps of its length, the swap of concepts and steering
+    by them. By strength, at the relations' ranks: these without the random ones, the swap of what the Jacobian lens
+    reads if one was given, and s replaced by s' (oracle), by the unembedding's row of o' and by o' (object); a ring is
+    strength 1. Means over relations whose subjects others share.
     """
-    figure, strengths, ranks = plotting.new_figure(7, 5.2), _strengths(records), records[0].ranks
-    axes = figure.subplots()
-    lines: dict[str, list[dict[str, Any]]] = {
-        f"{edit}, by rank": [{"edit": edit, "rank": rank} for rank in ranks] for edit in BY_RANK
+    figure, looks = plotting.new_figure(10, 5), dict(zip(EDITS, STYLES, strict=False))
+    panels = {
+        "rank": (BY_RANK, records[0].ranks),
+        "strength": ([edit for edit in EDITS if edit != "random"], _strengths(records)),
     }
-    lines |= {
-        f"{edit}, by strength": [{"edit": edit, "strength": one} for one in strengths] for edit in ("LRE", *INSERTED)
-    }
-    for look, (label, edits) in zip(STYLES, lines.items(), strict=False):
-        points = []
+    for axes, (axis, (edits, values)) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         for edit in edits:
-            kept, success = (_mean(records, SHARES[name], **edit) for name in (OTHERS, SUCCESS))
-            if kept and success:
-                points.append((edit, (kept.value, success.value)))
-        x, y = [place[0] for _, place in points], [place[1] for _, place in points]
-        axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=5, label=label, clip_on=False)
-        for edit, place in points:
-            if edit.get("strength") == 1:
-                axes.plot(*place, "o", color=look.colour, markersize=12, markerfacecolor="none", clip_on=False)
-            elif edit["edit"] != "random":
-                text = f"{edit.get('strength', edit.get('rank')):g}"
-                axes.annotate(text, place, (5, 4), textcoords="offset points", fontsize=8, color=look.colour)
-    plotting.fraction_axis(axes)
-    plotting.fraction_axis(axes, "y")
-    axes.set(xlabel=OTHERS, ylabel=SUCCESS)
-    plotting.legend(figure, columns=3)
+            points = {}
+            for value in values:
+                kept, success = (_mean(records, SHARES[name], edit=edit, **{axis: value}) for name in (OTHERS, SUCCESS))
+                if kept and success:
+                    points[value] = (kept.value, success.value)
+            if not points:
+                continue
+            look = looks[edit]
+            x, y = zip(*points.values(), strict=True)
+            axes.plot(x, y, look.line, color=look.colour, marker=look.marker, markersize=5, label=edit, clip_on=False)
+            for value, place in points.items():
+                if axis == "strength" and value == 1:
+                    axes.plot(*place, "o", color=look.colour, markersize=12, markerfacecolor="none", clip_on=False)
+                elif edit != "random":
+                    options: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": look.colour}
+                    axes.annotate(f"{value:g}", place, (5, 4), **options)
+        plotting.fraction_axis(axes)
+        plotting.fraction_axis(axes, "y")
+        axes.set(title=f"by {axis}", xlabel=OTHERS, ylabel=SUCCESS)
+    plotting.legend(figure, columns=4)
     return figure
 
 

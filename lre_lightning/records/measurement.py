@@ -15,7 +15,8 @@ AXES = {"layer": "layers", "beta": "betas", "rank": "ranks"}
 """The axes of a record's grid, and the fields with their values."""
 
 Cell: TypeAlias = int | float | str | None
-Sums: TypeAlias = int | float | tuple[int | float, ...] | tuple[tuple[int | float, ...], ...]
+Sum: TypeAlias = int | float | None
+Sums: TypeAlias = Sum | tuple[Sum, ...] | tuple[tuple[Sum, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Tally:
     """Sums over samples at the points of a grid: counts of successes, or sums of numbers such as probabilities.
 
     Attributes:
-        sums: The sums, nested by `axes`: a number if there is none, `[layer][beta]` for two.
+        sums: The sums, nested by `axes`: a number if there is none, `[layer][beta]` for two. None at points where
+            nothing was measured.
         total: The number of samples that each is a sum over.
         axes: The axes of the grid, of ``"layer"``, ``"beta"`` and ``"rank"``; their values are the record's.
         counts: Whether they count successes, so that means are shares with intervals.
@@ -40,10 +42,12 @@ class Tally:
     column: bool = False
 
     def at(self, place: Sequence[int] = ()) -> float:
-        """Return the mean at the indices of a point: a `Share` of counts; NaN if it is over no sample."""
+        """Return the mean at the indices of a point: a `Share` of counts; NaN if it is over no sample, or None."""
         found: Any = self.sums
         for index in place:
             found = found[index]
+        if found is None:
+            return float("nan")
         if self.counts:
             return Share(found, self.total)
         return found / self.total if self.total else float("nan")
@@ -88,6 +92,8 @@ class Measurement:
             _check_axes(tally.axes, f"{where} has the axis")
             whole(tally.total, f"{where}.total", most=tested)
             for count in _flat(tally.sums, [own[axis] for axis in tally.axes], where):
+                if count is None:
+                    continue
                 if tally.counts:
                     whole(count, where, most=tally.total)
                 else:

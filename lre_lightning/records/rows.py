@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
@@ -80,5 +81,5 @@ def _scores(record: TrialRecord) -> Iterator[tuple[Any, ...]]:
             for place in product(*axes):
                 value = tally.at([index for index, _ in place])
                 point = {axis: at for axis, (_, at) in zip(tally.axes, place, strict=True)}
-                hits = round(value * tally.total) if tally.counts and tally.total else None
+                hits = round(value * tally.total) if tally.counts and not math.isnan(value) else None
                 yield measure, metric, method or "LRE", point, hits, tally.total, value

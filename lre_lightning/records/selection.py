@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,12 @@ from lre_lightning.grid import Layer
 from lre_lightning.records.record import Grid, TrialRecord
 from lre_lightning.statistics.estimates import as_good, over_trials
 
-Criterion = Literal["middle", "causality", "faithfulness"]
-"""What chooses during a fit."""
-AnyCriterion: TypeAlias = Criterion | Literal["both"]
-"""What chooses from the counts of a fit."""
+Criterion = Literal["middle", "causality", "faithfulness", "both"]
+"""What chooses: see `choose`."""
 
 SPECIFICITY, KEPT = "specificity", "other relations kept"
 """The measure, and its count, by which `"both"` chooses."""
+MISSING = "was not measured: add --model.measures+=Specificity --model.measures.every_layer=true"
 
 
 def harmonic_mean(first: NDArray[np.float64] | float, second: NDArray[np.float64] | float) -> NDArray[np.float64]:
@@ -34,7 +33,7 @@ def harmonic_mean(first: NDArray[np.float64] | float, second: NDArray[np.float64
     return mean
 
 
-def choose(records: Sequence[TrialRecord], criterion: AnyCriterion, beta: float) -> tuple[Layer, int]:
+def choose(records: Sequence[TrialRecord], criterion: Criterion, beta: float) -> tuple[Layer, int]:
     """Choose the layer and rank at which a relation's mean score over trials is best.
 
     Args:
@@ -45,8 +44,11 @@ def choose(records: Sequence[TrialRecord], criterion: AnyCriterion, beta: float)
             rank. ``"middle"`` takes the middle one of the layers whose scores the data cannot tell from those at the
             paper's choice, and the rank of the best causality there. The embedding is only taken if it is alone.
             ``"both"`` takes the best harmonic mean of causality and of the answers by other relations that edits keep,
-            where `measures.Specificity` has counted these.
+            where `measures.Specificity` has counted these. Of a relation without such answers it is ``"causality"``.
         beta: The beta at which faithfulness is compared, one of the grid.
+
+    Raises:
+        LREError: If the records have no point in common, lack the beta, or lack the measure that `"both"` needs.
     """
     for record in records:
         if beta not in record.betas:
@@ -61,7 +63,7 @@ def choose(records: Sequence[TrialRecord], criterion: AnyCriterion, beta: float)
     if not causal.size:
         raise LREError(f"the trials of {records[0].relation!r} have no layer and rank in common to choose")
     scores = (faithful, causal) if criterion == "faithfulness" else (causal, faithful)
-    if criterion == "both":
+    if criterion == "both" and asks_others(records):
         scores = (_with_kept(records, causal, layers, ranks), causal)
     # Rounded, so that equal fractions are equal whatever the order of summation.
     merits = [np.broadcast_to(score, causal.shape).round(12) for score in scores]
@@ -83,21 +85,31 @@ def choose(records: Sequence[TrialRecord], criterion: AnyCriterion, beta: float)
     return layers[middle], ranks[at_rank[middle]]
 
 
+def asks_others(records: Sequence[TrialRecord]) -> bool:
+    """Return whether edits could lose answers by other relations in some of the records.
+
+    Raises:
+        LREError: If that was not measured.
+    """
+    found = [record.measures[SPECIFICITY].tallies[KEPT] for record in records if SPECIFICITY in record.measures]
+    if not found:
+        raise LREError(f"a choice by both weighs what edits keep, and that of {records[0].relation!r} {MISSING}")
+    return any(tally.total for tally in found)
+
+
 def _with_kept(
     records: Sequence[TrialRecord], causal: NDArray[np.float64], layers: Sequence[Layer], ranks: Sequence[int]
 ) -> NDArray[np.float64]:
     """Return the harmonic mean of causality and of answers that are kept, `(layers, ranks)`; -1 where not counted."""
-    kept = [
-        [[record.measured(SPECIFICITY, KEPT, layer=layer, rank=rank) for rank in ranks] for layer in layers]
-        for record in records
-    ]
-    found = harmonic_mean(causal, np.mean(kept, axis=0))
-    if np.isnan(found).all():
-        raise LREError(
-            f"a choice by both needs answers about other relations of the subjects of {records[0].relation!r} after "
-            "edits: measure Specificity, in a fit of several relations that share subjects"
-        )
-    return np.nan_to_num(found, nan=-1.0)
+    kept = np.array(
+        [
+            [[record.measured(SPECIFICITY, KEPT, layer=layer, rank=rank) for rank in ranks] for layer in layers]
+            for record in records
+        ]
+    )
+    counted = (~np.isnan(kept)).sum(0)
+    mean = np.nansum(kept, axis=0) / np.maximum(counted, 1)
+    return np.where(counted > 0, harmonic_mean(causal, mean), -1.0)
 
 
 def eligible_layers(records: Iterable[TrialRecord], layers: Iterable[Layer]) -> list[Layer]:
@@ -118,9 +130,7 @@ def _counts(
     return table[np.ix_(rows, columns)]
 
 
-def choice_of_earlier(
-    reported: bool, earlier: Sequence[TrialRecord], criterion: AnyCriterion
-) -> tuple[Layer, int] | None:
+def choice_of_earlier(reported: bool, earlier: Sequence[TrialRecord], criterion: Criterion) -> tuple[Layer, int] | None:
     """Return the layer and rank that earlier trials have chosen for one, by `choose_after`; None if it takes part."""
     for other in earlier:
         if reported and other.reported and other.layer is not None and other.rank is not None:
@@ -141,7 +151,7 @@ def choose_after(record: TrialRecord, earlier: Sequence[TrialRecord], criterion:
     return earlier_choice or choose(choosing, criterion, record.beta)
 
 
-def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: AnyCriterion) -> bool:
+def takes_part(record: TrialRecord, earlier: Sequence[TrialRecord], criterion: Criterion) -> bool:
     """Return whether a trial of a fit takes part in the choice of its layer and rank, by `choose_after`.
 
     It does not if earlier trials have chosen, or if its grid has one point that can be chosen.
@@ -162,7 +172,7 @@ def headline(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def reselect(
-    records: Iterable[TrialRecord], criterion: AnyCriterion = "causality", beta: float | None = None
+    records: Iterable[TrialRecord], criterion: Criterion = "causality", beta: float | None = None
 ) -> list[TrialRecord]:
     """Choose the layer and rank of every relation again, from counts alone.
 

@@ -184,7 +184,7 @@ class LREModule(FrozenLMModule):
         Raises:
             LREError: If the options do not fit the data.
         """
-        self.fitting.check_data(data)
+        self.fitting.check_data(data, self.measures)
         data.use(self.lm)
         data.together = prompts_in_a_sweep(self.lm)
         return forecast(self._run_of(data, ONE_PROCESS), devices)
@@ -218,7 +218,7 @@ class LREModule(FrozenLMModule):
         self.bank.lres.folder = self.lre_dir or Path(self.trainer.default_root_dir) / "lres"
         self.bank.searched.insert(0, self.bank.lres.folder)
         if stage == "fit":
-            self.fitting.check_data(self._data)
+            self.fitting.check_data(self._data, self.measures)
             self.limit_epochs(len(self._data.schedule))
 
     # Fit: one epoch is one trial of one relation.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -14,7 +14,7 @@ from lre_lightning.errors import LREError, check_choice, check_number
 from lre_lightning.grid import check_ranks
 from lre_lightning.models.backward import Backward
 from lre_lightning.options import option
-from lre_lightning.records.selection import Criterion
+from lre_lightning.records.selection import MISSING, SPECIFICITY, Criterion
 from lre_lightning.records.summary import too_few
 from lre_lightning.training.method import Method
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lre_lightning.models.language_model import LanguageModel
     from lre_lightning.prompts.source import PromptSource
     from lre_lightning.prompts.trials import Trial
+    from lre_lightning.scoring.measure import Measure
 
 
 LOGGER = logging.getLogger("lre_lightning")
@@ -41,7 +42,9 @@ class Fitting:
     Attributes:
         select_by: How a relation's layer and rank are chosen: by the best ``"causality"``, as in the paper, or the best
             ``"faithfulness"``. ``"middle"`` looks at all layers that the data cannot tell from the best one by either
-            score, and takes the middle one; it takes the embedding only if there is no other.
+            score, and takes the middle one; it takes the embedding only if there is no other. ``"both"`` takes the best
+            harmonic mean of causality and of the answers by other relations of the subject that edits keep, and needs
+            the measure Specificity at every layer. A relation without such answers is chosen for by ``"causality"``.
         selection_trials: The number of first trials per relation that choose its layer and rank, by their mean score,
             and are not reported. With 0 the first trial that can be scored chooses, and is reported too. A choice by
             other trials does not rest on the chance of their examples. It still rests on that of the test subjects,
@@ -92,9 +95,13 @@ class Fitting:
             except LREError as error:
                 raise LREError(f"the choice for {relation!r}: {error}") from error
 
-    def check_data(self, data: PromptSource) -> None:
-        """Check the options against the data of a fit."""
+    def check_data(self, data: PromptSource, measures: Sequence[Measure] = ()) -> None:
+        """Check the options against the data of a fit, and what it measures."""
         choices, names = self.choices or {}, [relation.name for relation in data.relations]
+        chosen_for = {*names} - choices.keys()
+        counted = any(one.name == SPECIFICITY and one.before_choice for one in measures)
+        if self.select_by == "both" and chosen_for and not counted:
+            raise LREError(f"select_by both weighs what edits keep at every layer, which {MISSING}")
         if choices and names and not choices.keys() & set(names):
             raise LREError(
                 f"a layer and rank are chosen for {next(iter(choices))!r}, but for no relation of the data, which has "

@@ -26,7 +26,7 @@ from lre_lightning.prompts.batch import RelationBatch, prompts_to_run
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.record import TrialRecord
-from lre_lightning.records.selection import choice_of_earlier, choose_after, takes_part
+from lre_lightning.records.selection import asks_others, choice_of_earlier, choose_after, takes_part
 from lre_lightning.records.summary import CSV_COLUMNS
 from lre_lightning.runs.processes import Processes
 from lre_lightning.scoring.measure import Measure, ScoredTrial, layers_for
@@ -128,11 +128,18 @@ class AskedTrial:
         """All training prompts, not only those that this process is served."""
         return train_prompts(self.trial, self.run.data.tokenizer, options=self.run.data.prompts)
 
-    def _measured(self, record: TrialRecord, lres: Mapping[Layer, LRE], said: Tensor, edited: Tensor) -> TrialRecord:
-        """Return the record with what each measure has found."""
+    def _measured(
+        self,
+        record: TrialRecord,
+        lres: Mapping[Layer, LRE],
+        said: Tensor,
+        edited: Tensor,
+        measures: Iterable[Measure],
+    ) -> TrialRecord:
+        """Return the record with what measures have found too."""
         tokens = self.run.data.coverage(self.trial.relation).tokens
         scored = ScoredTrial(record, self.states, lres, said, edited, self.train_prompts, tokens, self.run.data)
-        record = replace(record, measures={one.name: one.measure(scored) for one in self.run.measures})
+        record = replace(record, measures={**record.measures, **{one.name: one.measure(scored) for one in measures}})
         columns = Counter(
             name for found in record.measures.values() for name, tally in found.tallies.items() if tally.column
         )
@@ -255,9 +262,11 @@ class FitTrial(AskedTrial):
         """
         record, said, edited = self._on_grid(self._lres, self.run.betas, self.ranks(), metrics)
         chose = self.choice is None and takes_part(record, self.earlier, self.run.fitting.select_by)
+        before, after = ([one for one in self.run.measures if one.before_choice == way] for way in (True, False))
+        record = self._measured(record, self._lres, said, edited, before)
         layer, rank = self._choose(record)
         record = replace(record, layer=layer, rank=rank, chose=chose)
-        record = self._measured(record, self._lres, said, edited)
+        record = self._measured(record, self._lres, said, edited, after)
         lre = replace(self._lres[layer], rank=rank)
         return record, replace(self._with_elements(lre).to("cpu"), lm=None) if record.reported else None
 
@@ -295,6 +304,8 @@ class FitTrial(AskedTrial):
                 LOGGER.warning("%s: " + IDENTITY, name, layer)
             elif record.identity_layers:
                 LOGGER.info("%s: layer %s is left out of the choice, as W is the identity", name, self.layers[-1])
+            if self.choice is None and self.run.fitting.select_by == "both" and not asks_others([record]):
+                LOGGER.info("%s: causality alone chooses, as no other relation asks about its subjects", name)
             if layer == "emb" and self.choice is None and len(self.layers) > 1:
                 LOGGER.info("%s: layer emb is chosen, as no other scores as well; its lens may misread others", name)
         return layer, rank
@@ -323,7 +334,7 @@ class RescoredTrial(AskedTrial):
         lres = {lre.layer: lre}
         record, said, edited = self._on_grid(lres, (self.record.beta,), (rank,), metrics)
         record = replace(record, layer=lre.layer, rank=rank, backward=lre.origin.backward)
-        return self._measured(record, lres, said, edited)
+        return self._measured(record, lres, said, edited, self.run.measures)
 
 
 class SavedTrials:

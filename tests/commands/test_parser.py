@@ -34,7 +34,7 @@ from scripts.helps import rendered
         (["fit", "--model.layers=[emd]"], "takes [a whole number or emb, ...] or null, not ['emd']; did you mean emb?"),
         (
             ["fit", "--model.fitting.select_by=causal"],
-            "--model.fitting.select_by takes middle or causality or faithfulness, not causal; did you mean causality?",
+            "select_by takes middle or causality or faithfulness or both, not causal; did you mean causality?",
         ),
         (["fit", "--data.prompts.chat=flase"], "chat takes true or false, not flase; did you mean false?"),
         (["fit", "--data.trials=many"], "--data.trials takes a whole number, not many"),
@@ -61,7 +61,7 @@ def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
     assert len(short.splitlines()) < 112
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:
-        group, choice, number = "fitting", "select_by {middle,causality,faithfulness}", "--data.n_shot"
+        group, choice, number = "fitting", "select_by {middle,causality,faithfulness,both}", "--data.n_shot"
         if name == "jlens":
             group, choice, number = "averaging", "targets {later,same}", "--data.length"
         shown = ("--model.layers", number, "--trainer.devices", choice.split()[0])

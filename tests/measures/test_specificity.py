@@ -1,27 +1,31 @@
 """What an edit leaves alone: against texts put together by hand and run one by one."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
+from lre_lightning.jlens.lens import JacobianLens
 from lre_lightning.lre.estimator import LREEstimator
 from lre_lightning.lre.jacobian import prompt_jacobian
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
 from lre_lightning.measures import Specificity
-from lre_lightning.measures.specificity import KINDS, LOST, SUCCESS
+from lre_lightning.measures.specificity import SUCCESS
 from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.trials import train_prompts
 from lre_lightning.records.measurement import Measurement, Tally
 from lre_lightning.records.record import TrialRecord
 from lre_lightning.relations.relation import draw_order
 from lre_lightning.relations.sources import load_relations
+from lre_lightning.scoring.questions import KINDS, LOST, OTHERS
 from lre_lightning.scoring.states import draw_key, run_trial
 from tests.helpers.identities import SOME
 from tests.helpers.records import COUNTS, with_measures
@@ -73,7 +77,14 @@ def capitals(tmp_path_factory):
     return scored(record, states, lres, data=data)
 
 
-def edits_by_hand(trial, row, target, sample):
+def swapped(s, one, other):
+    """The nearest state whose products with two directions are exchanged."""
+    directions = np.stack([one, other])
+    now = directions @ s.numpy()
+    return s + torch.from_numpy(np.linalg.pinv(directions) @ (now[::-1] - now))
+
+
+def edits_by_hand(trial, row, target, sample, lens):
     """What each edit makes of s, at every rank or once."""
     lm, prompts, last = trial.lm, trial.states.prompts, trial.lm.num_layers - 1
     change = state(lm, prompts[target], last, -1) - state(lm, prompts[row], last, -1)
@@ -81,19 +92,27 @@ def edits_by_hand(trial, row, target, sample):
     seed = draw_order(draw_key(trial.states.trial), "random", sample.subject, sample.object, 0)
     generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
     drawn = torch.randn(len(change), generator=generator, dtype=torch.float64)
-    token = lm.tokenizer(f" {prompts[target].object}", add_special_tokens=False)["input_ids"][0]
-    instead = {
-        "oracle": state(lm, prompts[target], LAYER),
-        "unembedding": lm.model.get_output_embeddings().weight[token].detach(),
-        "object": state(lm, prompts[target], last, -1),
-    }
+    outputs = [state(lm, prompts[at], last, -1) for at in (row, target)]
+    tokens = [lm.tokenizer(f" {prompts[at].object}", add_special_tokens=False)["input_ids"][0] for at in (row, target)]
+    rows = lm.model.get_output_embeddings().weight[tokens].detach()
+    instead = {"oracle": state(lm, prompts[target], LAYER), "unembedding": rows[1], "object": outputs[1]}
+    reads = (rows @ lens.jacobians[LAYER]).numpy()
+    concepts = []
+    for rank in RANKS:
+        pair = [pinv(trial.lre.weight.numpy(), rank) @ (o - trial.lre.bias).numpy() for o in outputs]
+        concepts.append([one / np.linalg.norm(one) for one in pair])
     return {
         "": [lambda s, delta=delta: s + delta for delta in deltas],
         "random times 0.5": [lambda s, d=d: s + HALF * d.norm() * (drawn / drawn.norm()).to(s) for d in deltas],
+        "concept": [lambda s, pair=pair: swapped(s, *pair) for pair in concepts],
+        "concept times 0.5": [lambda s, pair=pair: s + HALF * (swapped(s, *pair) - s) for pair in concepts],
+        "steering": [lambda s, pair=pair: s + s.norm() * torch.from_numpy(pair[1] - pair[0]) for pair in concepts],
+        "Jacobian lens": [lambda s: swapped(s, *reads)],
+        "Jacobian lens times 0.5": [lambda s: s + HALF * (swapped(s, *reads) - s)],
     } | {f"{name} times 0.5": [lambda s, other=other: s + HALF * (other - s)] for name, other in instead.items()}
 
 
-def by_hand(trial):
+def by_hand(trial, lens):
     """The sums and totals, from their definitions, by kind and edit."""
     lm, states, data = trial.lm, trial.states, trial.data
     train, key, test = states.trial.train, draw_key(states.trial), states.trial.test
@@ -108,7 +127,7 @@ def by_hand(trial):
     for row, target in zip(states.edited.tolist(), states.targets.tolist(), strict=True):
         sample, other = test[row], test[target]
         own, wanted = (first_token(name) for name in (sample.object, other.object))
-        edits = edits_by_hand(trial, row, target, sample)
+        edits = edits_by_hand(trial, row, target, sample, lens)
         template, *rest = relations[CAPITAL].templates
         questions = {SUCCESS: [(text_of(template, train, sample.subject), sample.object, wanted, None)]}
         questions |= {name: [] for name in KINDS}
@@ -149,15 +168,25 @@ def by_hand(trial):
 
 
 @pytest.fixture(scope="module")
-def every(capitals):
-    return Specificity([HALF], every_layer=True).measure(capitals)
+def lens(tmp_path_factory, capitals):
+    """A Jacobian lens of one layer: the W of the relation, so that its swaps do something; and its file."""
+    path = tmp_path_factory.mktemp("lens") / "lens.safetensors"
+    lens = JacobianLens({LAYER: capitals.lre.weight}, 1)
+    lens.save(path)
+    return lens, str(path)
 
 
-def test_shares_are_those_of_whole_texts(capitals, every):
-    sums, totals = by_hand(capitals)
+@pytest.fixture(scope="module")
+def every(capitals, lens):
+    return Specificity([HALF], every_layer=True, lens=lens[1]).measure(capitals)
+
+
+def test_shares_are_those_of_whole_texts(capitals, every, lens):
+    sums, totals = by_hand(capitals, lens[0])
     assert every.layers == LAYERS
+    edits = edits_by_hand(capitals, *[capitals.states.edited.tolist()[0]] * 2, capitals.states.trial.test[0], lens[0])
     for kind in (SUCCESS, *KINDS, *LOST):
-        for edit in ("", "random times 0.5", "oracle times 0.5", "unembedding times 0.5", "object times 0.5"):
+        for edit in edits:
             tally = every.tallies[f"{kind}: {edit}" if edit else kind]
             found = tally.sums[LAYER] if "rank" in tally.axes else (tally.sums[LAYER],)
             assert found == tuple(sums[kind, edit, place] for place in range(len(found))), (kind, edit)
@@ -165,6 +194,17 @@ def test_shares_are_those_of_whole_texts(capitals, every):
     assert all(total > 3 for total in totals.values())
     assert any(0 < sums[kind, "", 1] < totals[kind] for kind in KINDS)
     assert sum(sums[LOST[1], edit, 0] for edit in ("", "oracle times 0.5")) > 0
+    assert sums[SUCCESS, "steering", 1] * sums[SUCCESS, "Jacobian lens", 0] > 0
+    assert sums[OTHERS, "concept", 0] < sums[OTHERS, "concept", 1] == totals[OTHERS]
+
+
+def test_a_lens_has_no_counts_at_layers_that_it_lacks(every, capitals):
+    tally = every.tallies[f"{SUCCESS}: Jacobian lens"]
+    assert tally.sums[0] is None
+    assert math.isnan(tally.at((0,)))
+    assert tally.sums[1] > 0
+    every.check("specificity", {"layer": 2, "rank": 2}, capitals.record.tested)
+    assert not any("lens" in name for name in Specificity([]).measure(capitals).tallies)
 
 
 def test_the_chosen_layer_is_that_of_every_layer(capitals, every):
@@ -232,8 +272,10 @@ def test_a_report_has_the_trade_by_edit_and_by_what_chooses():
     assert rows["oracle", 0.5] == [0.5, 0.5, None, None, 0.5]
     assert values(by_fate.rows)[:2] == [["LRE, rank 2", 1, 0, 0, 0, 0], ["LRE, rank 4", 0.25, *[0.166667] * 3, 0.25]]
     assert [row[:4] for row in values(by_choice.rows)] == [["causality", 4, 0.875, 0.25], ["both", 2, 0.5, 1]]
-    lines = {line.get_label(): line.get_xydata().tolist() for line in trade.plot().axes[0].lines}
-    assert lines["LRE, by rank"] == [[1, 0.5], [0.25, 0.875]]
-    assert lines["oracle, by strength"] == [[0.5, 0.5]]
+    by_rank, by_strength = (
+        {line.get_label(): line.get_xydata().tolist() for line in axes.lines} for axes in trade.plot().axes
+    )
+    assert by_rank["LRE"] == [[1, 0.5], [0.25, 0.875]]
+    assert by_strength["oracle"] == [[0.5, 0.5]]
     bars = [bar.get_width() for bar in lost.plot().axes[0].patches[:2]]
     assert bars == [1, 0.25]

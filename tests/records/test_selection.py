@@ -53,9 +53,14 @@ def test_both_weighs_success_with_what_edits_keep():
 
 def test_both_takes_a_layer_that_was_measured():
     assert choose([keeping(((1, 0),), layers=(0,), causal=((8, 8), (2, 0)))], "both", 2.0) == (0, 4)
-    for missing in (record(), keeping(((0, 0), (0, 0)), questions=0)):
-        with pytest.raises(LREError, match="a choice by both needs answers about other relations"):
-            choose([missing], "both", 2.0)
+    with pytest.raises(LREError, match="and that of 'capital' was not measured: add"):
+        choose([record()], "both", 2.0)
+
+
+def test_both_is_causality_where_no_other_relation_asks():
+    causal, none = ((4, 8), (6, 0)), keeping(((0, 0), (0, 0)), questions=0, causal=((4, 8), (6, 0)))
+    assert choose([none], "both", 2.0) == choose([none], "causality", 2.0) == ("emb", 8)
+    assert choose([none, keeping(((8, 1), (4, 8)), causal=causal)], "both", 2.0) == ("emb", 4)  # the second asks
 
 
 def test_faithfulness_is_compared_at_the_given_beta():

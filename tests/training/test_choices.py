@@ -10,7 +10,7 @@ from lre_lightning.callbacks import ResultsTable
 from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import estimate, identity_layers
-from lre_lightning.measures import Baselines
+from lre_lightning.measures import Baselines, Specificity
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.records.analysis import says_more
@@ -122,6 +122,29 @@ def test_several_selection_trials_choose_by_their_mean_also_when_resumed(fit, tm
     assert list(module.bank.lres) == [("thing colour", 3)]
 
 
+def test_both_chooses_during_a_fit_as_after_it_also_when_resumed(tmp_path, caplog):
+    """Nobody asks about the subjects of the last relation."""
+    options = {"layers": [1], "betas": [1.0], "ranks": [4, 16], "measures": [Specificity([], every_layer=True)]}
+    names = ["country capital city", "country language", "name gender"]
+
+    def fitted(select_by, max_epochs=-1, ckpt_path=None):
+        module = LREModule("demo", **options, fitting={"select_by": select_by, "max_known": 4})
+        data = RelationDataModule("demo", names, n_shot=2, trials=1)
+        trainer = trainer_of(tmp_path, max_epochs=max_epochs)
+        trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
+        return module, trainer
+
+    causal, _ = fitted("causality")
+    fitted("both", 1)[1].save_checkpoint(tmp_path / "part.ckpt")
+    with caplog.at_level("INFO", "lre_lightning"):
+        both, _ = fitted("both", ckpt_path=tmp_path / "part.ckpt")
+    wanted = reselect(causal.records.values(), "both")
+    assert [*both.records.values()] == wanted != [*causal.records.values()]
+    assert wanted[2] == causal.records["name gender", 0]
+    said = [line.getMessage() for line in caplog.records if "causality" in line.getMessage()]
+    assert said == ["name gender: causality alone chooses, as no other relation asks about its subjects"]
+
+
 def test_a_given_layer_is_the_only_one_that_is_estimated(random_toy, fit, tmp_path):
     module, trainer, _ = fit({"choices": GIVEN}, names=["half colour", "thing colour"], ranks=None)
     record, lre = module.records["thing colour", 0], module.bank.lres["thing colour", 0]
@@ -157,6 +180,7 @@ def test_the_embedding_joins_a_given_layer_for_baselines(fit):
     ("fitting", "message"),
     [
         ({"selection_trials": 2}, "2 trials that choose leave none to report: there are 2 of each"),
+        ({"select_by": "both"}, r"not measured: add --model.measures\+=Specificity --model.measures.every_layer=true"),
         ({"max_known": 3}, "max_known must be a whole number of at least 4, got 3"),
         (
             {"choices": {"of another run": {"layer": 1, "rank": 3}}},
