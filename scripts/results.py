@@ -85,21 +85,24 @@ STUDIES = (
     ),
     (
         "What an edit leaves alone",
-        "How many edits succeed, and what else they change, over one trial of each relation. An LRE's edit "
-        "changes more than one fact about its subject. At the layers and ranks of the best causality, 76% of "
-        "SmolLM2's edits succeed (the demo: 91%) and 20% (30%) of the answers by other relations are kept; random"
-        " steps of the same length keep 79% (88%). Many of these answers become what the LM says about s': 36% at"
-        " rank 64 (64% at rank 16), and 58% (72%) where s' itself is inserted, the oracle. So much of what an "
-        "edit does is to exchange the subject. Half the step is the better trade. It succeeds for 49% (49%) and "
-        "keeps 51% (66%), and the harmonic mean of both rises from 0.19 to 0.42, by 0.22 [0.08, 0.34] paired over"
-        " relations (0.40 to 0.52, by 0.13 [0.03, 0.24]). Layer and rank chosen by that mean reach 0.42 (0.58) "
-        "with the whole step, on the trials that chose them. Twice the step succeeds less and keeps no more. "
-        "Answers about other subjects in the same text are hardly ever lost. `lre fit` with "
-        "`--model.measures+=Specificity` and `--model.measures.every_layer=true`, and `lre report`, make the "
-        "tables. SmolLM2's are of 14 relations at layers 10, 14 and 18, with up to 12 edits of each; 11 share "
-        "subjects with others, with 2 to 12 answers of each. The demo's are of 27 relations at layers 1 to 3, "
-        "with up to 20 edits; 23 share subjects. By rank, causality is over all relations; by edit and choice, "
-        "success is over those that share subjects.",
+        "How many edits succeed, and what else they change, over one trial of each relation. An LRE's edit changes "
+        "more than one fact about its subject. At the layers and ranks of the best causality, 85% of SmolLM2's edits "
+        "succeed (the demo: 91%) and 6% (30%) of the answers by other relations are kept; random steps of the same "
+        "length keep 83% (88%). Many of these answers become what the LM says about s': 46% at rank 64 (64% at rank "
+        "16), and 80% (72%) where s' itself is inserted, the oracle. So much of what an edit does is to exchange the "
+        "subject. Half the step is the better trade. It succeeds for 55% (48%) and keeps 41% (66%), and the harmonic "
+        "mean of both rises from 0.10 to 0.42, by 0.32 [0.23, 0.38] paired over relations (0.40 to 0.51, by 0.11 "
+        "[0.01, 0.21]). Exchanging two concepts of the LRE is gentler than its edit: it succeeds for 58% (72%) and "
+        "keeps 35% (46%). Steering by the same concepts, as long as s, keeps as little as the LRE's edit. Exchanging "
+        "what a Jacobian lens reads keeps the most, and is the best trade of all on the demo, with 61% and 75%; on "
+        "SmolLM2, with J of 23 texts, it hardly succeeds (1%, 4% with twice the step). Layer and rank chosen by both "
+        "reach 0.38 (0.58) with the whole step, on the trials that chose them. Answers about other subjects in the "
+        "same text are hardly ever lost. `lre fit` with `--model.measures+=Specificity`, "
+        "`--model.measures.every_layer=true` and `--model.measures.lens`, and `lre report`, make the tables. "
+        "SmolLM2's are of 11 relations at layers 10, 14 and 18, with up to 12 edits of each; 8 share subjects with "
+        "others, with 4 to 12 answers of each. The demo's are of 27 relations at layers 1 to 3, with up to 20 edits; "
+        "23 share subjects. By rank, causality is over all relations; by edit and choice, success is over those that "
+        "share subjects.",
         "what-an-edit-leaves-alone",
         ("specificity", "specificity_by_edit", "specificity_lost", "specificity_by_choice"),
     ),
@@ -119,14 +122,14 @@ STUDIES = (
     ),
     (
         "Trained maps",
-        "Linear maps that are trained by the KL of their answers, beside LREs, on the n = 8 examples of an LRE and on "
-        "ten times as many. From 8 examples a map that is trained alone is far behind the LRE: 0.42 against 0.69 on "
-        "SmolLM2, 0.44 against 0.94 on the demo. From 80 it is as faithful as an LRE of 8, and hardly edits SmolLM2. "
-        "Training from the LRE on costs it no causality, and is the most faithful throughout. On one core an LRE of "
-        "SmolLM2 takes 3 s per example, and training 3 to 8 s in all. `lre fit` with `--model.measures+=TrainedMaps` "
-        "and `lre report` make the tables: SmolLM2's of every second relation of its collection, at layer 12, rank 64 "
-        "and beta 1, of which 18 are known well enough for 8 examples and 6 for 80; the demo's at layer 2, rank 8 and "
-        "beta 2.25.",
+        "Linear maps that are trained by the KL of their answers, beside LREs, on the n = 8 examples of an LRE and "
+        "on ten times as many. From 8 examples a map that is trained alone is far behind the LRE: 0.40 against 0.64 "
+        "on SmolLM2, 0.44 against 0.94 on the demo. From 80 it is about as faithful as an LRE of 8 on the same "
+        "samples, and hardly edits SmolLM2. Training from the LRE on costs it no causality, and is the most faithful "
+        "throughout. On one core an LRE of SmolLM2 takes 3 s per example, and training 3 to 8 s in all. `lre fit` "
+        "with `--model.measures+=TrainedMaps` and `lre report` make the tables: SmolLM2's of all 39 relations that "
+        "it knows well enough, at layer 12, rank 64 and beta 1, of which 17 have samples for 80; the demo's at layer "
+        "2, rank 8 and beta 2.25.",
         "trained-maps",
         ("trained_maps", "trained_maps_by_relation"),
     ),
