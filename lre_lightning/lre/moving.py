@@ -127,7 +127,8 @@ def exchange(states: Tensor, pairs: Tensor) -> Tensor:
     [2.0, 1.0, 3.0]
     """
     now = pairs @ states[..., None]
-    return states + (torch.linalg.pinv(pairs) @ (now.flip(-2) - now))[..., 0]
+    change: Tensor = torch.linalg.pinv(pairs) @ (now.flip(-2) - now)
+    return states + change[..., 0]
 
 
 def put(wanted: Tensor) -> Change:

@@ -128,7 +128,7 @@ def test_both_chooses_during_a_fit_as_after_it_also_when_resumed(tmp_path, caplo
     names = ["country capital city", "country language", "name gender"]
 
     def fitted(select_by, max_epochs=-1, ckpt_path=None):
-        module = LREModule("demo", **options, fitting={"select_by": select_by, "max_known": 4})
+        module = LREModule("demo", **options, fitting={"select_by": select_by, "max_known": 6})
         data = RelationDataModule("demo", names, n_shot=2, trials=1)
         trainer = trainer_of(tmp_path, max_epochs=max_epochs)
         trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
