@@ -94,7 +94,7 @@ STUDIES = (
         "mean of both rises from 0.10 to 0.42, by 0.32 [0.23, 0.38] paired over relations (0.40 to 0.51, by 0.11 "
         "[0.01, 0.21]). Exchanging two concepts of the LRE is gentler than its edit: it succeeds for 58% (72%) and "
         "keeps 35% (46%). Steering by the same concepts, as long as s, keeps as little as the LRE's edit. Exchanging "
-        "what a Jacobian lens reads keeps the most, and is the best trade of all on the demo, with 61% and 75%; on "
+        "what a Jacobian lens reads keeps more, and is the best trade of all on the demo, with 61% and 75%; on "
         "SmolLM2, with J of 23 texts, it hardly succeeds (1%, 4% with twice the step). Layer and rank chosen by both "
         "reach 0.38 (0.58) with the whole step, on the trials that chose them. Answers about other subjects in the "
         "same text are hardly ever lost. `lre fit` with `--model.measures+=Specificity`, "
