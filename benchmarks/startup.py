@@ -1,6 +1,7 @@
-"""Start-up: `python cli.py --help` and `python cli.py fit --help` against a bare `import lightning`.
+"""Start-up: `python cli.py --help`, a help and a sentence read by SmolLM2, against a bare `import lightning`.
 
-Run with `python -m benchmarks.startup`. The help of `fit` is asserted to be that of its parser.
+Run with `python -m benchmarks.startup`. The help of `fit` is asserted to be that of its parser, and what is said of the
+sentence what is said after imports that are searched for garbage.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from benchmarks.common import table, timed
 
 RUNS = 2
+PREDICT = ["predict", "--model.name_or_path=smollm2", "--lres=smollm2", "Rosa took a train from Peru to Brazil"]
 COMMANDS = {
     "import lightning": ["-c", "import lightning"],
     "import lre_lightning": ["-c", "import lre_lightning"],
@@ -22,6 +24,8 @@ COMMANDS = {
     "cli.py --help": [str(Path(__file__).parents[1] / "cli.py"), "--help"],
     "cli.py fit --help": [str(Path(__file__).parents[1] / "cli.py"), "fit", "--help"],
     "the same from its parser": ["-c", "from lre_lightning.commands.main import main; main(['fit', '--help'])"],
+    "cli.py predict, one sentence": [str(Path(__file__).parents[1] / "cli.py"), *PREDICT],
+    "the same, searched for garbage": ["-c", f"from lre_lightning.commands.main import main; main({PREDICT})"],
 }
 
 
@@ -36,6 +40,7 @@ def main() -> None:
     """Print the table."""
     found = {name: seconds(arguments) for name, arguments in COMMANDS.items()}
     assert found["cli.py fit --help"][1] == found["the same from its parser"][1]
+    assert found["cli.py predict, one sentence"][1] == found["the same, searched for garbage"][1]
     times = {name: time for name, (time, _) in found.items()}
     bare = times["import lightning"]
     rows = [[f"`{name}`", f"{time:.2f}", f"{time / bare:.2f}"] for name, time in times.items()]

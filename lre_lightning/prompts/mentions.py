@@ -60,7 +60,8 @@ def mentions(text: str, subjects: Iterable[str], start: int = 0) -> list[Mention
     A subject is mentioned by whole words: "Peru" in "Peru's", but not in "Peruvian". Of mentions that overlap the
     longest counts: "Guinea-Bissau" where both that and "Guinea" are subjects.
     """
-    found = [span for subject in {subject.strip() for subject in subjects} for span in _places(text, subject, start)]
+    there = {name for subject in subjects if (name := subject.strip()) and name in text}  # few of thousands
+    found = [span for name in there for span in _places(text, name, start)]
     kept: list[Span] = []
     for first, end in sorted(found, key=lambda span: (span[0] - span[1], span)):
         if all(end <= other or first >= last for other, last in kept):
@@ -70,7 +71,7 @@ def mentions(text: str, subjects: Iterable[str], start: int = 0) -> list[Mention
 
 def _places(text: str, subject: str, start: int) -> Iterator[Span]:
     """Yield where a text has a subject as whole words."""
-    first = text.find(subject, start) if subject else -1
+    first = text.find(subject, start)
     while first >= 0:
         end = first + len(subject)
         whole = not (_joined(text, first) or _joined(text, end))
