@@ -258,9 +258,10 @@ def _settings(
         ]
     if bare:
         bare_options = data_options | {"prompts.template": SLOT}
-        both = module.fitting.select_by == "both"
-        chooses = {"measures": [one.plain() for one in module.measures if both and one.before_choice]}
-        settings.append(Setting("bare", "Without relation-specific text", bare_options, alone | chooses))
+        model_options = alone
+        if module.fitting.select_by == "both":  # which needs what it chooses by
+            model_options = alone | {"measures": [one.plain() for one in module.measures if one.before_choice]}
+        settings.append(Setting("bare", "Without relation-specific text", bare_options, model_options))
     return settings
 
 

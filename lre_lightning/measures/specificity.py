@@ -84,7 +84,7 @@ class Specificity(Measure):
             )
 
     @property
-    def before_choice(self) -> bool:  # type: ignore[override]
+    def before_choice(self) -> bool:
         """Whether it is measured before layer and rank are chosen: at every layer."""
         return self.every_layer
 
@@ -291,6 +291,7 @@ def _by_rank(records: Sequence[TrialRecord]) -> dict[str, analysis.Sweep]:
 
 def _by_edit(records: Sequence[TrialRecord]) -> Table:
     """Return a row per edit and strength, at the relations' layers and ranks."""
+    strengths = _strengths(records)
     return Table(
         "specificity_by_edit",
         f"Edits of {analysis.lm_of(records)} at the relations' layers and ranks: the LRE's; steps of its length in a "
@@ -301,7 +302,7 @@ def _by_edit(records: Sequence[TrialRecord]) -> Table:
         tuple(
             (edit, strength, *means)
             for edit in EDITS
-            for strength in _strengths(records)
+            for strength in strengths
             if any(means := [_mean(records, one, edit=edit, strength=strength) for one in TRADE.values()])
         ),
         exact=("strength",),

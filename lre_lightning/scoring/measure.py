@@ -99,7 +99,6 @@ class Measure(ABC):
         alone: Whether it needs s from prompts that hold the subject alone, `TrialStates.zero_shot`.
         embedding: Whether it needs an LRE at the embedding, whichever layers are tried.
         elements: Whether it needs all elements of W.
-        before_choice: Whether it is measured before layer and rank are chosen, so that they can be chosen by it.
         applied: How often it applies W to s of all test samples, or edits them at all points: what a fit's form of W
             depends on.
     """
@@ -108,8 +107,12 @@ class Measure(ABC):
     alone: ClassVar[bool] = False
     embedding: ClassVar[bool] = False
     elements: ClassVar[bool] = False
-    before_choice: ClassVar[bool] = False
     applied: ClassVar[int] = 0
+
+    @property
+    def before_choice(self) -> bool:
+        """Whether it is measured before layer and rank are chosen, so that they can be chosen by it."""
+        return False
 
     @abstractmethod
     def measure(self, trial: ScoredTrial) -> Measurement:

@@ -34,7 +34,8 @@ from scripts.helps import rendered
         (["fit", "--model.layers=[emd]"], "takes [a whole number or emb, ...] or null, not ['emd']; did you mean emb?"),
         (
             ["fit", "--model.fitting.select_by=causal"],
-            "select_by takes middle or causality or faithfulness or both, not causal; did you mean causality?",
+            "--model.fitting.select_by takes middle or causality or faithfulness or both, not causal; did you mean "
+            "causality?",
         ),
         (["fit", "--data.prompts.chat=flase"], "chat takes true or false, not flase; did you mean false?"),
         (["fit", "--data.trials=many"], "--data.trials takes a whole number, not many"),

@@ -167,7 +167,10 @@ def test_validation_needs_lres_and_a_fit_a_relation_datamodule(folders, tmp_path
         ({"betas": [float("nan")]}, "beta nan is out of range"),
         ({"loading": {"chunk_size": 0}}, "chunk_size must be a whole number of at least 1, got 0"),
         ({"loading": {"dtype": "int8"}}, "dtype must be 'auto' or .* got 'int8'"),
-        ({"fitting": {"select_by": "luck"}}, "select_by must be 'middle' or .* got 'luck'"),
+        (
+            {"fitting": {"select_by": "luck"}},
+            "select_by must be 'middle' or 'causality' or 'faithfulness' or 'both', got 'luck'",
+        ),
         ({"fitting": {"selection_trials": -1}}, "selection_trials must be a whole number of at least 0, got -1"),
         (
             {"measures": [{"name": "none of ours"}]},
