@@ -80,7 +80,7 @@ def clear() -> None:
 
 def checksum(path: str | Path) -> str:
     """Return the XXH128 sum of a file: seven times as fast as SHA-256, and nobody else writes here."""
-    import pooch  # type: ignore[import-untyped]
+    import pooch
 
     return str(pooch.file_hash(str(path), alg="xxh128"))
 
