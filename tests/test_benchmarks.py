@@ -177,6 +177,8 @@ def test_sections_are_kept_one_by_one(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(program, "measured", lambda name: f"## {name}")
     assert program.main([], results) == 0
     assert set(program.sections(results.read_text())) == {*program.NAMES} - {"paper"}
+    assert program.main(["--busy", "data"], results) == 0
+    assert program.sections(results.read_text())["data_busy"].startswith("## data, beside a busy process\n")
     with pytest.raises(SystemExit):
         program.main(["jacobians"], results)
     assert "there is no benchmark 'jacobians': choose from startup," in capsys.readouterr().err
