@@ -2,7 +2,8 @@
 
 Run all with `make bench` on an idle machine, or some with `make bench SECTION=jacobian`; `paper`, which needs the
 paper's code, runs only if it is named. A section replaces its own earlier text; if a benchmark fails, its text stays
-and the exit status is 1. A ratio that misses its aim is marked.
+and the exit status is 1. A ratio that misses its aim is marked. With `--busy` each runs beside a
+process that multiplies matrices on one thread, and its text stands below that of the idle machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -75,11 +77,25 @@ def measured(name: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """Keep one thread of the machine busy with products of matrices."""
+    code = "import torch; torch.set_num_threads(1); a = torch.ones(1000, 1000)\nwhile True: a @ a"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int:
     """Run the named benchmarks, all by default, one after another; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run benchmarks, all by default.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}")
-    names = parser.parse_args(arguments).names
+    parser.add_argument("--busy", action="store_true", help="beside one busy process")
+    options = parser.parse_args(arguments)
+    names = options.names
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no benchmark {unknown[0]!r}: choose from {', '.join(NAMES)}")
     failed, missed = [], []
@@ -87,16 +103,23 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int
         start = time.perf_counter()
         print(f"== {name}", flush=True)
         try:
-            found = measured(name)
+            with busy_process() if options.busy else nullcontext():
+                found = measured(name)
         except subprocess.CalledProcessError:
             failed.append(name)
             continue
+        key = f"{name}_busy" if options.busy else name
+        if options.busy:
+            found = re.sub("^(## .*)", r"\1, beside a busy process", found, flags=re.MULTILINE)
         print(found, flush=True)
         missed += [f"{name}: {line}" for line in found.splitlines() if AIM in line]
         minutes = (time.perf_counter() - start) / 60
         written = f"{found}\n\n*{datetime.date.today()}, in {minutes:.1f} minutes: {machine()}.*"
-        kept = sections(results.read_text(encoding="utf-8") if results.exists() else "") | {name: written}
-        parts = [HEAD, *(f"<!-- {one} -->\n\n{kept[one]}" for one in NAMES if one in kept)]
+        kept = sections(results.read_text(encoding="utf-8") if results.exists() else "") | {key: written}
+        parts = [
+            HEAD,
+            *(f"<!-- {one} -->\n\n{kept[one]}" for name in NAMES for one in (name, f"{name}_busy") if one in kept),
+        ]
         results.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(*(f"missed: {line}" for line in missed), *(f"failed: {name}" for name in failed), sep="\n")
     return 1 if failed else 0

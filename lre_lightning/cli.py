@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from lre_lightning.commands.outline import answer
 from lre_lightning.openmp import spin_briefly
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import ArgsType
+
+
+class Later(ModuleType):
+    """A stand-in for `scipy.signal`, which gives way to it when something of it is used.
+
+    torchmetrics imports it, a quarter of all imports, for one look whether it has an old name.
+    """
+
+    hamming = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":  # which `inspect` asks all modules for
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def main(args: ArgsType = None) -> int:
@@ -29,9 +47,12 @@ def main(args: ArgsType = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     collects, first = gc.isenabled(), "lre_lightning.commands.main" not in sys.modules
     gc.disable()  # else a quarter of the imports is spent looking for garbage among what stays
+    later = sys.modules.setdefault("scipy.signal", Later("scipy.signal"))
     try:
         from lre_lightning.commands.main import main as run
     finally:
+        if sys.modules["scipy.signal"] is later and isinstance(later, Later):
+            del sys.modules["scipy.signal"]
         if collects:
             gc.enable()
         if heeded:

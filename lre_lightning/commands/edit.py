@@ -13,10 +13,10 @@ from lre_lightning.commands.validate import FromLREs
 from lre_lightning.errors import LREError
 from lre_lightning.grid import Layer
 from lre_lightning.lre.editing import PromptEdit
-from lre_lightning.lre.lre import LRE, first_trials, origins_of
+from lre_lightning.lre.lre import first_trials, origins_of
 from lre_lightning.sharing.collection import LRECollection
 from lre_lightning.storage.plain import printable
-from lre_lightning.training.bank import LREStore
+from lre_lightning.training.bank import LREStore, TrialKey
 
 
 class Edit(FromLREs):
@@ -41,18 +41,25 @@ class Edit(FromLREs):
         self.add_lres(parser, "take the LRE from")
 
     @override
+    def check(self, line: LRECommandLine) -> None:
+        """Find the relation in a collection, before the LM is loaded."""
+        super().check(line)
+        if line.collection is not None:
+            find_key(line.collection, line.options.prompt, line.options.relation)
+
+    @override
     def run(self, line: LRECommandLine) -> None:
         if not line.trainer.is_global_zero:
             return
         options, (lm, lres, _) = line.options, self.lres_of(line)
-        lre = find_lre(lres, options.prompt, options.relation).bind(lm)
+        lre = lres[find_key(lres, options.prompt, options.relation)].bind(lm)
         edit = lre.edit_prompt(options.prompt, options.target, options.subject, options.layers, options.magnitude)
         form = "as the user's message in a chat" if lre.origin.form["chat"] else "as plain text"
         print_edit(edit, f"{lre.origin.relation}, {form}", options.max_new_tokens, options.samples)
 
 
-def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) -> LRE:
-    """Return the LRE of a relation, of the only one, or of the only one that a prompt asks; of its first trial."""
+def find_key(lres: LREStore | LRECollection, prompt: str, relation: str | None) -> TrialKey:
+    """Return the key of a relation, of the only one, or of the only one that a prompt asks; of its first trial."""
     first = first_trials(sorted(lres))
     if relation is None and len(first) == 1:
         (relation,) = first
@@ -64,8 +71,8 @@ def find_lre(lres: LREStore | LRECollection, prompt: str, relation: str | None) 
             raise LREError(f"the prompt {prompt!r} has the form of {names}: name the relation, {named}")
         (relation,) = matching
     if relation not in first:
-        raise LREError(f"there is no LRE of {relation!r}: the checkpoint has those of {', '.join(first)}")
-    return lres[relation, first[relation]]
+        raise LREError(f"there is no LRE of {relation!r}: there are those of {', '.join(first)}")
+    return relation, first[relation]
 
 
 def print_edit(edit: PromptEdit, how: str, max_new_tokens: int, samples: int) -> None:

@@ -70,7 +70,7 @@ class Predict(FromLREs):
 
     @override
     def check(self, line: LRECommandLine) -> None:
-        """Take the options of the checkpoint, read standard input if there are no texts, and read the first text."""
+        """Take the options of the checkpoint, read standard input if there are no texts, and read all texts once."""
         jlens, folder = line.options.jlens, Path(line.options.checkpoint.dirpath)
         if jlens is not None and line.options.ckpt_path == "last" and find_checkpoint("last", folder) is None:
             line.options.ckpt_path = None
@@ -88,7 +88,8 @@ class Predict(FromLREs):
             if jlens is not None:
                 raise LREError("a table has the answers of LREs, not of a Jacobian lens: leave --jlens or --table out")
             check_name(Path(options.table))
-        if next(given_texts(options), None) is None:
+        options.number = sum(1 for _ in given_texts(options))
+        if not options.number:
             raise LREError("there is no text: give it as an argument, in a --file, or on standard input")
 
     @override
@@ -163,7 +164,9 @@ def write_table(
     likenesses = None if rate is None else Likenesses(lm, lres, layers, rate)
     check_limits(line, likenesses, subjects)
     size = line.datamodule.loader.batch_size
-    done = write_answers(lm, readers, given_texts(options), table, options.top_k, size, subjects, likenesses)
+    done = write_answers(
+        lm, readers, given_texts(options), table, options.top_k, size, subjects, likenesses, options.number
+    )
     print(f"{done} texts, {len(keys)} relations: {options.table}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -216,10 +216,12 @@ def write_answers(
     batch_size: int,
     subjects: Subjects | None = None,
     likenesses: Likenesses | None = None,
+    total: int | None = None,
 ) -> int:
     """Add to a table the answers about all texts that are not yet in it; see `read_answers`.
 
     Texts of several batches are read in the order of their lengths, so that there is little to pad, and are then added.
+    A bar says how many of a `total` are done.
 
     Returns:
         The number of texts in the table.
@@ -227,9 +229,9 @@ def write_answers(
     lres = [lre.to(lm.device) for lre in lres]
     left = islice(texts, table.done, None)
     console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.completed} texts"), TimeElapsedColumn()
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None, completed=table.done)
+        task = progress.add_task("Reading texts", total=total, completed=table.done)
         while some := list(islice(left, BATCHES * batch_size)):
             rows: dict[int, list[dict[str, Any]]] = {}
             by_length = sorted(range(len(some)), key=lambda number: len(some[number].text))

@@ -22,7 +22,7 @@ from lre_lightning.errors import LREError, check_choice, check_number, first_lin
 from lre_lightning.models.placement import is_offloaded
 from lre_lightning.models.quantization import QUANTIZATIONS, Quantization
 from lre_lightning.options import option
-from lre_lightning.storage.cache import LIMIT, kept
+from lre_lightning.storage.cache import LIMIT, checksum, kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -258,10 +258,8 @@ def gguf_key(file: str, form: str) -> str:
 
 @cache
 def _digest(file: str, _changed: int) -> str:
-    """Return the SHA-256 sum of a file that was changed at a time; both weights and tokenizer ask for it."""
-    import pooch  # type: ignore[import-untyped]
-
-    return str(pooch.file_hash(file))
+    """Return the checksum of a file that was changed at a time; both weights and tokenizer ask for it."""
+    return checksum(file)
 
 
 def check_model(

@@ -43,7 +43,7 @@ def converted_folder() -> Path:
 def kept(key: str, make: Callable[[], T], save: Callable[[T, Path], object], load: Callable[[Path], T]) -> T:
     """Load what is in the cache under a key; else make it, and save it there if that is possible.
 
-    The files of a folder are compared with their sizes and SHA-256 sums each time, and made again if they differ. One
+    The files of a folder are compared with their sizes and checksums each time, and made again if they differ. One
     process makes them while others that want the same wait.
 
     Args:
@@ -78,28 +78,31 @@ def clear() -> None:
             shutil.rmtree(folder)
 
 
-def _whole(entry: Path) -> bool:
-    """Return whether all files of a folder are there, and are those that were saved."""
+def checksum(path: str | Path) -> str:
+    """Return the XXH128 sum of a file: seven times as fast as SHA-256, and nobody else writes here."""
     import pooch
 
+    return str(pooch.file_hash(str(path), alg="xxh128"))
+
+
+def _whole(entry: Path) -> bool:
+    """Return whether all files of a folder are there, and are those that were saved."""
     try:
         sums = json.loads((entry / CHECKSUMS).read_text(encoding="utf-8"))
         sizes = all((entry / name).stat().st_size == size for name, (size, _) in sums.items())
-        return sizes and all(pooch.file_hash(str(entry / name)) == digest for name, (_, digest) in sums.items())
+        return sizes and all(checksum(entry / name) == digest for name, (_, digest) in sums.items())
     except (OSError, ValueError, TypeError, AttributeError):
         return False
 
 
 def _save(entry: Path, save: Callable[[Path], object]) -> None:
     """Save a folder whole or not at all, and make room for it."""
-    import pooch
-
     part = entry.with_suffix(".part")
     try:
         shutil.rmtree(part, ignore_errors=True)  # of a killed process
         part.mkdir()
         save(part)
-        sums = {path.name: (path.stat().st_size, pooch.file_hash(str(path))) for path in part.iterdir()}
+        sums = {path.name: (path.stat().st_size, checksum(path)) for path in part.iterdir()}
         if sums:
             (part / CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
             shutil.rmtree(entry, ignore_errors=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lre_lightning.commands.edit import find_lre
+from lre_lightning.commands.edit import find_key
 from lre_lightning.errors import LREError
 from lre_lightning.lre.lre import LRE
 from lre_lightning.lre.origin import Origin
@@ -26,11 +26,12 @@ def test_an_edit_is_printed_beside_the_lms_own_continuation(fitted, capsys):
     assert lines[-1][:4] == ["thing", "colour,", "as", "plain"]
 
 
-def test_an_edit_without_its_relation_is_one_clear_error(fitted, capsys):
+def test_an_edit_without_its_relation_is_one_clear_error(fitted, monkeypatch, capsys):
     assert edit(fitted, "thing5", "--target=thing6", "--relation=colour") == 2
-    assert (
-        "there is no LRE of 'colour': the checkpoint has those of half colour, thing colour" in capsys.readouterr().err
-    )
+    assert "there is no LRE of 'colour': there are those of half colour, thing colour" in capsys.readouterr().err
+    monkeypatch.setattr("lre_lightning.models.frozen.LanguageModel.from_pretrained", None)  # it would be called
+    assert lre("edit", *QUIET, "--lres=demo", "--model.name_or_path=demo", "Ask Peru", "--target=Chile") == 2
+    assert "the prompt 'Ask Peru' has the form of no LRE: name the relation, as in" in capsys.readouterr().err
 
 
 def test_the_relation_is_found_by_the_form_of_the_prompt():
@@ -42,11 +43,11 @@ def test_the_relation_is_found_by_the_form_of_the_prompt():
     for name, text in templates.items():
         for trial in (1, 2):
             lres[name, trial] = lre(name, trial, text)
-    assert find_lre(lres, "People in Peru speak", None).origin == lres["language", 1].origin
+    assert find_key(lres, "People in Peru speak", None) == ("language", 1)
     with pytest.raises(LREError, match="has the form of 'capital', 'city': name the relation"):
-        find_lre(lres, "The capital of Peru is", None)
+        find_key(lres, "The capital of Peru is", None)
     with pytest.raises(LREError, match="has the form of no LRE: name the relation, as in --relation 'capital'"):
-        find_lre(lres, "Peru", None)
+        find_key(lres, "Peru", None)
     alone = LREStore()
     alone["city", 1] = lres["city", 1]
-    assert find_lre(alone, "Peru", None).origin.relation == "city"
+    assert find_key(alone, "Peru", None) == ("city", 1)

@@ -1,5 +1,6 @@
-"""How threads wait is said before torch is loaded, unless the user has said it."""
+"""What the command line puts in place before its imports."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -28,3 +29,15 @@ def test_the_command_line_lets_threads_spin_briefly_unless_told_otherwise(monkey
 def test_the_command_line_loads_torch_after_that():
     code = "import sys, lre_lightning.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_stand_in_for_a_module_gives_way_when_something_of_it_is_used(monkeypatch):
+    later = cli.Later("colorsys")
+    monkeypatch.setitem(sys.modules, "colorsys", later)
+    assert importlib.import_module("colorsys") is later
+    assert later.hamming is None
+    assert not hasattr(later, "__file__")
+    from colorsys import hsv_to_rgb
+
+    assert hsv_to_rgb(0, 0, 1) == (1, 1, 1)
+    assert sys.modules["colorsys"] is not later
