@@ -1,5 +1,6 @@
 """All supported families, each a tiny random model in float64, against plain runs of transformers' own code."""
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.helpers.tiny_models import (
     tiny_model,
     widen_casts,
 )
+from tests.lre.test_jacobian import check_jacobian
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -118,13 +120,15 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
     new = torch.randn(3, 2, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = batch_of(lm)
     subject, output = batch.hidden_states(lm.layers)
-    whole = [lm.hidden_states(torch.tensor([prompt]), lm.layers) for prompt in PROMPTS]
+    for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
+        whole = lm.hidden_states(torch.tensor([prompt]), lm.layers)
+        expected = torch.stack([whole[layer][0, position] for layer in lm.layers])
+        torch.testing.assert_close(subject[row], expected, **TOLERANCE)
+        torch.testing.assert_close(output[row], whole[LAYERS - 1][0, -1], **TOLERANCE)
     for column, layer in enumerate(lm.layers):
         lm.chunk_size = (2, 64)[column % 2]
         patched = batch.patched(layer, new)
         for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
-            torch.testing.assert_close(subject[row, column], whole[row][layer][0, position], **TOLERANCE)
-            torch.testing.assert_close(output[row], whole[row][LAYERS - 1][0, -1], **TOLERANCE)
             if row in (column % 3, 2):
                 expected = plain_output(lm, prompt, position, layer, new[row, row % 2])
                 torch.testing.assert_close(patched[row, row % 2], expected, **TOLERANCE)
@@ -174,6 +178,17 @@ def test_streams_are_side_by_side(lm):
     embedding.weight.copy_(before)
     expected = torch.cat([one.reshape(-1) for one in seen[-1].unbind(0 if name == "gemma3n" else 2)])
     torch.testing.assert_close(lm.unembedding(torch.tensor([[9], [9]])), expected.expand(2, 1, -1), **TOLERANCE)
+
+
+POSITIONS = dict(zip([*FAMILIES, *UNSHARED, *STREAMS], cycle(((9,), (13,))), strict=False))
+POSITIONS |= dict.fromkeys(("gpt2", "llama", "bloom"), (9, 13, 0))
+"""Of subjects, of the families in turn: in the middle, at the end, and with no token before it."""
+
+
+def test_jacobians_are_those_of_whole_prompts(lm):
+    lm.chunk_size = 6  # does not divide the width
+    for position in POSITIONS[lm.name]:
+        check_jacobian(lm, position, 1e-9)
 
 
 @shared
