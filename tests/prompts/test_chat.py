@@ -143,10 +143,12 @@ def tokens_read(tokenizer, ids, text):
     """Return the number of tokens after which a text has been read."""
     wanted, decode = letters(text), tokenizer.backend_tokenizer.decode  # a third of the time of its own `decode`
 
-    def is_read(count):
-        return letters(decode(ids[:count], skip_special_tokens=False)).startswith(wanted)
+    def read(count):
+        return letters(decode(ids[:count], skip_special_tokens=False))
 
-    return bisect_left(range(len(ids) + 1), True, key=is_read)
+    counts = range(len(ids) + 1)
+    nearly = bisect_left(counts, len(wanted) - 9, key=lambda count: len(read(count)))  # marks join letters before them
+    return next(n for n in counts[nearly:] if read(n).startswith(wanted))
 
 
 def check(name, prompt, template, system, context):
