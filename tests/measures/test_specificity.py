@@ -159,8 +159,8 @@ def by_hand(trial, lens):
                     second = int(logits.argsort(descending=True)[1])
                     meant |= dict(zip(LOST, (wanted, answer(lm, prompt_at(lm, twin, 1, start)), second), strict=True))
                 changes = {(edit, at): change(s) for edit, some in edits.items() for at, change in enumerate(some)}
-                for place, said in zip(changes, answers(lm, prompt, LAYER, changes.values()), strict=True):
-                    sums[next((kind for kind, token in meant.items() if token == said), None), *place] += 1
+                for (edit, at), said in zip(changes, answers(lm, prompt, LAYER, changes.values()), strict=True):
+                    sums[next((kind for kind, token in meant.items() if token == said), None), edit, at] += 1
                 break
     return sums, totals
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from lre_lightning.errors import LREError
+from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.activations import one_slope_for_all_lanes
+from lre_lightning.models.backward import check_backward
 from lre_lightning.models.caches import Joined
 from lre_lightning.models.language_model import LanguageModel
 from scripts.models.__main__ import attempt
@@ -26,7 +28,8 @@ from tests.helpers.tiny_models import (
     tiny_model,
     widen_casts,
 )
-from tests.lre.test_jacobian import check_jacobian
+from tests.lre.test_jacobian import PROMPT, check_jacobian, plain_jacobians, relative_error
+from tests.models.test_backward import REFUSED
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -189,6 +192,44 @@ def test_jacobians_are_those_of_whole_prompts(lm):
     lm.chunk_size = 6  # does not divide the width
     for position in POSITIONS[lm.name]:
         check_jacobian(lm, position, 1e-9)
+
+
+@pytest.mark.parametrize("lm", ["gpt2", "gemma2", "openai", "mamba", "qwen3_next"], indirect=True)
+def test_object_at_another_layer_and_over_several_tokens(lm):
+    lm.chunk_size = 6
+    for target in ((1, 1), (1, 3), (2, 3), ("emb", 5)):
+        object_layer, tokens = target
+        result = prompt_jacobian(lm, PROMPT, 9, object_layer=object_layer, object_tokens=tokens)
+        assert lm.layers[: lm.layers.index(object_layer) + 1] == tuple(result.jacobian)
+        output, plain = plain_jacobians(lm, PROMPT, 9, *target)
+        for layer, (expected, _) in plain.items():
+            assert expected.any() == (object_layer != layer or tokens == 5)
+            assert relative_error(result.jacobian[layer], expected) < 1e-9, (target, layer)
+            assert relative_error(result.object, output) < 1e-9
+
+
+@pytest.mark.parametrize("lm", ["gpt2", "mixtral", "openai", "mamba", "lfm2"], indirect=True)
+def test_prompts_of_one_shape_share_a_sweep(lm):
+    lm.chunk_size = None
+    prompts = torch.stack([PROMPT, (PROMPT + 5) % 97, PROMPT.flip(0)])
+    alone = [prompt_jacobian(lm, ids, 9, ["emb", 1]) for ids in prompts]
+    for chunk_size in (7, 100):
+        lm.chunk_size = chunk_size
+        found = sweep(lm, prompts, range(9, 10), range(13, 14), ["emb", 1])
+        for example, one in zip(found, alone, strict=True):
+            for layer in ("emb", 1):
+                assert relative_error(example.jacobian[layer], one.jacobian[layer]) < 1e-9
+                assert relative_error(example.bias(layer), one.bias(layer)) < 1e-9
+        assert relative_error(found[0].jacobian[1], found[1].jacobian[1]) > 1e-3
+
+
+@pytest.mark.parametrize("lm", REFUSED, indirect=True)
+def test_blocks_without_attention_weights_refuse_the_frozen_rule(lm):
+    with pytest.raises(
+        LREError, match=rf"{lm.name} cannot run with backward 'frozen': a block, \w+, shows no weights of"
+    ):
+        check_backward(lm, "frozen")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in lm.modules())
 
 
 @shared
