@@ -270,10 +270,17 @@ def _find_way(parts: Parts) -> Way:
     """
     if _shares_prefix(parts):
         return "shared"
-    one_by_one = _used_states(parts, "stepwise")
+    try:
+        *right, _ = _run_probe(parts, None)
+        with rounded_otherwise(parts.blocks[:-1]):
+            *rounded, _ = _run_probe(parts, None, change=neighbour)
+    except Exception:  # a model of another kind may fail in any way
+        return "whole"
+    wholes = list(zip(right, rounded, strict=True))
+    one_by_one = _used_states(parts, "stepwise", wholes)
     if one_by_one is None:
         return "whole"
-    together = _used_states(parts, "copied")
+    together = _used_states(parts, "copied", wholes)
     if together is None or any(alone and not in_copies for alone, in_copies in zip(one_by_one, together, strict=True)):
         return "stepwise"
     return "copied"
@@ -312,18 +319,14 @@ def _shares_prefix(parts: Parts) -> bool:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _used_states(parts: Parts, way: Way) -> list[bool] | None:
+def _used_states(parts: Parts, way: Way, wholes: Sequence[tuple[Tensor, Tensor]]) -> list[bool] | None:
     """Return which tensors of a prefix's cache a longer suffix depends on; None if runs of prefixes are wrong.
 
     Models have other code for a single token than for several, so both are tried, in prefixes and suffixes. States and
-    gradients must equal those of whole prompts.
+    gradients must equal `wholes`, those of whole prompts, each with itself rounded otherwise.
     """
     prefix, used = None, list[bool]()
     try:
-        *right, _ = _run_probe(parts, None)
-        with rounded_otherwise(parts.blocks[:-1]):
-            *rounded, _ = _run_probe(parts, None, change=neighbour)
-        wholes = list(zip(right, rounded, strict=True))
         for start, end in itertools.pairwise((0, 20, 23, 24, 26)):
             ids = _longer_probe(parts.embedding)[: 1 if start == 0 else 2, start:end]
             prefix = Prefix.run(parts.backbone, ids, way, prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy.typing as npt
 
@@ -60,9 +61,12 @@ def short_text(estimate: Estimate) -> str:
     return f"{estimate.value:.2f}" + ("" if estimate.deviation is None else f" ± {estimate.deviation:.2f}")
 
 
+_deviation = lru_cache(maxsize=4096)(statistics.stdev)  # exact, so slow; a report asks for many several times
+
+
 def spread(values: Sequence[float], interval: Interval | None = None) -> Estimate:
     """Return the mean and standard deviation of at least one value, with the given interval."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
+    deviation = _deviation(tuple(values)) if len(values) > 1 else None
     return Estimate(statistics.fmean(values), deviation, interval)
 
 

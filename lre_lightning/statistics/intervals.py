@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
@@ -25,6 +26,7 @@ LEAST = 5
 """Number of relations below which the bootstrap says too little to be shown."""
 DRAWS = 2000
 _NORMAL = NormalDist()
+_variance = lru_cache(maxsize=4096)(variance)  # exact, so slow; a report asks for many several times
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def over_trials(fractions: Sequence[float], totals: Sequence[int], level: float 
         return None
     mean, samples = fmean(fractions), len(totals) / sum(1 / total for total in totals)
     own = mean * (1 - mean)
-    between = variance(fractions) / len(fractions) if len(fractions) > 1 else 0.0
+    between = _variance(tuple(fractions)) / len(fractions) if len(fractions) > 1 else 0.0
     if own > 1e-12:  # at 0 and 1 trials do not differ, up to rounding
         samples = 1 / (1 / samples + between / own)
     return wilson(mean * samples, samples, level)
@@ -121,12 +123,21 @@ def bootstrap(
         The interval. None with fewer than `LEAST` relations, if the statistic is NaN for the values themselves, or for
         more than a tenth of the samples. If it is the same in all samples, the interval is that one value.
     """
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < LEAST:
+        return None
+    return _bootstrapped(array.tobytes(), array.shape, statistic, level, draws, seed)
+
+
+@lru_cache(maxsize=4096)
+def _bootstrapped(
+    numbers: bytes, shape: tuple[int, ...], statistic: Statistic, level: float, draws: int, seed: int
+) -> Interval | None:
+    """Return the interval of `bootstrap`, once: a report shows many means in several of its tables."""
     from scipy import stats
 
-    array = np.asarray(values, dtype=np.float64)
+    array = np.frombuffer(numbers).reshape(shape)
     count = len(array)
-    if count < LEAST:
-        return None
 
     def of(places: npt.NDArray[np.int64], axis: int = -1) -> Array:
         """Return the statistic of the relations at some places, `(..., relations)` to `(...)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
+@cache
 def load_template(package: str, name: str, html: bool = True, **functions: Any) -> Template:
     """Load a template of a package, which escapes values if it is HTML.
 

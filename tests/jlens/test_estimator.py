@@ -1,5 +1,8 @@
 """Jacobians of texts against a plain autograd loop over whole texts, and the mean over texts."""
 
+from contextlib import ExitStack
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,21 +17,25 @@ TEXT = torch.arange(9) * 11 % VOCAB
 TEXTS = [((torch.arange(9 + i) * 7 + i) % VOCAB).tolist() for i in range(4)]
 
 
-def plain_jacobian(lm, ids, layer, skip, same):
-    """The definition: whole texts, no cache, a row at a time, the gradient of each position by itself."""
-    start, jacobian = [], torch.zeros(WIDTH, WIDTH, dtype=lm.dtype)
+def plain_jacobians(lm, ids, skip, same):
+    """The definition, by layer: whole texts, no cache, a row at a time, the gradient of each position by itself."""
+    found, jacobians = {}, {layer: torch.zeros(WIDTH, WIDTH, dtype=lm.dtype) for layer in lm.layers}
 
-    def begin(hidden):
-        start.append(hidden.detach().clone().requires_grad_(True))
-        return start[0].clone()
+    def keep(hidden, layer):
+        found[layer] = hidden if found else hidden.detach().requires_grad_()
+        return found[layer].clone()
 
-    with replace(lm.module_at(layer), begin):
+    with ExitStack() as stack:
+        for layer in lm.layers:
+            stack.enter_context(replace(lm.module_at(layer), partial(keep, layer=layer)))
         output = lm(ids[None])[0]
     for p in range(skip, len(ids) - 1):
         for row in range(WIDTH):
             later = output[p, row] if same else output[p : len(ids) - 1, row].sum()
-            jacobian[row] += torch.autograd.grad(later, start[0], retain_graph=True)[0][0, p]
-    return jacobian / (len(ids) - 1 - skip)
+            gradients = torch.autograd.grad(later, found.values(), retain_graph=True)
+            for jacobian, gradient in zip(jacobians.values(), gradients, strict=True):
+                jacobian[row] += gradient[0, p]
+    return {layer: jacobian / (len(ids) - 1 - skip) for layer, jacobian in jacobians.items()}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "lfm2"])
@@ -38,9 +45,8 @@ def test_every_element_at_every_layer(monkeypatch, family):
     for targets in ("later", "same"):
         found = text_jacobian(lm, TEXT, Averaging(targets, skip=4))
         assert tuple(found) == lm.layers
-        for layer, jacobian in found.items():
-            expected = plain_jacobian(lm, TEXT, layer, 4, targets == "same")
-            torch.testing.assert_close(jacobian, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+        for layer, expected in plain_jacobians(lm, TEXT, 4, targets == "same").items():
+            torch.testing.assert_close(found[layer], expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
         assert torch.equal(found[2], torch.eye(WIDTH, dtype=torch.float64))
         assert (found["emb"] - found[2]).abs().max() > 0.1
 

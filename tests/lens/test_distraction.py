@@ -117,7 +117,8 @@ def plain_loop(lm, data, index, lenses, ks):
             output = lre.beta * (lre.weight.to(torch.float64) @ hidden) + lre.bias
             answers[reader] = lm.decode(output.float())
         for reader, logits in answers.items():
-            order = sorted(range(len(logits)), key=lambda i, logits=logits: (-float(logits[i]), i))
+            numbers = logits.tolist()
+            order = sorted(range(len(numbers)), key=lambda i, numbers=numbers: (-numbers[i], i))
             for side, wanted in enumerate((sample.object, false)):
                 rank = order.index(token[wanted])
                 for i, k in enumerate(ks):

@@ -29,7 +29,7 @@ from lre_lightning.scoring.questions import KINDS, LOST, OTHERS
 from lre_lightning.scoring.states import draw_key, run_trial
 from tests.helpers.identities import SOME
 from tests.helpers.records import COUNTS, with_measures
-from tests.scoring.trials import answer, pinv, scored, state
+from tests.scoring.trials import answer, answers, pinv, scored, state
 
 LAYERS, LAYER, RANKS, COUNT, HALF = (0, 1), 1, (2, 40), 10, 0.5
 CAPITAL, LANGUAGE, CONTINENT = "country capital city", "country language", "country continent"
@@ -152,17 +152,15 @@ def by_hand(trial, lens):
                     continue
                 totals[name] += 1
                 s = state(lm, prompt, LAYER)
-                answers = {name: right}
+                meant = {name: right}
                 if twin:
                     with torch.no_grad():
                         logits = lm.model(torch.tensor([prompt.input_ids])).logits[0, -1]
                     second = int(logits.argsort(descending=True)[1])
-                    answers |= dict(zip(LOST, (wanted, answer(lm, prompt_at(lm, twin, 1, start)), second), strict=True))
-                for edit, changed in edits.items():
-                    for place, change in enumerate(changed):
-                        said = answer(lm, prompt, LAYER, change(s))
-                        kind = next((kind for kind, token in answers.items() if token == said), None)
-                        sums[kind, edit, place] += 1
+                    meant |= dict(zip(LOST, (wanted, answer(lm, prompt_at(lm, twin, 1, start)), second), strict=True))
+                changes = {(edit, at): change(s) for edit, some in edits.items() for at, change in enumerate(some)}
+                for (edit, at), said in zip(changes, answers(lm, prompt, LAYER, changes.values()), strict=True):
+                    sums[next((kind for kind, token in meant.items() if token == said), None), edit, at] += 1
                 break
     return sums, totals
 

@@ -38,7 +38,8 @@ from tests.lre.test_jacobian import plain_jacobians, relative_error
 
 PROMPT = torch.arange(14) * 11 % VOCAB
 REFUSED = ["mamba", "rwkv", "recurrent_gemma", "qwen3_next", "lfm2", "jamba", "mamba2"]
-APPLIES = [family for family in [*FAMILIES, *UNSHARED, *STREAMS] if family not in REFUSED]
+ALIKE = ["llama3", "gpt_neox_sequential", "falcon_new", "opt_350m"]  # norms and attention of another tiny model
+APPLIES = [family for family in [*FAMILIES, *UNSHARED, *STREAMS] if family not in [*REFUSED, *ALIKE]]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 IN_TURN = itertools.cycle(DTYPES)
 
@@ -56,14 +57,6 @@ def test_no_value_changes_and_derivatives_do(family, dtype):
     if family == "gpt2":
         again = prompt_jacobian(lm, PROMPT, 9)  # nothing is left of the rule
         assert torch.equal(again.jacobian[0], exact.jacobian[0])
-
-
-@pytest.mark.parametrize(("family", "dtype"), list(zip(REFUSED, IN_TURN, strict=False)), ids=str)
-def test_blocks_without_attention_weights_are_refused(family, dtype):
-    lm = LanguageModel(tiny_model(family, dtype), name="mine")
-    with pytest.raises(LREError, match=r"mine cannot run with backward 'frozen': a block, \w+, shows no weights of"):
-        check_backward(lm, "frozen")
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in lm.modules())
 
 
 def rms_norm(module, states):

@@ -1,12 +1,15 @@
 """All supported families, each a tiny random model in float64, against plain runs of transformers' own code."""
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
 
 from lre_lightning.errors import LREError
+from lre_lightning.lre.jacobian import prompt_jacobian, sweep
 from lre_lightning.models.activations import one_slope_for_all_lanes
+from lre_lightning.models.backward import check_backward
 from lre_lightning.models.caches import Joined
 from lre_lightning.models.language_model import LanguageModel
 from scripts.models.__main__ import attempt
@@ -25,6 +28,8 @@ from tests.helpers.tiny_models import (
     tiny_model,
     widen_casts,
 )
+from tests.lre.test_jacobian import PROMPT, check_jacobian, plain_jacobians, relative_error
+from tests.models.test_backward import REFUSED
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -118,13 +123,15 @@ def test_patched_runs_equal_a_plain_hook_on_whole_prompts(lm):
     new = torch.randn(3, 2, lm.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = batch_of(lm)
     subject, output = batch.hidden_states(lm.layers)
-    whole = [lm.hidden_states(torch.tensor([prompt]), lm.layers) for prompt in PROMPTS]
+    for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
+        whole = lm.hidden_states(torch.tensor([prompt]), lm.layers)
+        expected = torch.stack([whole[layer][0, position] for layer in lm.layers])
+        torch.testing.assert_close(subject[row], expected, **TOLERANCE)
+        torch.testing.assert_close(output[row], whole[LAYERS - 1][0, -1], **TOLERANCE)
     for column, layer in enumerate(lm.layers):
         lm.chunk_size = (2, 64)[column % 2]
         patched = batch.patched(layer, new)
         for row, (prompt, position) in enumerate(zip(PROMPTS, SUBJECTS, strict=True)):
-            torch.testing.assert_close(subject[row, column], whole[row][layer][0, position], **TOLERANCE)
-            torch.testing.assert_close(output[row], whole[row][LAYERS - 1][0, -1], **TOLERANCE)
             if row in (column % 3, 2):
                 expected = plain_output(lm, prompt, position, layer, new[row, row % 2])
                 torch.testing.assert_close(patched[row, row % 2], expected, **TOLERANCE)
@@ -174,6 +181,55 @@ def test_streams_are_side_by_side(lm):
     embedding.weight.copy_(before)
     expected = torch.cat([one.reshape(-1) for one in seen[-1].unbind(0 if name == "gemma3n" else 2)])
     torch.testing.assert_close(lm.unembedding(torch.tensor([[9], [9]])), expected.expand(2, 1, -1), **TOLERANCE)
+
+
+POSITIONS = dict(zip([*FAMILIES, *UNSHARED, *STREAMS], cycle(((9,), (13,))), strict=False))
+POSITIONS |= dict.fromkeys(("gpt2", "llama", "bloom"), (9, 13, 0))
+"""Of subjects, of the families in turn: in the middle, at the end, and with no token before it."""
+
+
+def test_jacobians_are_those_of_whole_prompts(lm):
+    lm.chunk_size = 6  # does not divide the width
+    for position in POSITIONS[lm.name]:
+        check_jacobian(lm, position, 1e-9)
+
+
+@pytest.mark.parametrize("lm", ["gpt2", "gemma2", "openai", "mamba", "qwen3_next"], indirect=True)
+def test_object_at_another_layer_and_over_several_tokens(lm):
+    lm.chunk_size = 6
+    for target in ((1, 1), (1, 3), (2, 3), ("emb", 5)):
+        object_layer, tokens = target
+        result = prompt_jacobian(lm, PROMPT, 9, object_layer=object_layer, object_tokens=tokens)
+        assert lm.layers[: lm.layers.index(object_layer) + 1] == tuple(result.jacobian)
+        output, plain = plain_jacobians(lm, PROMPT, 9, *target)
+        for layer, (expected, _) in plain.items():
+            assert expected.any() == (object_layer != layer or tokens == 5)
+            assert relative_error(result.jacobian[layer], expected) < 1e-9, (target, layer)
+            assert relative_error(result.object, output) < 1e-9
+
+
+@pytest.mark.parametrize("lm", ["gpt2", "mixtral", "openai", "mamba", "lfm2"], indirect=True)
+def test_prompts_of_one_shape_share_a_sweep(lm):
+    lm.chunk_size = None
+    prompts = torch.stack([PROMPT, (PROMPT + 5) % 97, PROMPT.flip(0)])
+    alone = [prompt_jacobian(lm, ids, 9, ["emb", 1]) for ids in prompts]
+    for chunk_size in (7, 100):
+        lm.chunk_size = chunk_size
+        found = sweep(lm, prompts, range(9, 10), range(13, 14), ["emb", 1])
+        for example, one in zip(found, alone, strict=True):
+            for layer in ("emb", 1):
+                assert relative_error(example.jacobian[layer], one.jacobian[layer]) < 1e-9
+                assert relative_error(example.bias(layer), one.bias(layer)) < 1e-9
+        assert relative_error(found[0].jacobian[1], found[1].jacobian[1]) > 1e-3
+
+
+@pytest.mark.parametrize("lm", REFUSED, indirect=True)
+def test_blocks_without_attention_weights_refuse_the_frozen_rule(lm):
+    with pytest.raises(
+        LREError, match=rf"{lm.name} cannot run with backward 'frozen': a block, \w+, shows no weights of"
+    ):
+        check_backward(lm, "frozen")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in lm.modules())
 
 
 @shared

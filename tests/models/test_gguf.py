@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 
 import gguf
 import numpy as np
@@ -33,6 +34,12 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 
 
+@cache
+def written():
+    """The LM whose weights are written."""
+    return LanguageModel.from_pretrained("demo")
+
+
 def rotated(weight, heads):
     """The rows of queries and keys in llama.cpp's order of rotary pairs, `(heads * width, hidden)`."""
     return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
@@ -40,7 +47,7 @@ def rotated(weight, heads):
 
 def write_gguf(path, quantized=False, adds_bos=None):
     """Write the bundled LM to a GGUF file; weights of blocks as 8-bit numbers, if so."""
-    lm = LanguageModel.from_pretrained("demo")
+    lm = written()
     config, tokenizer = lm.model.config, json.loads((MODEL_DIR / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -88,7 +95,7 @@ def file(tmp_path_factory):
 
 
 def test_an_lm_from_a_gguf_file_is_the_lm_that_was_written(file, tmp_path):
-    lm, demo = LanguageModel.from_pretrained(str(file)), LanguageModel.from_pretrained("demo")
+    lm, demo = LanguageModel.from_pretrained(str(file)), written()
     states, expected = lm.model.state_dict(), demo.model.state_dict()
     assert states.keys() == expected.keys()
     assert all(torch.equal(states[name], expected[name]) for name in expected)
@@ -120,7 +127,7 @@ def test_the_file_says_whether_its_tokenizer_adds_bos(tmp_path, monkeypatch):
 def test_quantized_weights_are_the_numbers_that_they_stand_for(tmp_path):
     write_gguf(tmp_path / "demo.gguf", quantized=True)
     shutil.copy(tmp_path / "demo.gguf", tmp_path / "other.gguf")
-    lm, demo = LanguageModel.from_pretrained(str(tmp_path / "demo.gguf")), LanguageModel.from_pretrained("demo")
+    lm, demo = LanguageModel.from_pretrained(str(tmp_path / "demo.gguf")), written()
     name = "model.layers.1.mlp.up_proj.weight"
     weight = demo.model.state_dict()[name].numpy()
     rounded = gguf.quants.dequantize(gguf.quants.quantize(weight, QUANTIZED), QUANTIZED)

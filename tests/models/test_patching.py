@@ -43,23 +43,25 @@ def test_no_prompts():
         )
 
 
-@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mamba", "gemma2"])
-def test_what_is_kept_of_the_prompts_as_they_are(family, inference, monkeypatch):
+def test_what_is_kept_of_the_prompts_as_they_are(family, monkeypatch):
     """Kept states are those of a plain run, serve edits of any choice of prompts, and are not run again for these."""
     lm, values = LanguageModel(tiny_model(family)), torch.randn(3, 2, WIDTH, dtype=torch.float64)
-    plain, rows = batch_of(lm), torch.tensor([2, 0])
-    with torch.inference_mode(inference):
-        kept = batch_of(lm)
-        for found, expected in zip(kept.hidden_states([0, 1], keep=True), plain.hidden_states([0, 1]), strict=True):
-            torch.testing.assert_close(found, expected)
+    plain, kept, rows = batch_of(lm), [], torch.tensor([2, 0])
+    right = plain.hidden_states([0, 1])
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            kept.append(batch_of(lm))
+            for found, expected in zip(kept[-1].hidden_states([0, 1], keep=True), right, strict=True):
+                torch.testing.assert_close(found, expected)
     expected, gradient = plain.patched(1, values), plain.pullback(1, values, values[:, 0])
     monkeypatch.setattr(LanguageModel, "prefix", None)
-    torch.testing.assert_close(kept.patched(1, values), expected)
-    torch.testing.assert_close(kept.pullback(1, values, values[:, 0]), gradient)
-    chosen = kept.select(rows)
-    torch.testing.assert_close(chosen.patched(1, values[rows]), expected[rows])
-    torch.testing.assert_close(chosen.hidden_states([0], keep=True)[1], kept.hidden_states([0])[1][rows])
+    for one in kept:
+        torch.testing.assert_close(one.patched(1, values), expected)
+        torch.testing.assert_close(one.pullback(1, values, values[:, 0]), gradient)
+        chosen = one.select(rows)
+        torch.testing.assert_close(chosen.patched(1, values[rows]), expected[rows])
+        torch.testing.assert_close(chosen.hidden_states([0], keep=True)[1], one.hidden_states([0])[1][rows])
 
 
 def test_prompts_as_they_are_are_run_in_chunks_that_fit(monkeypatch):

@@ -1,7 +1,7 @@
 """Figures show the numbers of the tables, each series at the right place; no text overlaps another or is cut off."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -330,6 +330,7 @@ NAMES = [f"{LONGEST[i % 4]} {i}" for i in range(47)]
 CATEGORIES = ["factual"] * 26 + ["commonsense"] * 8 + ["linguistic"] * 6 + ["bias"] * 7
 
 
+@cache
 def dataset(model, seed=0):
     """Random counts of two trials of as many relations as the paper's, one of which the second LM does not know."""
     random = np.random.default_rng(seed)

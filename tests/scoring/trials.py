@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from lre_lightning.models.hooks import replace
 from lre_lightning.prompts.batch import collate
 from lre_lightning.prompts.prompt import Prompt
 from lre_lightning.prompts.trials import Trial
@@ -69,6 +70,17 @@ def answer(lm, prompt, layer=None, value=None):
         if value is None:
             return int(lm.model(torch.tensor([prompt.input_ids])).logits[0, -1].argmax())
         return int(lm.decode(plain_output(lm, prompt.input_ids, prompt.subject_position, layer, value)).argmax())
+
+
+def answers(lm, prompt, layer, values):
+    """The LM's answers to a whole prompt, with the hidden state of its subject replaced by each of some values."""
+    ids, position = torch.tensor([prompt.input_ids] * len(values)), torch.tensor([prompt.subject_position])
+
+    def put(hidden):
+        return hidden.index_copy(1, position, torch.stack([value.to(hidden) for value in values])[:, None])
+
+    with torch.no_grad(), replace(lm.module_at(layer), put):
+        return lm.model(ids).logits[:, -1].argmax(-1).tolist()
 
 
 def prompt_of(number, object_token):

@@ -11,6 +11,7 @@ from lre_lightning.datamodules import RelationDataModule
 from lre_lightning.errors import LREError
 from lre_lightning.lre.estimator import estimate, identity_layers
 from lre_lightning.measures import Baselines, Specificity
+from lre_lightning.models.language_model import LanguageModel
 from lre_lightning.prompts.options import Prompts
 from lre_lightning.prompts.prompt import make_prompt
 from lre_lightning.records.analysis import says_more
@@ -124,11 +125,12 @@ def test_several_selection_trials_choose_by_their_mean_also_when_resumed(fit, tm
 
 def test_both_chooses_during_a_fit_as_after_it_also_when_resumed(tmp_path, caplog):
     """Nobody asks about the subjects of the last relation."""
+    lm = LanguageModel.from_pretrained("demo")
     options = {"layers": [1], "betas": [1.0], "ranks": [4, 16], "measures": [Specificity([], every_layer=True)]}
     names = ["country capital city", "country language", "name gender"]
 
     def fitted(select_by, max_epochs=-1, ckpt_path=None):
-        module = LREModule("demo", **options, fitting={"select_by": select_by, "max_known": 6})
+        module = LREModule(lm, **options, fitting={"select_by": select_by, "max_known": 5})
         data = RelationDataModule("demo", names, n_shot=2, trials=1)
         trainer = trainer_of(tmp_path, max_epochs=max_epochs)
         trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
