@@ -1,5 +1,6 @@
 """Settings that must be in place before any test module imports torch or Hugging Face libraries; shared fixtures."""
 
+import gc
 import os
 import signal
 
@@ -25,6 +26,18 @@ os.fsync = os.fstat
 # A shell without job control starts background jobs with SIGINT ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for garbage seldom, and never among modules and tests, which stay: else that takes an eighth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_setup(item):
