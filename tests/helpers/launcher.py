@@ -149,11 +149,23 @@ WARM = "LRE_WARM"
 """The variable by which the fork server knows that it is one, and the folder of the toy."""
 
 
+IMPORTED = (
+    "lre_lightning.commands.main",
+    "pydantic.dataclasses",
+    "torch._decomp.decompositions_for_jvp",  # which are compiled
+    "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.utils.serialization.config",
+    "torch.utils.tensorboard",
+)
+"""What only some fits import, or import late."""
+
+
 def warm_up(root: Path) -> None:
     """Do here, once, what every child would do again: imports, parsing, and loading an LM, by a fit of no trial."""
     import torch
 
-    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.commands.main"):
+    for name in IMPORTED:
         importlib.import_module(name)
     from lre_lightning.cli import main
 
