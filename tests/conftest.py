@@ -98,10 +98,17 @@ def toy_relations(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def launch(tmp_path_factory):
+def shared(tmp_path_factory, worker_id):
+    """A folder that pytest's own processes share."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def launch(shared, worker_id):
     """A warm process that runs the command line, by default a fit of the toy: see `tests.helpers.launcher`."""
     from tests.helpers.launcher import Launcher
 
-    launcher = Launcher(tmp_path_factory.mktemp("toy"))
+    launcher = Launcher(shared / "warm", owner=os.getpid() if worker_id == "master" else os.getppid())
     yield launcher
     launcher.close()

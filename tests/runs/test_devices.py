@@ -24,13 +24,12 @@ def fit_code(root, folder, lm, strategy, devices):
 
 
 @pytest.fixture(scope="session")
-def folder(launch, tmp_path_factory, worker_id):
+def folder(launch, shared):
     """The toy, with a relation that has fewer test samples than there are processes, and the fits.
 
     All of pytest's own processes share it, and the first one makes it.
     """
-    base = tmp_path_factory.getbasetemp()
-    root = (base if worker_id == "master" else base.parent) / "devices"
+    root = shared / "devices"
     with FileLock(f"{root}.lock"):
         if not root.exists():
             write_toy_model(root / "model")
