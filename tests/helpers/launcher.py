@@ -162,7 +162,8 @@ class Launcher:
     def close(self):
         """Kill what tests have failed to wait for."""
         for pid in self.started:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 FILES = ("begun.txt", "operations.txt", "output.txt", "error.txt")
