@@ -34,7 +34,7 @@ def folder(launch, shared):
         if not root.exists():
             write_toy_model(root / "model")
             (root / "relations").mkdir()
-            for name, count in (("few", 4), ("more", 14)):
+            for name, count in (("few", 4), ("more", 13)):
                 (root / "relations" / f"{name}.json").write_text(json.dumps(relation_json(name, count=count)))
             started = [
                 launch.start(root / f"cwd_{name}", code=fit_code(root / name, root, name[:-1], strategy, int(name[-1])))
