@@ -109,10 +109,12 @@ class Launcher:
             if not root.exists():
                 write_toy_model(self.model)
                 write_toy_relations(self.relations)
+                # Lightning leaves the port of a fit in this process, and runs side by side would share it.
+                environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
                 with (root / "warm.txt").open("w") as said:
                     self.server = subprocess.Popen(
                         [sys.executable, "-c", WARM, root, str(owner)],
-                        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                         stdin=subprocess.DEVNULL,
                         stdout=said,
                         stderr=said,
