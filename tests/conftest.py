@@ -51,10 +51,10 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """Keep out of the user's cache, and see none of it."""
+    """Keep out of the user's cache, and see none of it; the environment from before any test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LRE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+        yield dict(os.environ)
 
 
 @pytest.fixture(scope="session")
@@ -105,10 +105,10 @@ def shared(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
-def launch(shared, worker_id):
+def launch(shared, own_cache, worker_id):
     """A warm process that runs the command line, by default a fit of the toy: see `tests.helpers.launcher`."""
     from tests.helpers.launcher import Launcher
 
-    launcher = Launcher(shared / "warm", owner=os.getpid() if worker_id == "master" else os.getppid())
+    launcher = Launcher(shared / "warm", own_cache, owner=os.getpid() if worker_id == "master" else os.getppid())
     yield launcher
     launcher.close()

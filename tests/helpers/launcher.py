@@ -98,10 +98,11 @@ class Launcher:
 
     Args:
         root: A folder for the toy's LM, its relations, and the socket.
+        environment: The environment from before any fit, in which Lightning leaves a rank and a port.
         owner: The process with which the warm one ends.
     """
 
-    def __init__(self, root: Path, owner: int):
+    def __init__(self, root: Path, environment: dict[str, str], owner: int):
         self.socket, self.model, self.relations = root / SOCKET, root / "model", root / "relations"
         self.places = [f"--model.name_or_path={self.model}", f"--data.source={self.relations}"]
         self.started: dict[int, tuple[BufferedReader, Run]] = {}
@@ -109,8 +110,6 @@ class Launcher:
             if not root.exists():
                 write_toy_model(self.model)
                 write_toy_relations(self.relations)
-                # Lightning leaves the port of a fit in this process, and runs side by side would share it.
-                environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
                 with (root / "warm.txt").open("w") as said:
                     self.server = subprocess.Popen(
                         [sys.executable, "-c", WARM, root, str(owner)],
