@@ -41,8 +41,9 @@ demo: $(STAMP) ## fit the demo model's relations in lre_runs, anew each time; en
 	    echo "error: lre_runs has another fit than the demo's: move it, or replace it: cli.py fit --overwrite" >&2; exit 1; }
 	"$(PY)" cli.py fit --data.source demo --overwrite
 
+# Where Python is told to keep no byte code, each process would compile tests and package anew.
 test: $(STAMP) ## run the tests
-	"$(PY)" -m pytest $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= "$(PY)" -m pytest $(PYTEST_ARGS)
 
 # mypy and import-linter know a module by its path, and cannot follow the hook that maps datamodules/ and callbacks/ in
 # an editable install. So they look at links to the sources, laid out under the installed names.

@@ -50,12 +50,10 @@ def is_part(given, whole):
 
 
 def test_an_evaluation_has_a_folder_of_its_own_and_counts_baselines():
-    folders = [printed(name)["trainer"]["default_root_dir"] for name in ("fit", "predict", "evaluate")]
-    assert folders == ["lre_runs", "lre_runs", "lre_evaluation"]
-    names = [
-        [one["class_path"].rpartition(".")[2] for one in printed(name, "--config", "gptj")["model"]["measures"]]
-        for name in ("fit", "evaluate")
-    ]
+    configs = [printed(name, "--config", "gptj") for name in ("fit", "evaluate", "predict")]
+    folders = [config["trainer"]["default_root_dir"] for config in configs]
+    assert folders == ["lre_runs", "lre_evaluation", "lre_runs"]
+    names = [[one["class_path"].rpartition(".")[2] for one in config["model"]["measures"]] for config in configs[:2]]
     assert names[0] == ["Majorities", "LowRank", "Outcomes"]
     assert names[1] == [*names[0], "Baselines", "LineIntegrals", "Generations", "Distributions"]
 

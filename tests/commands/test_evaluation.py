@@ -123,7 +123,7 @@ def test_each_fit_can_be_run_again_by_its_own_config(evaluated, tmp_path):
 
 def test_the_other_fits_leave_out_what_the_main_fit_leaves_out(folders, tmp_path):
     excluded = ["--data.selection.exclude=[half colour]", "--model.fitting.selection_trials=1"]
-    options = ["--n_shots=[2]", "--templates=false", *excluded]
+    options = ["--n_shots=[2]", "--templates=false", "--model.measures=[]", *excluded]
     assert lre(*command(folders, tmp_path, *options)) == 0
     for name in ("main", "n2", "bare"):
         records = read_records([tmp_path / name])

@@ -57,8 +57,9 @@ def test_a_mistake_is_one_line_with_the_nearest_name_and_one_about_help(said, tm
 def test_the_help_of_a_subcommand_is_short_and_has_all_own_options(said, name):
     status, short, _ = said(name, "--help")
     assert status == 0
-    assert (HELPS / f"{name}.txt").read_text() == rendered(name), "run python -m scripts.helps"
-    assert "".join(short.split()) == "".join(rendered(name).split())  # wrapped, perhaps at hyphens
+    written = (HELPS / f"{name}.txt").read_text()
+    assert written == rendered(name), "run python -m scripts.helps"
+    assert "".join(short.split()) == "".join(written.split())  # wrapped, perhaps at hyphens
     assert len(short.splitlines()) < 112
     assert max(map(len, short.splitlines())) < 100
     if COMMANDS[name].needs_lm:

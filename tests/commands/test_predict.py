@@ -70,29 +70,45 @@ def rows_of(printed):
 
 def test_every_mention_has_a_row_for_each_relation_and_others_on_request(fitted, capsys):
     """The subjects of "half colour" are the first 14 things, and those of "thing colour" all 24."""
-    for texts, options, shown in (
-        (["thing20 thing3 red"], [], [("thing20", "thing"), ("thing3", "half"), ("thing3", "thing")]),
-        (["thing20 red"], [], [("thing20", "thing")]),
-        (["thing20 red"], ["--all=true"], [("thing20", "thing"), ("red", "half")]),
-        (["thing20 red"], ["--data.relations=[half colour, thing colour]"], [("thing20", "thing"), ("red", "half")]),
-        (["white red"], [], []),
-        (["white red"], ["--all=true"], [("red", "half"), ("red", "thing")]),
+    both, silent = "thing20 red and thing3", "Nothing to show: no lens is known"
+    for options, wanted in (
+        (
+            [],
+            {
+                "thing20 thing3 red": [("thing20", "thing"), ("thing3", "half"), ("thing3", "thing")],
+                "thing20 red": [("thing20", "thing")],
+                "white red": [],
+                both: [("thing20", "thing"), ("thing3", "half"), ("thing3", "thing")],
+            },
+        ),
+        (
+            ["--all=true"],
+            {
+                "thing20 red": [("thing20", "thing"), ("red", "half")],
+                "white red": [("red", "half"), ("red", "thing")],
+            },
+        ),
+        (
+            ["--data.relations=[half colour, thing colour]"],
+            {"thing20 red": [("thing20", "thing"), ("red", "half")]},
+        ),
     ):
-        assert predict(fitted, *texts, *options) == 0
-        out = capsys.readouterr().out
-        rows = rows_of(out)
-        assert [(row[0], row[1]) for row in rows] == [(subject, f"{name} colour") for subject, name in shown]
-        assert all(float(row[3]) == 1 for row in rows)  # the faithfulness of its LRE
-        names = dict.fromkeys(lens["name"] for lens in lenses_of(fitted))
-        assert {*names} == {name for _, name in [(0, "logit lens"), *((0, row[1]) for row in rows)]}
-        assert ("Nothing to show: no lens is known" in out) == (texts == ["white red"] and not options)
-    assert predict(fitted, "thing20 red and thing3") == 0
-    capsys.readouterr()
-    assert [lens["mentions"] for lens in lenses_of(fitted)] == [
-        [["thing3", 3]],
-        [["thing20", 0], ["thing3", 3]],
-        [["thing20", 0], ["thing3", 3]],
-    ]
+        assert predict(fitted, *wanted, *options) == 0
+        _, *parts = re.split(rf"^(?:{'|'.join(wanted)})$", capsys.readouterr().out, flags=re.MULTILINE)
+        lenses = lenses_of(fitted)
+        for (text, shown), part in zip(wanted.items(), parts, strict=True):
+            rows = rows_of(part)
+            assert [(row[0], row[1]) for row in rows] == [(subject, f"{name} colour") for subject, name in shown]
+            assert all(float(row[3]) == 1 for row in rows)  # the faithfulness of its LRE
+            names = {lens["name"] for lens in lenses if lens["text"] == text}
+            assert names == {"logit lens", *(row[1] for row in rows)}
+            assert (silent in part) == (not shown)
+        if both in wanted:
+            assert [lens["mentions"] for lens in lenses if lens["text"] == both] == [
+                [["thing3", 3]],
+                [["thing20", 0], ["thing3", 3]],
+                [["thing20", 0], ["thing3", 3]],
+            ]
 
 
 def test_without_a_page_only_what_is_printed_is_read(fitted, capsys):

@@ -50,7 +50,7 @@ class Served(Callback):
 def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
     """Fit and validate the demo or the toy, whose model and relations are in the folder `toy`.
 
-    The processes of ``"shared"`` share the demo. Four processes compute products of the toy's W, and, since all its
+    The processes of ``"shared"`` share the demo. Three processes compute products of the toy's W, and, since all its
     singular values are 1, all elements from them.
     """
     root, toy = Path(root), Path(toy)
@@ -60,7 +60,7 @@ def fit(root: str, toy: str, lm: str, strategy: str, devices: int) -> None:
         module = LREModule("demo", [2], betas=[1.0, 2.25], ranks=[8, 32], measures=measures, loading=loading)
         data = RelationDataModule(**DEMO)
     else:
-        fitting = {"method": "matrix_free" if devices == 4 else "dense"}
+        fitting = {"method": "matrix_free" if devices == 3 else "dense"}
         module = LREModule(str(toy / "model"), ranks=[1, WIDTH], fitting=fitting, measures=measures)
         data = RelationDataModule(str(toy / "model"), source=str(toy / "relations"), **TOY)
     root.mkdir(parents=True, exist_ok=True)

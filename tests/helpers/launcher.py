@@ -1,6 +1,6 @@
 """A warm process that runs the command line in forked children, which can be ended in ways that are rare by chance.
 
-It is the fork server of `multiprocessing`, because a test process has threads, with everything imported.
+It forks in place of a test process, which has threads, with everything imported; all test processes share it.
 """
 
 from __future__ import annotations
@@ -8,18 +8,21 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import pickle
 import resource
 import signal
+import socket
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
+from io import BufferedReader
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
+from filelock import FileLock
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from tests.helpers.command import QUIET, without_plots
@@ -91,19 +94,33 @@ class ShoutingCheckpointIO(TorchCheckpointIO):
 
 
 class Launcher:
-    """The test's end of the warm process.
+    """A test process's end of the warm process, which the first one starts.
 
     Args:
-        root: A folder for the toy's LM and its relations.
+        root: A folder for the toy's LM, its relations, and the socket.
+        environment: The environment from before any fit, in which Lightning leaves a rank and a port.
+        owner: The process with which the warm one ends.
     """
 
-    def __init__(self, root: Path):
-        self.model, self.relations = write_toy_model(root / "model"), write_toy_relations(root / "relations")
+    def __init__(self, root: Path, environment: dict[str, str], owner: int):
+        self.socket, self.model, self.relations = root / SOCKET, root / "model", root / "relations"
         self.places = [f"--model.name_or_path={self.model}", f"--data.source={self.relations}"]
-        self.started: dict[int, tuple[ForkServerProcess, Run]] = {}
-        forkserver.set_forkserver_preload([__name__])
-        with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), WARM: str(root)}):
-            forkserver.ensure_running()
+        self.started: dict[int, tuple[BufferedReader, Run]] = {}
+        with FileLock(f"{root}.lock"):
+            if not root.exists():
+                write_toy_model(self.model)
+                write_toy_relations(self.relations)
+                with (root / "warm.txt").open("w") as said:
+                    self.server = subprocess.Popen(
+                        [sys.executable, "-c", WARM, root, str(owner)],
+                        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=said,
+                        stderr=said,
+                    )
+                while not self.socket.exists():
+                    assert self.server.poll() is None, (root / "warm.txt").read_text()
+                    time.sleep(0.01)
 
     def fit(self, folder: Path, *more: str) -> list[str]:
         """Arguments of a fit of the toy in ``<folder>/run``."""
@@ -119,10 +136,14 @@ class Launcher:
         run = Run(**{"args": self.fit(folder, *more), "cwd": str(folder), "watched": str(folder / "run"), **how})
         for name in FILES:
             Path(run.cwd, name).write_text("")
-        process = ForkServerProcess(target=child, args=(run,))
-        process.start()
-        self.started[process.pid] = process, run
-        return process.pid
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(self.socket))
+            asking.sendall(pickle.dumps(run))
+            asking.shutdown(socket.SHUT_WR)
+            answer = asking.makefile("rb")
+        pid = int(answer.readline())
+        self.started[pid] = answer, run
+        return pid
 
     def start_and_hold(self, folder: Path, where: str, turn: int, **how) -> int:
         """Start a run, and wait until it has stopped itself in a function; SIGCONT lets it go on."""
@@ -133,44 +154,87 @@ class Launcher:
 
     def wait(self, pid: int) -> Ended:
         """Wait for a process that was started."""
-        process, run = self.started.pop(pid)
-        process.join()
+        answer, run = self.started.pop(pid)
+        with answer:
+            status = int(answer.readline())
         begun, operations, output, error = (Path(run.cwd, name).read_text() for name in FILES)
-        return Ended(process.exitcode, int(operations or 0), [int(line) for line in begun.split()], output, error)
+        return Ended(status, int(operations or 0), [int(line) for line in begun.split()], output, error)
 
     def close(self):
         """Kill what tests have failed to wait for."""
-        for process, _ in self.started.values():
-            process.kill()
+        for pid in self.started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 FILES = ("begun.txt", "operations.txt", "output.txt", "error.txt")
-WARM = "LRE_WARM"
-"""The variable by which the fork server knows that it is one, and the folder of the toy."""
+SOCKET = "socket"
+WARM = """
+import gc, sys
+gc.disable()  # among what stays
+from tests.helpers.launcher import serve
+serve(*sys.argv[1:])
+"""
+
+IMPORTED = (
+    "lre_lightning.commands.main",
+    "pydantic.dataclasses",
+    "torch._decomp.decompositions_for_jvp",  # which are compiled
+    "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.utils.serialization.config",
+    "torch.utils.tensorboard",
+)
+"""What only some fits import, or import late."""
 
 
 def warm_up(root: Path) -> None:
     """Do here, once, what every child would do again: imports, parsing, and loading an LM, by a fit of no trial."""
     import torch
 
-    for name in ("torch._dynamo", "torch.utils.tensorboard", "lre_lightning.commands.main"):
+    for name in IMPORTED:
         importlib.import_module(name)
     from lre_lightning.cli import main
 
     torch.set_num_threads(1)
     without_plots(pytest.MonkeyPatch())
     places = [f"--model.name_or_path={root / 'model'}", f"--data.source={root / 'relations'}"]
-    kept = os.dup(1), os.dup(2)
-    with (root / "warm_up.txt").open("w") as out:
-        for descriptor in (1, 2):
-            os.dup2(out.fileno(), descriptor)
-        status = main([*FIT, *places, f"--trainer.default_root_dir={root / 'warm_up'}", "--trainer.max_epochs=0"])
-        for descriptor, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, descriptor)
-            os.close(before)
-    assert status == 0, (root / "warm_up.txt").read_text()
+    assert main([*FIT, *places, f"--trainer.default_root_dir={root / 'warm_up'}", "--trainer.max_epochs=0"]) == 0
     gc.collect()
     gc.freeze()  # so that collections of a child copy no page of what is here
+    gc.enable()
+
+
+def serve(root: str, owner: str) -> None:
+    """Fork a child for each run that is asked for, and answer with its id and its status, while the owner lives."""
+    warm_up(Path(root))
+    running: dict[int, socket.socket] = {}
+
+    def reap(*_):
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            with running.pop(ended[0]) as asking:
+                asking.sendall(b"%d\n" % os.waitstatus_to_exitcode(ended[1]))
+
+    signal.signal(signal.SIGCHLD, reap)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{root}/{SOCKET}.part")
+    listener.listen()
+    listener.settimeout(1)
+    os.rename(f"{root}/{SOCKET}.part", f"{root}/{SOCKET}")
+    while psutil.pid_exists(int(owner)):
+        with suppress(TimeoutError):
+            asking, _ = listener.accept()
+            with asking.makefile("rb") as question:
+                run = pickle.load(question)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            pid = os.fork()
+            if not pid:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+                child(run)
+            running[pid] = asking
+            asking.sendall(b"%d\n" % pid)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def child(run: Run) -> None:
@@ -271,7 +335,3 @@ def signal_within(run: Run) -> None:
         return function(*args, **kwargs)
 
     setattr(holder, name, signalled)
-
-
-if WARM in os.environ:
-    warm_up(Path(os.environ.pop(WARM)))

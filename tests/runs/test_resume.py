@@ -242,7 +242,7 @@ def test_two_runs_in_one_folder(launch, whole, tmp_path, command, where, turn, o
     args = {
         "fit": fit,
         "resumed": [*fit, "--ckpt_path=last"],
-        "evaluate": ["evaluate", *fit[1:], "--n_shots=[]", "--templates=false"],
+        "evaluate": ["evaluate", *fit[1:], "--n_shots=[]", "--templates=false", "--model.measures=[]"],
         "dataset": ["dataset", *(option for option in fit[1:] if "callbacks" not in option)],
     }
     first = launch.start_and_hold(tmp_path, where, turn, args=args[command])

@@ -52,7 +52,7 @@ def test_a_fit_stops_at_once_and_resumes(launch, whole, tmp_path):
 
 
 def test_evaluate_resumes_and_validate_has_nothing_to_resume(launch, tmp_path):
-    args = ["evaluate", *launch.fit(tmp_path)[1:], "--n_shots=[]", "--templates=false"]
+    args = ["evaluate", *launch.fit(tmp_path)[1:], "--n_shots=[]", "--templates=false", "--model.measures=[]"]
     ended = launch(tmp_path, args=args, signum=signal.SIGTERM, where=SCORING, turn=2)
     assert assert_says_how_to_resume(ended, signal.SIGTERM) == args
     last = tmp_path / "run" / "main" / "checkpoints" / "last.ckpt"
