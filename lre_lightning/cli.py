@@ -51,7 +51,7 @@ def main(args: ArgsType = None) -> int:
     try:
         from lre_lightning.commands.main import main as run
     finally:
-        if sys.modules["scipy.signal"] is later and isinstance(later, Later):
+        if sys.modules.get("scipy.signal") is later and isinstance(later, Later):
             del sys.modules["scipy.signal"]
         if collects:
             gc.enable()
