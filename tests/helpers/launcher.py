@@ -10,6 +10,7 @@ import importlib
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -209,32 +210,32 @@ def serve(root: str, owner: str) -> None:
     """Fork a child for each run that is asked for, and answer with its id and its status, while the owner lives."""
     warm_up(Path(root))
     running: dict[int, socket.socket] = {}
-
-    def reap(*_):
-        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            with running.pop(ended[0]) as asking:
-                asking.sendall(b"%d\n" % os.waitstatus_to_exitcode(ended[1]))
-
-    signal.signal(signal.SIGCHLD, reap)
-    listener = socket.socket(socket.AF_UNIX)
+    listener, (ended, ending) = socket.socket(socket.AF_UNIX), socket.socketpair()
+    for end in (ended, ending):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # it wakes the loop, which alone asks who has ended
+    signal.set_wakeup_fd(ending.fileno())
     listener.bind(f"{root}/{SOCKET}.part")
     listener.listen()
-    listener.settimeout(1)
     os.rename(f"{root}/{SOCKET}.part", f"{root}/{SOCKET}")
     while psutil.pid_exists(int(owner)):
-        with suppress(TimeoutError):
+        ready, _, _ = select.select([listener, ended], [], [], 1)
+        if ended in ready:
+            ended.recv(4096)
+        while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
+            with running.pop(found[0]) as asking, suppress(BrokenPipeError):  # of a test process that has ended
+                asking.sendall(b"%d\n" % os.waitstatus_to_exitcode(found[1]))
+        if listener in ready:
             asking, _ = listener.accept()
             with asking.makefile("rb") as question:
                 run = pickle.load(question)
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
             pid = os.fork()
             if not pid:
+                signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 child(run)
             running[pid] = asking
             asking.sendall(b"%d\n" % pid)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def child(run: Run) -> None:
