@@ -2,8 +2,8 @@
 
 Run all with `make bench` on an idle machine, or some with `make bench SECTION=jacobian`; `paper`, which needs the
 paper's code, runs only if it is named. A section replaces its own earlier text; if a benchmark fails, its text stays
-and the exit status is 1. A ratio that misses its aim is marked. With `--busy` each runs beside a
-process that multiplies matrices on one thread, and its text stands below that of the idle machine.
+and the exit status is 1. A ratio that misses its aim is marked. With `--busy` each runs beside one busy process, and
+its text stands below that of the idle machine.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import torch
 
-from benchmarks.common import AIM
+from benchmarks.common import AIM, busy_process
 
 NAMES = (
     "startup",
@@ -77,18 +77,6 @@ def measured(name: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-@contextmanager
-def busy_process() -> Iterator[None]:
-    """Keep one thread of the machine busy with products of matrices."""
-    code = "import torch; torch.set_num_threads(1); a = torch.ones(1000, 1000)\nwhile True: a @ a"
-    process = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
 def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int:
     """Run the named benchmarks, all by default, one after another; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run benchmarks, all by default.")
@@ -108,18 +96,17 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int
         except subprocess.CalledProcessError:
             failed.append(name)
             continue
-        key = f"{name}_busy" if options.busy else name
+        key = name
         if options.busy:
+            key = f"{name}_busy"
             found = re.sub("^(## .*)", r"\1, beside a busy process", found, flags=re.MULTILINE)
         print(found, flush=True)
         missed += [f"{name}: {line}" for line in found.splitlines() if AIM in line]
         minutes = (time.perf_counter() - start) / 60
         written = f"{found}\n\n*{datetime.date.today()}, in {minutes:.1f} minutes: {machine()}.*"
         kept = sections(results.read_text(encoding="utf-8") if results.exists() else "") | {key: written}
-        parts = [
-            HEAD,
-            *(f"<!-- {one} -->\n\n{kept[one]}" for name in NAMES for one in (name, f"{name}_busy") if one in kept),
-        ]
+        order = [one for name in NAMES for one in (name, f"{name}_busy")]
+        parts = [HEAD, *(f"<!-- {one} -->\n\n{kept[one]}" for one in order if one in kept)]
         results.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(*(f"missed: {line}" for line in missed), *(f"failed: {name}" for name in failed), sep="\n")
     return 1 if failed else 0

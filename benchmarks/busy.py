@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.common import aimed, table
+from benchmarks.common import aimed, busy_process, table
 from lre_lightning.demo import smollm2_file
 from lre_lightning.openmp import BRIEF, SAID
 from lre_lightning.records.files import read_records
@@ -37,17 +37,6 @@ SPINS = {
     "OpenMP's own": {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"},
 }
 """Environment variables by the name of how threads wait. A user who says the defaults gets them."""
-
-
-@contextmanager
-def busy_process() -> Iterator[None]:
-    """Keep one core busy."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def fit(root: Path, name: str, arguments: Sequence[str], spin: dict[str, str]) -> float:

@@ -1,9 +1,12 @@
-"""Common parts of the benchmarks: LMs and prompts of real shapes, the time of bare matrix products, and tables."""
+"""Common parts of the benchmarks: LMs and prompts of real shapes, bare matrix products, a busy process, and tables."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -104,6 +107,17 @@ def timed(
     start = clock()
     result = work(*args, **kwargs)
     return clock() - start, result
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """Keep one core busy."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def aimed(cell: str, reached: bool, aim: str) -> str:

@@ -25,10 +25,7 @@ COMMANDS = {
     "cli.py fit --help": [str(Path(__file__).parents[1] / "cli.py"), "fit", "--help"],
     "the same from its parser": ["-c", "from lre_lightning.commands.main import main; main(['fit', '--help'])"],
     "cli.py predict, one sentence": [str(Path(__file__).parents[1] / "cli.py"), *PREDICT],
-    "the same, imports as they are": [
-        "-c",
-        f"from lre_lightning.commands.main import main; main({PREDICT})",
-    ],
+    "the same, imports as they are": ["-c", f"from lre_lightning.commands.main import main; main({PREDICT})"],
 }
 
 

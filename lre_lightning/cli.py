@@ -47,11 +47,11 @@ def main(args: ArgsType = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     collects, first = gc.isenabled(), "lre_lightning.commands.main" not in sys.modules
     gc.disable()  # else a quarter of the imports is spent looking for garbage among what stays
-    later = sys.modules.setdefault("scipy.signal", Later("scipy.signal"))
+    sys.modules.setdefault("scipy.signal", Later("scipy.signal"))
     try:
         from lre_lightning.commands.main import main as run
     finally:
-        if sys.modules.get("scipy.signal") is later and isinstance(later, Later):
+        if isinstance(sys.modules.get("scipy.signal"), Later):
             del sys.modules["scipy.signal"]
         if collects:
             gc.enable()

@@ -50,8 +50,8 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    """Keep out of the user's cache, and see none of it; the environment from before any test."""
+def clean_environment(tmp_path_factory):
+    """The environment from before any test, with a cache of the tests' own in place of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LRE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield dict(os.environ)
@@ -105,10 +105,12 @@ def shared(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
-def launch(shared, own_cache, worker_id):
+def launch(shared, clean_environment, worker_id):
     """A warm process that runs the command line, by default a fit of the toy: see `tests.helpers.launcher`."""
     from tests.helpers.launcher import Launcher
 
-    launcher = Launcher(shared / "warm", own_cache, owner=os.getpid() if worker_id == "master" else os.getppid())
+    launcher = Launcher(
+        shared / "warm", clean_environment, owner=os.getpid() if worker_id == "master" else os.getppid()
+    )
     yield launcher
     launcher.close()

@@ -90,7 +90,6 @@ def test_a_fit_of_relations_with_such_names_stays_in_its_folder(launch, tmp_path
         (tmp_path / "relations" / f"{number:02}.json").write_text(json.dumps(relation))
     options = [f"--data.source={tmp_path / 'relations'}", "--data.trials=1", "--model.betas=[0.0]"]
     options += ["--model.ranks=[16]", "--model.layers=[1]"]
-
     before = everything_in(launch.model.parent)
     ended = launch(tmp_path, *options, cwd=str(tmp_path.parent))
     assert ended.status == 0, ended.error

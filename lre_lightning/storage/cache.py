@@ -79,7 +79,7 @@ def clear() -> None:
 
 
 def checksum(path: str | Path) -> str:
-    """Return the XXH128 sum of a file: seven times as fast as SHA-256, and nobody else writes here."""
+    """Return the XXH128 sum of a file, which finds damage, but no forgery, in an eighth of the time of SHA-256."""
     import pooch
 
     return str(pooch.file_hash(str(path), alg="xxh128"))

@@ -58,10 +58,9 @@ def check_jacobian(lm, position, tolerance):
     assert tuple(result.jacobian) == lm.layers
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt2", "gemma2"]
-)  # in float64 those of all families: tests/models/test_families.py
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
 def test_every_element_at_every_layer_in_float32(family):
+    """In float64 those of all families are compared in tests/models/test_families.py."""
     lm = LanguageModel(tiny_model(family, torch.float32), chunk_size=6)  # does not divide the width
     for position in (9, 13):
         check_jacobian(lm, position, 1e-4)
